@@ -10,7 +10,7 @@ pub static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Bytes of memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Memory {
+pub struct MachineMemory {
     /// In the machine, or in this container.
     pub total: u64,
     /// Free for a new program without swapping.
@@ -18,9 +18,10 @@ pub struct Memory {
 }
 
 /// What the system says about its memory; `None` where it does not say.
-pub fn memory() -> Option<Memory> {
+pub fn memory() -> Option<MachineMemory> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let mut found = Memory { total: kib(&text, "MemTotal:")?, available: kib(&text, "MemAvailable:")? };
+    let mut found =
+        MachineMemory { total: kib(&text, "MemTotal:")?, available: kib(&text, "MemAvailable:")? };
     let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
     let number = |name: &str| read(name).and_then(|t| t.trim().parse::<u64>().ok());
     if let Some(limit) = number("memory.max") {
@@ -52,9 +53,9 @@ pub fn peak_rss_mib() -> f64 {
 }
 
 /// The memory that a device computes in: its own, or the machine's.
-pub fn memory_of(device: &dyn Backend) -> Option<Memory> {
+pub fn memory_of(device: &dyn Backend) -> Option<MachineMemory> {
     let own = device.memory_report();
-    let own = own.map(|r| Memory { total: r.total as u64, available: (r.total - r.used) as u64 });
+    let own = own.map(|r| MachineMemory { total: r.total as u64, available: (r.total - r.used) as u64 });
     own.or_else(memory)
 }
 
@@ -68,7 +69,7 @@ pub fn ensure_memory_of(device: &dyn Backend, what: &str, bytes: u64, fix: &str)
     ensure(memory_of(device), what, bytes, fix)
 }
 
-fn ensure(memory: Option<Memory>, what: &str, bytes: u64, fix: &str) -> Result<()> {
+fn ensure(memory: Option<MachineMemory>, what: &str, bytes: u64, fix: &str) -> Result<()> {
     match memory {
         Some(m) if bytes > m.available => Err(Error::resource(format!(
             "{what} needs about {} of memory, {} of {} is free",

@@ -29,7 +29,7 @@ impl Compute {
 
 /// How weights are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Stored {
+pub enum StorageArg {
     /// 32 bits
     F32,
     /// 16 bits with the range of f32
@@ -38,13 +38,13 @@ pub enum Stored {
     F16,
 }
 
-impl Stored {
+impl StorageArg {
     /// As checkpoints call it.
     pub fn dtype(self) -> checkpoint::StorageFormat {
         match self {
-            Stored::F32 => checkpoint::StorageFormat::F32,
-            Stored::Bf16 => checkpoint::StorageFormat::Bf16,
-            Stored::F16 => checkpoint::StorageFormat::F16,
+            StorageArg::F32 => checkpoint::StorageFormat::F32,
+            StorageArg::Bf16 => checkpoint::StorageFormat::Bf16,
+            StorageArg::F16 => checkpoint::StorageFormat::F16,
         }
     }
 }

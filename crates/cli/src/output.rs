@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 
 /// Rows of JSON on their way to a file or to standard output.
 ///
-/// A file is written as `NAME.part` and gets its name in [`Output::finish`], so that a file under the name asked
+/// A file is written as `NAME.part` and gets its name in [`JsonlOutput::finish`], so that a file under the name asked
 /// for is always whole; after a failure the rows written so far are in the part.
-pub struct Output {
-    target: Target,
+pub struct JsonlOutput {
+    target: OutputTarget,
     rows: usize,
 }
 
-enum Target {
+enum OutputTarget {
     Stdout(BufWriter<std::io::Stdout>),
     /// An existing device or pipe.
     Direct(PathBuf, BufWriter<File>),
@@ -29,7 +29,7 @@ enum Target {
     },
 }
 
-impl Output {
+impl JsonlOutput {
     /// Opens `path`, or standard output for `-`.
     pub fn create(path: &Path) -> Result<Self> {
         Self::beside(path, &[])
@@ -46,7 +46,7 @@ impl Output {
 
         let open = |p: &Path| File::create(p).map(BufWriter::new).map_err(|e| unwritable(path, &e));
         let target = if path.as_os_str() == "-" {
-            Target::Stdout(BufWriter::new(std::io::stdout()))
+            OutputTarget::Stdout(BufWriter::new(std::io::stdout()))
         } else if path.is_dir() {
             return Err(Error::usage("is a directory, expected a file to write")
                 .at(path.display())
@@ -54,15 +54,15 @@ impl Output {
         } else if path.exists() && !path.is_file() {
             let file =
                 std::fs::OpenOptions::new().write(true).open(path).map_err(|e| unwritable(path, &e))?;
-            Target::Direct(path.into(), BufWriter::new(file))
+            OutputTarget::Direct(path.into(), BufWriter::new(file))
         } else {
             let mut part = path.as_os_str().to_owned();
             part.push(".part");
             let part = PathBuf::from(part);
             let file = open(&part)?;
-            Target::Part { path: path.into(), part, file }
+            OutputTarget::Part { path: path.into(), part, file }
         };
-        Ok(Output { target, rows: 0 })
+        Ok(JsonlOutput { target, rows: 0 })
     }
 
     /// Writes one row.
@@ -72,9 +72,9 @@ impl Output {
         line.push(b'\n');
         self.rows += 1;
         let (written, path) = match &mut self.target {
-            Target::Stdout(out) => (out.write_all(&line), Path::new("standard output")),
-            Target::Direct(path, out) => (out.write_all(&line), path.as_path()),
-            Target::Part { part, file, .. } => (file.write_all(&line), part.as_path()),
+            OutputTarget::Stdout(out) => (out.write_all(&line), Path::new("standard output")),
+            OutputTarget::Direct(path, out) => (out.write_all(&line), path.as_path()),
+            OutputTarget::Part { part, file, .. } => (file.write_all(&line), part.as_path()),
         };
         written.map_err(|e| unwritable(path, &e))
     }
@@ -87,9 +87,9 @@ impl Output {
     /// Hands over what is buffered.
     pub fn flush(&mut self) -> Result<()> {
         let (flushed, path) = match &mut self.target {
-            Target::Stdout(out) => (out.flush(), Path::new("standard output")),
-            Target::Direct(path, out) => (out.flush(), path.as_path()),
-            Target::Part { part, file, .. } => (file.flush(), part.as_path()),
+            OutputTarget::Stdout(out) => (out.flush(), Path::new("standard output")),
+            OutputTarget::Direct(path, out) => (out.flush(), path.as_path()),
+            OutputTarget::Part { part, file, .. } => (file.flush(), part.as_path()),
         };
         flushed.map_err(|e| unwritable(path, &e))
     }
@@ -97,7 +97,7 @@ impl Output {
     /// Everything is there.
     pub fn finish(mut self) -> Result<()> {
         self.flush()?;
-        if let Target::Part { path, part, file } = &self.target {
+        if let OutputTarget::Part { path, part, file } = &self.target {
             let named = file.get_ref().sync_all().and_then(|()| std::fs::rename(part, path));
             named.map_err(|e| unwritable(path, &e))?;
         }
@@ -105,9 +105,9 @@ impl Output {
     }
 }
 
-impl Drop for Output {
+impl Drop for JsonlOutput {
     fn drop(&mut self) {
-        if let Target::Part { part, .. } = &self.target
+        if let OutputTarget::Part { part, .. } = &self.target
             && self.rows == 0
         {
             let _ = std::fs::remove_file(part); // an empty file is of no use

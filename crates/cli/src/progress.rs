@@ -12,13 +12,13 @@ const BAR: &str = "{msg} [{bar:30}] {human_pos}/{human_len} {unit} {per_sec_} {e
 const SPINNER: &str = "{spinner} {msg} {human_pos} {unit} {per_sec_}";
 
 /// A bar that stays unseen for two seconds, and altogether where standard error is no terminal.
-pub struct Progress {
+pub struct ProgressLine {
     bar: ProgressBar,
     done: Arc<AtomicBool>,
     shower: Option<JoinHandle<()>>,
 }
 
-impl Progress {
+impl ProgressLine {
     /// Something of `total` units, such as "tokens"; 0 if the total is unknown.
     pub fn new(what: &str, total: u64, unit: &'static str) -> Self {
         let bar = match total {
@@ -45,7 +45,7 @@ impl Progress {
         bar.set_message(what.to_owned());
         let done = Arc::new(AtomicBool::new(false));
         let shower = std::io::stderr().is_terminal().then(|| show_later(bar.clone(), done.clone()));
-        Progress { bar, done, shower: shower.flatten() }
+        ProgressLine { bar, done, shower: shower.flatten() }
     }
 
     /// That many units more are done.
@@ -72,7 +72,7 @@ fn show_later(bar: ProgressBar, done: Arc<AtomicBool>) -> Option<JoinHandle<()>>
     Builder::new().name("progress".into()).spawn(wait).ok()
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.done.store(true, Ordering::Release);
         if let Some(shower) = self.shower.take() {

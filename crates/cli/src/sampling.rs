@@ -2,7 +2,7 @@
 
 use crate::machine;
 use crate::options::{above_zero, at_least_one, count, share, share_or_zero, size, temperature};
-use crate::text::Text;
+use crate::text::ModelText;
 use ferrl_engine::generate::{CacheOptions, Sampler, SamplingParams, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::{Error, Result};
@@ -50,13 +50,13 @@ pub struct SamplingArgs {
 
 impl SamplingArgs {
     /// What ends a completion: what the model's files say, and the stop strings asked for.
-    pub fn stops(&self, text: &Text) -> Result<Stops> {
+    pub fn stops(&self, text: &ModelText) -> Result<Stops> {
         let stops = text.stops()?.with_strings(&self.stop, false);
         Ok(if self.ignore_eos { stops.without_ids() } else { stops })
     }
 
     /// Parameters for a prompt of that many tokens.
-    pub fn params(&self, text: &Text, stops: &Stops, prompt: usize) -> Result<SamplingParams> {
+    pub fn params(&self, text: &ModelText, stops: &Stops, prompt: usize) -> Result<SamplingParams> {
         let params = SamplingParams {
             temperature: self.temperature,
             top_k: self.top_k,
@@ -74,7 +74,7 @@ impl SamplingArgs {
     }
 
     /// A sampler with room for requests of those lengths, prompt and completion together.
-    pub fn sampler(&self, model: &Model, text: &Text, lengths: &[usize]) -> Result<Sampler> {
+    pub fn sampler(&self, model: &Model, text: &ModelText, lengths: &[usize]) -> Result<Sampler> {
         let longest = lengths.iter().copied().max().unwrap_or(1);
         let wanted = CacheOptions::fit(model, lengths.len().clamp(1, SIDE_BY_SIDE), longest);
         let least = CacheOptions::fit(model, 1, longest).bytes;

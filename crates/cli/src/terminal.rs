@@ -4,7 +4,7 @@ use crate::output::{finish_on_interrupt, visible};
 use ferrl::evaluate::Evaluation;
 use ferrl::interrupt;
 use ferrl::run::StepRecord;
-use ferrl::runner::Watch;
+use ferrl::runner::RunWatch;
 use ferrl::train::Waits;
 use ferrl_engine::{Error, Result};
 use indicatif::HumanDuration;
@@ -135,7 +135,7 @@ fn show(parts: &[Part]) {
     eprint!("\r\x1b[K{}", fit(parts, columns().saturating_sub(1).max(1)));
 }
 
-impl Watch for Terminal {
+impl RunWatch for Terminal {
     fn stage(&mut self, name: &str, steps: u64) {
         if self.several {
             self.note(&format!("{name} begins: {steps} steps"));

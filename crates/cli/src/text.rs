@@ -12,7 +12,7 @@ use std::cell::OnceCell;
 use std::path::PathBuf;
 
 /// How a model reads and writes text.
-pub struct Text {
+pub struct ModelText {
     dir: PathBuf,
     vocab: usize,
     longest: usize,
@@ -21,10 +21,10 @@ pub struct Text {
     template: OnceCell<ChatTemplate>,
 }
 
-impl Text {
+impl ModelText {
     /// Of a model directory; nothing is read yet.
     pub fn new(dir: &ModelDir) -> Self {
-        Text {
+        ModelText {
             dir: dir.path.clone(),
             vocab: dir.config.vocab,
             longest: dir.config.max_positions,

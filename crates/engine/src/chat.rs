@@ -327,7 +327,7 @@ impl ChatTemplate {
             return Ok(marks.read(&self.render_input(input, gen_marks)?, specials));
         }
         let unmarked = marks.read(&self.render_input(input, gen_marks)?, specials);
-        let attempt = |places: &[marks::Place]| -> Result<Option<Marked>> {
+        let attempt = |places: &[marks::MarkPlace]| -> Result<Option<Marked>> {
             let (messages, tools, kwargs) = marks.write(input, places);
             let input = Input { messages: &messages, tools: tools.as_ref(), kwargs: &kwargs, ..input };
             // A mark can make a template fail that reads the names itself; that is no error of the user's.

@@ -19,7 +19,7 @@ use tokenizers::models::ModelWrapper;
 use tokenizers::{AddedToken, Model as _, PostProcessor, PostProcessorWrapper};
 
 use crate::{Error, Result};
-use config::Config;
+use config::TokenizerConfig;
 pub(crate) use config::{content, eos_ids, read_json, read_text};
 pub(crate) use plain::GUARDS;
 use plain::{Plain, Scanner};
@@ -38,7 +38,7 @@ pub struct Tokenizer {
     scanner: Scanner,
     /// The twin that reads markers as plain characters, built when first needed.
     plain: OnceLock<Result<Plain>>,
-    config: Config,
+    config: TokenizerConfig,
     bos: Option<u32>,
     eos: Vec<u32>,
     pad: Option<u32>,
@@ -63,7 +63,7 @@ impl Tokenizer {
         let dir = &*crate::checkpoint::tokenizer_dir(dir);
         let path = dir.join("tokenizer.json");
         let text = std::fs::read_to_string(&path).map_err(|e| missing(dir, &path, &e))?;
-        let config = Config::read(dir)?;
+        let config = TokenizerConfig::read(dir)?;
         let parse = |text: &str| -> Result<Backend> {
             text.parse().map_err(|e: tokenizers::Error| {
                 Error::model(format!("is not a usable tokenizer: {e}"))
@@ -78,7 +78,7 @@ impl Tokenizer {
         Self::assemble(inner, config).map_err(|e| e.at(dir.display()))
     }
 
-    fn assemble(mut inner: Backend, config: Config) -> Result<Self> {
+    fn assemble(mut inner: Backend, config: TokenizerConfig) -> Result<Self> {
         add_missing(&mut inner, &config)?;
         let _ = inner.with_truncation(None);
         inner.with_padding(None);
@@ -309,7 +309,7 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 /// Registers what the configuration calls special but `tokenizer.json` does not list, as `transformers` does.
-fn add_missing(inner: &mut Backend, config: &Config) -> Result<()> {
+fn add_missing(inner: &mut Backend, config: &TokenizerConfig) -> Result<()> {
     let known: HashSet<String> =
         inner.get_added_tokens_decoder().values().map(|t| t.content.clone()).collect();
     let fresh: Vec<AddedToken> = config.specials().filter(|t| !known.contains(&t.content)).collect();

@@ -3,7 +3,7 @@
 
 use ferrl_engine::Result;
 use ferrl_engine::checkpoint::{InitOptions, ModelDir, SaveOptions, save_adapter};
-use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams};
+use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams};
 use ferrl_engine::model::adapter::{AdapterOptions, Bias, Modules};
 use ferrl_engine::model::{FAMILIES, Head, Model, Options};
 use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Stats, Trainer, stats};
@@ -260,9 +260,12 @@ fn what_is_sampled_is_what_is_trained_with_an_adapter() {
         t.backward(&batch, &flow).unwrap();
         t.update(1e-2).unwrap();
         let params = SamplingParams { max_new_tokens: 12, seed: 9, ..Default::default() };
-        let request =
-            |i: u32| Request { prompt: vec![1 + i, 2, 3 + i], params: params.clone(), stream: [0, i, 0] };
-        let requests: Vec<Request> = (0..3).map(request).collect();
+        let request = |i: u32| GenerationRequest {
+            prompt: vec![1 + i, 2, 3 + i],
+            params: params.clone(),
+            stream: [0, i, 0],
+        };
+        let requests: Vec<GenerationRequest> = (0..3).map(request).collect();
         let mut sampler = Sampler::new(&t.model, CacheOptions::default()).unwrap();
         let done = sampler.generate(&t.model, requests.clone()).unwrap();
         for (request, completion) in requests.iter().zip(done) {

@@ -3,7 +3,7 @@
 
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, Sequence, StatGrads, Trainer, kl, stats};
+use ferrl_engine::train::{Batch, BatchSequence, OptimizerOptions, StatGrads, Trainer, kl, stats};
 use ferrl_kernels::DType;
 use ferrl_kernels::cpu::Cpu;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn model(seed: u64, vocab: usize, training: bool) -> Model {
 
 /// Some tokens are scored, some are not.
 fn batch() -> Batch {
-    let sequence = |s: u32, n: u32| Sequence {
+    let sequence = |s: u32, n: u32| BatchSequence {
         ids: (0..n).map(|i| (s * 7 + i * i + i) % VOCAB as u32).collect(),
         scored: (0..n).map(|i| i > 2 && i != 5).collect(),
         ..Default::default()

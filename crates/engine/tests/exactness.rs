@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 use ferrl_engine::checkpoint::InitOptions;
-use ferrl_engine::generate::{CacheOptions, Completion, Event, Generator, Request, Sampler, SamplingParams};
+use ferrl_engine::generate::{
+    CacheOptions, Completion, Event, GenerationRequest, Generator, Sampler, SamplingParams,
+};
 use ferrl_engine::model::{FAMILIES, Model, Options, ParamId, Slot};
 use ferrl_engine::train::{Batch, stats};
 use ferrl_kernels::cpu::Cpu;
@@ -43,7 +45,7 @@ impl Dice {
 }
 
 /// Prompts of all lengths, some with a common beginning, some the beginning of another; three samples of each.
-fn requests(seed: u32) -> Vec<Request> {
+fn requests(seed: u32) -> Vec<GenerationRequest> {
     let mut dice = Dice(seed, 0);
     let common = dice.tokens(70);
     let mut out = Vec::new();
@@ -64,14 +66,14 @@ fn requests(seed: u32) -> Vec<Request> {
                 top_logprobs: sample,
                 ..Default::default()
             };
-            out.push(Request { prompt: prompt.clone(), params, stream: [seed, p, sample as u32] });
+            out.push(GenerationRequest { prompt: prompt.clone(), params, stream: [seed, p, sample as u32] });
         }
     }
     out
 }
 
 /// The bits of every logp as the trainer gives them, sequences packed in another order.
-fn rescored(model: &Model, requests: &[Request], completions: &[Completion]) -> Vec<Vec<u32>> {
+fn rescored(model: &Model, requests: &[GenerationRequest], completions: &[Completion]) -> Vec<Vec<u32>> {
     let mut out = vec![Vec::new(); requests.len()];
     for t in TEMPERATURES {
         let mut group: Vec<usize> =
@@ -174,7 +176,7 @@ fn tokens_depend_on_their_request_alone() {
         for threads in [1, 2, 3] {
             let model = tiny("qwen3", dtype, threads);
             let mut runs = Vec::new();
-            let alone = |r: &Request| {
+            let alone = |r: &GenerationRequest| {
                 let mut sampler = Sampler::new(&model, tight(&model)).unwrap();
                 sampler.generate(&model, vec![r.clone()]).unwrap().remove(0)
             };
@@ -213,8 +215,11 @@ fn forks_are_exact_too() {
             |n| SamplingParams { temperature: 0.7, max_new_tokens: n, seed: 1, ..SamplingParams::default() };
         let (mut known, mut done) = (HashMap::new(), HashMap::new());
         for p in 0..3 {
-            let request =
-                Request { prompt: dice.tokens(20 + 15 * p), params: params(40), stream: [9, p as u32, 0] };
+            let request = GenerationRequest {
+                prompt: dice.tokens(20 + 15 * p),
+                params: params(40),
+                stream: [9, p as u32, 0],
+            };
             known.insert(sampler.submit(request.clone()).unwrap(), request);
         }
         let mut grown: HashMap<_, Vec<u32>> = known.iter().map(|(&id, r)| (id, r.prompt.clone())).collect();
@@ -233,7 +238,7 @@ fn forks_are_exact_too() {
                 let (prompt, stream) = (grown[&parent][..at].to_vec(), [9, 9, known.len() as u32]);
                 let child = sampler.fork(parent, at, params(15), stream).unwrap();
                 grown.insert(child, prompt.clone());
-                known.insert(child, Request { prompt, params: params(15), stream });
+                known.insert(child, GenerationRequest { prompt, params: params(15), stream });
             }
         }
         assert!(known.len() >= 10 && done.len() == known.len());
@@ -258,7 +263,7 @@ fn a_new_version_half_way_is_exact_by_version() {
     let mut model = tiny("qwen2", DType::F32, 2);
     let params = SamplingParams { max_new_tokens: 20, ..Default::default() };
     let prompt = Dice(4, 0).tokens(40);
-    let request = Request { prompt, params, stream: [0; 3] };
+    let request = GenerationRequest { prompt, params, stream: [0; 3] };
     let mut sampler = Sampler::new(&model, CacheOptions::default()).unwrap();
     sampler.submit(request.clone()).unwrap();
     for _ in 0..8 {

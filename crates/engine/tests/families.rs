@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use ferrl_engine::model::config::{Activation, LayerRope, NormKind, Position, QkNorm, Rope, RopeScaling};
+use ferrl_engine::model::config::{FfnActivation, LayerRope, NormKind, Position, QkNorm, Rope, RopeScaling};
 use ferrl_engine::model::{Config, FAMILIES, Head, family, family_of};
 use serde_json::{Value, json};
 
@@ -236,7 +236,7 @@ fn options_of_each_family() {
     assert_eq!((gemma2.attention_softcap, gemma2.final_softcap), (None, Some(30.0)));
     assert_eq!((gemma2.embedding_scale, gemma2.tied), (8.0, true));
     assert_eq!(gemma2.attention_scale, 24f64.powf(-0.5) as f32);
-    assert_eq!(gemma2.activation, Activation::GeluGated);
+    assert_eq!(gemma2.activation, FfnActivation::GeluGated);
 
     assert_eq!((gemma3.qk_norm, gemma3.attention_softcap), (Some(QkNorm::PerHead), None));
     assert_eq!(gemma3.windows, gemma2.windows);

@@ -4,9 +4,9 @@
 
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::generate::{
-    CacheOptions, Completion, Event, Generator, Request, Sampler, SamplingParams, Stop,
+    CacheOptions, Completion, Event, GenerationRequest, Generator, Sampler, SamplingParams, StopReason,
 };
-use ferrl_engine::model::decoder::{Context, Keep};
+use ferrl_engine::model::decoder::{Keep, PastKv};
 use ferrl_engine::model::{Head, Model, Options, ParamId, Slot};
 use ferrl_engine::tokenizer::{Tokenizer, train_chars};
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer};
@@ -26,8 +26,8 @@ fn model(family: &str, vocab: usize, std: f32) -> Model {
     Model::random(open("cpu", Some(2)).unwrap(), &init(family, vocab, std), Options::default()).unwrap()
 }
 
-fn request(prompt: &[u32], params: SamplingParams, sample: u32) -> Request {
-    Request { prompt: prompt.to_vec(), params, stream: [0, 0, sample] }
+fn request(prompt: &[u32], params: SamplingParams, sample: u32) -> GenerationRequest {
+    GenerationRequest { prompt: prompt.to_vec(), params, stream: [0, 0, sample] }
 }
 
 fn short(max_new_tokens: usize) -> SamplingParams {
@@ -38,7 +38,7 @@ fn short(max_new_tokens: usize) -> SamplingParams {
 fn logits(model: &Model, ids: &[u32]) -> Vec<f32> {
     let positions: Vec<u32> = (0..ids.len() as u32).collect();
     let tokens = model.tokens(ids, &positions).unwrap();
-    let (h, _) = model.forward(&tokens, Context::Packed(&Segments::of([ids.len()])), Keep::Nothing).unwrap();
+    let (h, _) = model.forward(&tokens, PastKv::Packed(&Segments::of([ids.len()])), Keep::Nothing).unwrap();
     let last = model.select_rows(&h, &[ids.len() as u32 - 1]).unwrap();
     let (logits, _) = model.logits(&last, 1.0).unwrap();
     let mut out = vec![0.0; logits.len()];
@@ -215,12 +215,12 @@ fn completions_end_where_they_should() {
         sampler.generate(&model, vec![request(&[1, 2], params, 7)]).unwrap().remove(0)
     };
     let free = run(&mut sampler, short(60));
-    assert_eq!((free.stop, free.ids.len()), (Stop::Length, 60));
+    assert_eq!((free.stop, free.ids.len()), (StopReason::Length, 60));
     // The stop is kept, and nothing after it.
     let stop = free.ids[20];
     let c = run(&mut sampler, SamplingParams { stop_ids: vec![9999, stop], ..short(60) });
     let at = free.ids.iter().position(|&t| t == stop).unwrap();
-    assert_eq!((c.stop, &c.ids[..]), (Stop::Token(stop), &free.ids[..=at]));
+    assert_eq!((c.stop, &c.ids[..]), (StopReason::Token(stop), &free.ids[..=at]));
     assert_eq!(c.logp, free.logp[..=at]);
     for len in [1, 2, 3] {
         let string = tokenizer.decode(&free.ids[30..30 + len], false).unwrap();
@@ -228,7 +228,7 @@ fn completions_end_where_they_should() {
         let c = run(&mut sampler, params);
         let ends = |n: usize| tokenizer.decode(&free.ids[..n], false).unwrap().contains(&string);
         let n = (1..=60).find(|&n| ends(n)).unwrap();
-        assert_eq!((c.stop, &c.ids[..]), (Stop::String(1), &free.ids[..n]), "{string:?}");
+        assert_eq!((c.stop, &c.ids[..]), (StopReason::String(1), &free.ids[..n]), "{string:?}");
     }
     assert_eq!(sampler.usage().used, 0);
 }
@@ -262,7 +262,7 @@ fn a_group_computes_its_prompt_once() {
 fn prompts_of_one_step_share_blocks_that_are_being_written() {
     let model = model("llama", 50, 0.2);
     let prompt = |tail: u32| (0..40).chain([tail, tail, tail]).collect::<Vec<u32>>();
-    let requests: Vec<Request> = (40..46).map(|t| request(&prompt(t), short(5), t)).collect();
+    let requests: Vec<GenerationRequest> = (40..46).map(|t| request(&prompt(t), short(5), t)).collect();
     let mut sampler = Sampler::new(&model, CacheOptions::default()).unwrap();
     let together = sampler.generate(&model, requests.clone()).unwrap();
     assert_eq!((sampler.usage().steps, sampler.usage().reused), (5, 5 * 32));
@@ -275,7 +275,7 @@ fn prompts_of_one_step_share_blocks_that_are_being_written() {
 #[test]
 fn what_does_not_fit_waits_or_gives_way_and_ends_the_same() {
     let model = model("mistral", 50, 0.2);
-    let requests: Vec<Request> =
+    let requests: Vec<GenerationRequest> =
         (0..7).map(|i| request(&(i..i + 20).collect::<Vec<u32>>(), short(60), i)).collect();
     let want =
         Sampler::new(&model, CacheOptions::default()).unwrap().generate(&model, requests.clone()).unwrap();
@@ -317,10 +317,10 @@ fn forks_share_until_they_write_and_references_return_to_zero() {
     let usage = sampler.usage();
     assert!(usage.copies >= 2 && usage.used > 2, "{usage:?}");
     let partial = sampler.cancel(id).unwrap();
-    assert_eq!((partial.stop, partial.ids.len()), (Stop::Cancelled, 6));
+    assert_eq!((partial.stop, partial.ids.len()), (StopReason::Cancelled, 6));
     assert_eq!(sampler.cancel(id), None);
     assert!(sampler.fork(id, 3, short(4), [0; 3]).unwrap_err().to_string().contains("has ended"));
-    assert_eq!(sampler.cancel(forks[2]).map(|c| c.stop), Some(Stop::Cancelled));
+    assert_eq!(sampler.cancel(forks[2]).map(|c| c.stop), Some(StopReason::Cancelled));
     // A run in between leaves the others' events for the next step.
     sampler.generate(&model, vec![request(&[1, 2, 3], short(30), 0)]).unwrap();
     let events = sampler.step(&model).unwrap();
@@ -370,7 +370,7 @@ fn looking_ahead_changes_no_token() {
         }
         request(&(0..1 + i * 5 % 40).map(|t| (t * 7 + i % 4) % vocab).collect::<Vec<u32>>(), params, i)
     };
-    let requests: Vec<Request> = (0..24).map(request).collect();
+    let requests: Vec<GenerationRequest> = (0..24).map(request).collect();
     let block = CacheOptions::fit(&model, 1, 0).bytes;
     for (blocks, max_sequences, batch) in [(200, 24, 2048), (200, 3, 16), (9, 24, 64)] {
         let options = CacheOptions { bytes: blocks * block, max_batch_tokens: batch, max_sequences };
@@ -411,7 +411,7 @@ fn a_step_that_was_begun_ahead_is_dropped_with_what_it_was_for() {
         }
         let fork = sampler.fork(ids[0], 6, short(3), [9; 3]).unwrap();
         let left = sampler.cancel(ids[1]).unwrap();
-        assert_eq!((left.ids.len(), left.stop), (5, Stop::Cancelled));
+        assert_eq!((left.ids.len(), left.stop), (5, StopReason::Cancelled));
         // The very next token is that of the new weights, and so is everything it depends on.
         let bias = model.find(ParamId::model(Slot::FinalNorm)).unwrap();
         let values: Vec<f32> = model.read(bias).unwrap().iter().map(|x| -x).collect();
@@ -598,8 +598,8 @@ fn a_completion_in_pieces_is_the_completion_in_one() {
     for params in ways {
         let whole = sampler.generate(&model, vec![request(&[1, 2], params.clone(), 7)]).unwrap().remove(0);
         for piece in [1, 7, 32, 59] {
-            let (mut ids, mut logp, mut stop) = (vec![1, 2], Vec::new(), Stop::Length);
-            while ids.len() - 2 < 60 && stop == Stop::Length {
+            let (mut ids, mut logp, mut stop) = (vec![1, 2], Vec::new(), StopReason::Length);
+            while ids.len() - 2 < 60 && stop == StopReason::Length {
                 let sampled = ids.len() - 2;
                 let max_new_tokens = piece.min(60 - sampled);
                 let params = SamplingParams { sampled, max_new_tokens, ..params.clone() };

@@ -227,7 +227,7 @@ fn greedy_continuations_equal_transformers() {
                 let positions: Vec<u32> = (0..ids.len() as u32).collect();
                 let tokens = model.tokens(&ids, &positions).unwrap();
                 let segments = ferrl_kernels::backend::Segments::of([ids.len()]);
-                let context = ferrl_engine::model::decoder::Context::Packed(&segments);
+                let context = ferrl_engine::model::decoder::PastKv::Packed(&segments);
                 let (h, _) =
                     model.forward(&tokens, context, ferrl_engine::model::decoder::Keep::Nothing).unwrap();
                 let last = model.select_rows(&h, &[ids.len() as u32 - 1]).unwrap();

@@ -4,7 +4,7 @@
 use ferrl_engine::checkpoint::{InitOptions, ModelDir};
 use ferrl_engine::model::{FAMILIES, Head, Model, Options, ParamId, Slot};
 use ferrl_engine::train::{
-    Batch, Decay, OptimizerOptions, Rule, Schedule, Sequence, StatGrads, Stats, Trainer, kl, plan,
+    Batch, BatchSequence, Decay, OptimizerOptions, Rule, Schedule, StatGrads, Stats, Trainer, kl, plan,
 };
 use ferrl_kernels::cpu::Cpu;
 use ferrl_kernels::cpu::Level;
@@ -325,7 +325,7 @@ fn only_scored_tokens_and_listed_others_are_computed() {
     let scored: Vec<bool> = (0..9).map(|i| i >= 4).collect();
     // At each position the next token itself, and token 7.
     let others = (0..9).flat_map(|i| [ids[(i + 1) % 9], 7]).collect();
-    let part = Batch { sequences: vec![Sequence { ids, scored, others }], others_per_row: 2 };
+    let part = Batch { sequences: vec![BatchSequence { ids, scored, others }], others_per_row: 2 };
     let part = t.stats(&part).unwrap();
     for i in 0..8 {
         let want = if i + 1 >= 4 { whole.logp[i] } else { 0.0 };
@@ -384,7 +384,7 @@ fn batches_that_make_no_sense_are_refused() {
         (Batch::default(), "a batch without sequences"),
         (
             Batch {
-                sequences: vec![Sequence { ids: vec![1, 2], scored: vec![true], ..Default::default() }],
+                sequences: vec![BatchSequence { ids: vec![1, 2], scored: vec![true], ..Default::default() }],
                 others_per_row: 0,
             },
             "the mask has 1 entries for 2 tokens",

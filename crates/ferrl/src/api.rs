@@ -8,7 +8,7 @@ use crate::data::{self, Row};
 use crate::experience::Metrics;
 use crate::recipe::{self, Recipe};
 use crate::setup;
-use crate::source::{Item, Mixture, Part, Reading, Seen, encoding};
+use crate::source::{Item, Mixture, MixturePart, ReadingPurpose, SurveyedExample, encoding};
 use crate::train::Stage;
 use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat};
 use ferrl_engine::model::{Frozen, Model, Options};
@@ -95,7 +95,7 @@ fn recipe(config: &Config) -> Result<Recipe> {
     recipe.algo = settings.as_object().cloned().unwrap_or_default();
     (recipe.seed, recipe.device, recipe.optim.lr) = (config.seed, config.device.clone(), config.lr);
     recipe.data =
-        recipe::Data { train: vec!["dataset".into()], max_length: config.max_length, ..recipe.data };
+        recipe::DataSettings { train: vec!["dataset".into()], max_length: config.max_length, ..recipe.data };
     (recipe.train.batch, recipe.rollout.prompts) = (config.batch_size, config.batch_size);
     (recipe.rollout.samples, recipe.rollout.max_new_tokens) = (config.group_size, config.max_new_tokens);
     let longest = 2 * config.max_length + config.max_new_tokens;
@@ -174,7 +174,7 @@ impl Trainer {
         let (data, seed) = (own.data.clone(), own.seed);
         let mut stage = setup::stage_over(own, backend, &model, rewards, |tokenizer, feed, warnings| {
             let (data, model) = (&data, &*model);
-            let reading = Reading {
+            let reading = ReadingPurpose {
                 data,
                 model,
                 tokenizer,
@@ -185,10 +185,10 @@ impl Trainer {
                 room,
                 warnings,
             };
-            Ok(Box::new(Mixture::new(vec![Part::of(Arc::new(rows), 1.0)], &reading)?))
+            Ok(Box::new(Mixture::new(vec![MixturePart::of(Arc::new(rows), 1.0)], &reading)?))
         })?;
         let rewards = &stage.rewards;
-        let look = |seen: Seen<'_>| match seen.item {
+        let look = |seen: SurveyedExample<'_>| match seen.item {
             Item::Ask(prompt) => rewards.check(prompt, seen.place),
             _ => Ok(()),
         };

@@ -1,8 +1,8 @@
 //! From experience to what is computed at once: passes, updates, micro-batches.
 
 use crate::algo::UpdatePlan;
-use crate::experience::{Counts, Experience, Metrics, MicroBatch, Sequence};
-use crate::pack::{Budget, pack};
+use crate::experience::{Experience, Metrics, MicroBatch, Sequence, UpdateCounts};
+use crate::pack::{TokenBudget, pack};
 use ferrl_engine::train::{self, Batch};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::philox4x32;
@@ -70,7 +70,7 @@ impl Update {
 
     /// Micro-batches of at most `budget` tokens, as [`Update::bins`] cuts them.
     pub fn micro_batches<'a>(&self, e: &'a Experience, budget: usize) -> Result<Vec<MicroBatch<'a>>> {
-        let counts = Counts::of(self.members.iter().map(|&i| &e.sequences[i]));
+        let counts = UpdateCounts::of(self.members.iter().map(|&i| &e.sequences[i]));
         if counts.tokens == 0.0 {
             return Err(Error::data("no token of this update is trained on")
                 .fix("look at the masks with `ferrl data check`"));
@@ -90,7 +90,7 @@ fn bins_of(members: &[usize], e: &Experience, budget: usize) -> Result<Vec<Vec<u
     let pairs = 1 + e.sequences.iter().filter_map(|s| s.pair).max().unwrap_or(0);
     let together: Vec<usize> = (0..members.len()).map(|m| sequence(m).pair.unwrap_or(pairs + m)).collect();
     let place = |m: usize| format!("sequence {} of the step (group {})", members[m], sequence(m).group);
-    let budget = Budget { tokens: budget, setting: "train.micro_batch_tokens", multiple: 1 };
+    let budget = TokenBudget { tokens: budget, setting: "train.micro_batch_tokens", multiple: 1 };
     let packing = pack(&lengths, &together, budget, &place)?;
     Ok(packing.bins.into_iter().map(|bin| bin.into_iter().map(|m| members[m]).collect()).collect())
 }
@@ -105,7 +105,7 @@ pub fn balance(batches: &[MicroBatch<'_>], metrics: &mut Metrics) {
 
 /// What the engine computes for these sequences.
 pub fn tokens<'a>(sequences: impl IntoIterator<Item = &'a Sequence>) -> Batch {
-    let sequence = |s: &Sequence| train::Sequence {
+    let sequence = |s: &Sequence| train::BatchSequence {
         ids: s.ids.clone(),
         scored: s.trained.clone(),
         ..Default::default()

@@ -16,8 +16,8 @@ use crate::experience::{ByRole, Metrics, Role};
 use crate::ranks::{Teams, each};
 use crate::recipe::Rollout;
 use crate::reward::{Completions, Graded, Rewards};
-use crate::rollout::{self, Actor, Answer, Sampled};
-use crate::source::{Item, Prompt, Source};
+use crate::rollout::{self, Actor, RolloutCompletion, Sampled};
+use crate::source::{ExampleSource, Item, Prompt};
 use crate::train::Stage;
 use crate::train::StepExperience;
 use crate::verify::Progress;
@@ -35,7 +35,7 @@ pub struct Evaluation {
 }
 
 /// A prompt, a completion to it, and what the completion got.
-pub type Answered = (Prompt, Answer, Graded);
+pub type Answered = (Prompt, RolloutCompletion, Graded);
 
 /// Prompts looked at together before any is asked.
 const AT_ONCE: usize = 256;
@@ -43,7 +43,7 @@ const AT_ONCE: usize = 256;
 /// Whether the next `prompts` questions can be asked, with `new_tokens` for an answer, and their answers be rewarded. The
 /// first that cannot is named by its file and row. The source stands where it stood.
 pub fn check(
-    source: &mut dyn Source,
+    source: &mut dyn ExampleSource,
     rewards: &Rewards,
     config: &Config,
     (prompts, new_tokens): (usize, usize),
@@ -87,7 +87,7 @@ fn question(item: Item) -> Option<Prompt> {
 /// Asks `prompts` held-out prompts, `samples` times each, at a temperature; 0 is greedy.
 pub fn evaluate(
     actor: &mut Actor<'_>,
-    source: &mut dyn Source,
+    source: &mut dyn ExampleSource,
     rewards: &Rewards,
     settings: &Rollout,
     (prompts, samples, seed): (usize, usize, u64),
@@ -133,7 +133,7 @@ pub fn evaluate(
 
 impl Stage {
     /// The loss on up to `count` held-out examples. Nothing is learned, and the algorithm forgets that it saw them.
-    pub fn validate(&mut self, source: &mut dyn Source, count: usize) -> Result<Metrics> {
+    pub fn validate(&mut self, source: &mut dyn ExampleSource, count: usize) -> Result<Metrics> {
         let items = source.next(count.min(source.epoch().unwrap_or(usize::MAX)))?;
         let mut given = StepExperience::default();
         for (i, item) in items.into_iter().enumerate() {
@@ -178,7 +178,7 @@ impl Stage {
 }
 
 /// Whether the most frequent answer is right; the first of equals wins.
-fn majority_is_right(answers: &[Answer], graded: &[Graded]) -> bool {
+fn majority_is_right(answers: &[RolloutCompletion], graded: &[Graded]) -> bool {
     let winner = estimate::majority(answers.iter().map(|a| estimate::vote(&a.text)));
     winner.is_some_and(|first| graded[first].is_right())
 }

@@ -21,7 +21,7 @@ pub struct Sequence {
     /// Chosen and rejected of one pair share its number.
     pub pair: Option<usize>,
     /// What kind of evidence it is.
-    pub kind: Kind,
+    pub kind: Evidence,
     /// Weight of its data set.
     pub weight: f32,
     /// How much better than the other of its pair it is said to be.
@@ -71,7 +71,7 @@ pub struct Sequence {
 
 /// What kind of evidence a sequence is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub enum Kind {
+pub enum Evidence {
     /// Its tokens are to be made more likely, or it was sampled.
     #[default]
     Plain,
@@ -124,7 +124,7 @@ impl Sequence {
         Sequence {
             ids: [&prompt.ids[..before], &completion.ids[from..]].concat(),
             trained: [&prompt.trained[..before], &completion.trained[from..]].concat(),
-            kind: Kind::Probe,
+            kind: Evidence::Probe,
             ..Default::default()
         }
     }
@@ -181,7 +181,7 @@ impl Experience {
 
 /// What an update's losses are divided by: counted over the whole update and all ranks, never over a micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Counts {
+pub struct UpdateCounts {
     /// Trained tokens.
     pub tokens: f64,
     /// Sequences.
@@ -194,15 +194,15 @@ pub struct Counts {
     pub chosen_tokens: f64,
 }
 
-impl Counts {
+impl UpdateCounts {
     /// Of the sequences of one update.
     pub fn of<'a>(sequences: impl IntoIterator<Item = &'a Sequence>) -> Self {
-        let mut counts = Counts::default();
+        let mut counts = UpdateCounts::default();
         let (mut trajectories, mut pairs) = (Vec::new(), Vec::new());
         for s in sequences {
             let tokens = s.action_count() as f64;
             counts.tokens += tokens;
-            counts.chosen_tokens += if s.kind == Kind::Chosen { tokens } else { 0.0 };
+            counts.chosen_tokens += if s.kind == Evidence::Chosen { tokens } else { 0.0 };
             counts.sequences += 1.0;
             trajectories.push(s.trajectory);
             pairs.extend(s.pair);
@@ -222,7 +222,7 @@ pub struct MicroBatch<'a> {
     /// Its sequences, end to end; both sides of a pair are in it, and all were sampled at the same temperature.
     pub sequences: Vec<&'a Sequence>,
     /// Of the whole update.
-    pub counts: Counts,
+    pub counts: UpdateCounts,
 }
 
 impl MicroBatch<'_> {
@@ -251,7 +251,7 @@ impl MicroBatch<'_> {
         let mut open: BTreeMap<usize, [Option<(usize, &Sequence)>; 2]> = BTreeMap::new();
         for (row, s) in self.rows() {
             if let Some(pair) = s.pair {
-                let side = usize::from(s.kind == Kind::Rejected);
+                let side = usize::from(s.kind == Evidence::Rejected);
                 open.entry(pair).or_default()[side] = Some((row, s));
             }
         }

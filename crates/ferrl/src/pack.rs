@@ -11,7 +11,7 @@ use ferrl_engine::{Error, Result};
 
 /// How many tokens a micro-batch may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
+pub struct TokenBudget {
     /// Tokens.
     pub tokens: usize,
     /// The setting that says so, for messages.
@@ -50,7 +50,7 @@ impl Packing {
 pub fn pack(
     lengths: &[usize],
     together: &[usize],
-    budget: Budget,
+    budget: TokenBudget,
     place: &dyn Fn(usize) -> String,
 ) -> Result<Packing> {
     if !together.is_empty() && together.len() != lengths.len() {
@@ -80,7 +80,7 @@ fn too_long(
     item: &[usize],
     lengths: &[usize],
     size: usize,
-    budget: Budget,
+    budget: TokenBudget,
     place: &dyn Fn(usize) -> String,
 ) -> Error {
     let what = match item {
@@ -199,8 +199,8 @@ mod tests {
     use super::*;
     use ferrl_kernels::philox::philox4x32;
 
-    fn budget(tokens: usize) -> Budget {
-        Budget { tokens, setting: "train.max_tokens", multiple: 1 }
+    fn budget(tokens: usize) -> TokenBudget {
+        TokenBudget { tokens, setting: "train.max_tokens", multiple: 1 }
     }
     fn row(i: usize) -> String {
         format!("data.jsonl:{}", i + 1)
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn order_comes_back_and_multiples_are_kept() {
         let lengths = [5, 9, 2, 7, 7, 1, 3];
-        let four = Budget { multiple: 4, ..budget(10) };
+        let four = TokenBudget { multiple: 4, ..budget(10) };
         let packing = pack(&lengths, &[], four, &row).unwrap();
         assert_eq!(packing.bins.len() % 4, 0);
         let computed: Vec<Vec<usize>> =

@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// How a run lies over its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct RankLayout {
     /// All ranks.
     pub ranks: usize,
     /// Copies of the weights.
@@ -25,9 +25,9 @@ pub struct Layout {
     pub rollout_tp: usize,
 }
 
-impl Layout {
+impl RankLayout {
     /// The layout of a recipe on `ranks` ranks; an error where its sizes do not divide them.
-    pub fn of(recipe: &Recipe, ranks: usize) -> Result<Layout> {
+    pub fn of(recipe: &Recipe, ranks: usize) -> Result<RankLayout> {
         let Parallel { ddp_size, tp_size: tp, sp_size: sp } = recipe.parallel;
         let rollout_tp = if recipe.rollout.tp_size == 0 { tp } else { recipe.rollout.tp_size };
         divides("parallel.tp_size", tp, ranks)?;
@@ -36,7 +36,7 @@ impl Layout {
         divides("rollout.tp_size", rollout_tp, ranks)?;
         let ddp = if ddp_size == 0 { ranks / tp } else { ddp_size };
         divides("parallel.ddp_size times parallel.tp_size", ddp.saturating_mul(tp), ranks)?;
-        Ok(Layout { ranks, ddp, fsdp: ranks / (ddp * tp), tp, sp, rollout_tp })
+        Ok(RankLayout { ranks, ddp, fsdp: ranks / (ddp * tp), tp, sp, rollout_tp })
     }
 
     /// Whether a rank owns a part of the weights.
@@ -92,8 +92,8 @@ pub fn check_stages(resolved: &Resolved, ranks: usize) -> Result<()> {
 }
 
 /// The layout of a recipe on `ranks` ranks; an error where sizes do not divide them or the engine cannot do it.
-pub fn check(recipe: &Recipe, ranks: usize) -> Result<Layout> {
-    let layout = Layout::of(recipe, ranks)?;
+pub fn check(recipe: &Recipe, ranks: usize) -> Result<RankLayout> {
+    let layout = RankLayout::of(recipe, ranks)?;
     if let Some(config) = known_config(recipe) {
         layout.fits(&config)?;
     }
@@ -129,21 +129,21 @@ mod tests {
 
     #[test]
     fn sizes_become_a_layout() {
-        let of = |ddp, tp, sp, rollout, ranks| Layout::of(&recipe(ddp, tp, sp, rollout), ranks).unwrap();
+        let of = |ddp, tp, sp, rollout, ranks| RankLayout::of(&recipe(ddp, tp, sp, rollout), ranks).unwrap();
         assert_eq!(
             of(0, 1, 1, 0, 8),
-            Layout { ranks: 8, ddp: 8, fsdp: 1, tp: 1, sp: 1, rollout_tp: 1 },
+            RankLayout { ranks: 8, ddp: 8, fsdp: 1, tp: 1, sp: 1, rollout_tp: 1 },
             "whole weights everywhere"
         );
         assert_eq!(of(1, 1, 1, 0, 8).fsdp, 8, "ZeRO-3");
-        assert_eq!(of(2, 2, 1, 0, 8), Layout { ranks: 8, ddp: 2, fsdp: 2, tp: 2, sp: 1, rollout_tp: 2 });
+        assert_eq!(of(2, 2, 1, 0, 8), RankLayout { ranks: 8, ddp: 2, fsdp: 2, tp: 2, sp: 1, rollout_tp: 2 });
         assert_eq!(of(1, 2, 4, 8, 64).dp(), 8);
         assert_eq!(of(0, 4, 1, 1, 8).ddp, 2);
     }
 
     #[test]
     fn products_divide_the_ranks() {
-        let error = |r: Recipe, ranks| Layout::of(&r, ranks).unwrap_err().to_string();
+        let error = |r: Recipe, ranks| RankLayout::of(&r, ranks).unwrap_err().to_string();
         assert!(error(recipe(3, 1, 1, 0), 4).contains("3, which does not divide 4 ranks"));
         assert!(error(recipe(2, 4, 1, 0), 4).contains("parallel.ddp_size times parallel.tp_size is 8"));
         assert!(error(recipe(0, 2, 4, 0), 4).contains("parallel.sp_size times parallel.tp_size is 8"));

@@ -10,7 +10,7 @@ use crate::place::{cost, place};
 use crate::ranks::{Teams, gather};
 use crate::rollout::{Actor, Sampled, sampled};
 use crate::source::Prompt;
-use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
+use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, StopReason};
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -22,37 +22,39 @@ pub struct Unfinished {
     pub prompt: Prompt,
     /// The step that drew it, which keys its random numbers.
     step: u64,
-    samples: Vec<Piece>,
+    samples: Vec<PartialCompletion>,
 }
 
 /// What there is of a completion.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Piece {
+struct PartialCompletion {
     ids: Vec<u32>,
     logp: Vec<f32>,
     versions: Vec<u64>,
     /// How it ended, where it has.
-    end: Option<End>,
+    end: Option<CompletionEnd>,
 }
 
 /// How a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-enum End {
+enum CompletionEnd {
     Token(u32),
     Text(usize),
     Length,
 }
 
-impl Piece {
+impl PartialCompletion {
     /// Takes in the next tokens; `most` are all that it may have.
     fn add(&mut self, c: Completion, most: usize) {
         self.ids.extend(c.ids);
         self.logp.extend(c.logp);
         self.versions.extend(c.versions);
         self.end = match c.stop {
-            Stop::Token(id) => Some(End::Token(id)),
-            Stop::String(i) => Some(End::Text(i)),
-            Stop::Length | Stop::Cancelled => (self.ids.len() >= most).then_some(End::Length),
+            StopReason::Token(id) => Some(CompletionEnd::Token(id)),
+            StopReason::String(i) => Some(CompletionEnd::Text(i)),
+            StopReason::Length | StopReason::Cancelled => {
+                (self.ids.len() >= most).then_some(CompletionEnd::Length)
+            }
         };
     }
 
@@ -63,9 +65,9 @@ impl Piece {
 
     fn completion(&self) -> Completion {
         let stop = match self.end {
-            Some(End::Token(id)) => Stop::Token(id),
-            Some(End::Text(i)) => Stop::String(i),
-            Some(End::Length) | None => Stop::Length,
+            Some(CompletionEnd::Token(id)) => StopReason::Token(id),
+            Some(CompletionEnd::Text(i)) => StopReason::String(i),
+            Some(CompletionEnd::Length) | None => StopReason::Length,
         };
         Completion {
             ids: self.ids.clone(),
@@ -93,8 +95,10 @@ impl Unfinished {
                 .at("rollout.partial_tokens")
                 .fix("rollout.partial_tokens = 0"));
         }
-        let waits = Unfinished { prompt, step, samples: vec![Piece::default(); samples] };
-        actor.generator.check(&Request { params: params.clone(), ..waits.request(0, params, 0) })?;
+        let waits = Unfinished { prompt, step, samples: vec![PartialCompletion::default(); samples] };
+        actor
+            .generator
+            .check(&GenerationRequest { params: params.clone(), ..waits.request(0, params, 0) })?;
         Ok(waits)
     }
 
@@ -113,10 +117,14 @@ impl Unfinished {
     }
 
     /// The next tokens of a completion.
-    fn request(&self, sample: usize, params: &SamplingParams, max_new_tokens: usize) -> Request {
+    fn request(&self, sample: usize, params: &SamplingParams, max_new_tokens: usize) -> GenerationRequest {
         let ids = &self.samples[sample].ids;
         let params = SamplingParams { max_new_tokens, sampled: ids.len(), ..params.clone() };
-        Request { prompt: [&self.prompt.ids[..], ids].concat(), params, stream: self.stream(sample) }
+        GenerationRequest {
+            prompt: [&self.prompt.ids[..], ids].concat(),
+            params,
+            stream: self.stream(sample),
+        }
     }
 
     /// What the next tokens cost: everything before them is read again where the weights have changed.
@@ -153,11 +161,11 @@ pub fn advance(
     if ranks.is_alone() {
         return Ok(());
     }
-    let mine: Vec<(usize, &Vec<Piece>)> = own.iter().map(|&i| (i, &waiting[i].samples)).collect();
+    let mine: Vec<(usize, &Vec<PartialCompletion>)> = own.iter().map(|&i| (i, &waiting[i].samples)).collect();
     let mine =
         serde_json::to_value(mine).map_err(|e| Error::rank(format!("completions cannot be sent: {e}")))?;
     for theirs in gather(ranks, mine)? {
-        let theirs: Vec<(usize, Vec<Piece>)> = serde_json::from_value(theirs)
+        let theirs: Vec<(usize, Vec<PartialCompletion>)> = serde_json::from_value(theirs)
             .map_err(|e| Error::rank(format!("completions of a rank cannot be read: {e}")))?;
         for (i, samples) in theirs {
             let slot = waiting.get_mut(i).ok_or_else(|| Error::rank("ranks have other prompts in flight"))?;

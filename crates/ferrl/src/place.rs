@@ -30,9 +30,9 @@ pub(crate) fn cost(samples: usize, read: usize, decoded: usize) -> u64 {
 
 /// How long the completions of prompts were the last time, by a hash of the prompt's tokens.
 #[derive(Clone, Debug, Default)]
-pub struct Lengths(HashMap<u64, u32>);
+pub struct CompletionLengths(HashMap<u64, u32>);
 
-impl Lengths {
+impl CompletionLengths {
     /// Notes the mean length of a prompt's completions.
     pub fn note(&mut self, prompt: &[u32], tokens: usize) {
         if self.0.len() >= MOST {
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn lengths_are_those_of_the_last_time() {
-        let mut lengths = Lengths::default();
+        let mut lengths = CompletionLengths::default();
         assert_eq!(lengths.predict(&[3], 100), 100);
         lengths.note(&[3], 20);
         assert_eq!(

@@ -21,7 +21,7 @@ pub use work::{Rates, Work};
 use crate::algo::{self, Feed, Needs, UpdatePlan};
 use crate::data::hub::model_dir;
 use crate::preflight::check_adapter;
-use crate::recipe::{Init, Recipe, Resolved};
+use crate::recipe::{InitSettings, Recipe, Resolved};
 use crate::run::Disk;
 use crate::setup;
 use ferrl_engine::checkpoint::{InitOptions, base_of};
@@ -265,7 +265,7 @@ pub fn read_config(dir: &Path) -> Result<Config> {
 }
 
 /// The configuration that a run would start from; the characters of a few examples stand for the vocabulary.
-pub(crate) fn new_config(recipe: &Recipe, init: &Init) -> Result<Config> {
+pub(crate) fn new_config(recipe: &Recipe, init: &InitSettings) -> Result<Config> {
     let mut options = InitOptions::new(&init.family);
     options.vocab = init.vocab;
     if let Some(task) = setup::task(recipe)?.filter(|_| init.tokenizer == "char") {

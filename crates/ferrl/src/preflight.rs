@@ -9,10 +9,10 @@ use crate::algo::Feed;
 use crate::data::hub::model_dir;
 use crate::interrupt;
 use crate::plan::memory::weights;
-use crate::recipe::{Recipe, Resolved, Stage};
+use crate::recipe::{Recipe, Resolved, StageRecipe};
 use crate::run::Disk;
 use crate::setup::{self, Draft};
-use crate::source::Summary;
+use crate::source::SourceSummary;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::adapter::{AdapterOptions, adapter_weights};
@@ -34,7 +34,7 @@ pub struct Checked {
     /// What it learns from.
     pub feed: Feed,
     /// Its data.
-    pub summary: Summary,
+    pub summary: SourceSummary,
     /// Whether its data never end.
     pub endless: bool,
     /// Its steps.
@@ -69,11 +69,11 @@ pub type Progress<'a> = &'a mut dyn FnMut(&str, usize, usize) -> bool;
 
 /// Checks every stage that is not finished.
 pub fn check(resolved: &Resolved, at: Standing<'_>, progress: Progress<'_>) -> Result<Vec<Checked>> {
-    let mut starts: Vec<Start> = Vec::new();
+    let mut starts: Vec<StartingModel> = Vec::new();
     let mut out = Vec::new();
     for stage in &resolved.stages {
         let place = |e: Error| if stage.staged { e.at(format!("stage {}", stage.name)) } else { e };
-        let start = Start::of(stage, &starts, at).map_err(place)?;
+        let start = StartingModel::of(stage, &starts, at).map_err(place)?;
         if stage.index >= at.stage {
             let rows = !(at.begun && stage.index == at.stage);
             let checked = one(stage, &start, &starts, rows, progress).map_err(place)?;
@@ -89,9 +89,9 @@ pub fn check(resolved: &Resolved, at: Standing<'_>, progress: Progress<'_>) -> R
 }
 
 fn one(
-    stage: &Stage,
-    start: &Start,
-    starts: &[Start],
+    stage: &StageRecipe,
+    start: &StartingModel,
+    starts: &[StartingModel],
     rows: bool,
     progress: Progress<'_>,
 ) -> Result<Checked> {
@@ -147,8 +147,8 @@ pub(crate) fn check_adapter(
 /// The models of a stage as they will be trained: the policy, and a critic on its own weights. All others are looked at.
 fn models<'a>(
     recipe: &Recipe,
-    start: &Start,
-    named: &dyn Fn(&str) -> Option<&'a Start>,
+    start: &StartingModel,
+    named: &dyn Fn(&str) -> Option<&'a StartingModel>,
 ) -> Result<(Config, Option<Config>)> {
     let config = |path: &str| -> Result<Config> {
         match named(path) {
@@ -192,7 +192,7 @@ fn models<'a>(
 
 /// The model a stage starts from, or what is known of it.
 #[derive(Clone)]
-struct Start {
+struct StartingModel {
     /// The stage that trained it last.
     name: String,
     /// With config.json and the tokenizer; the weights may not be there yet.
@@ -204,14 +204,14 @@ struct Start {
     _sketch: Option<Arc<Sketch>>,
 }
 
-impl Start {
-    fn of(stage: &Stage, before: &[Start], at: Standing<'_>) -> Result<Start> {
+impl StartingModel {
+    fn of(stage: &StageRecipe, before: &[StartingModel], at: Standing<'_>) -> Result<StartingModel> {
         let there =
             |name: String| at.folder.map(|f| f.join(name)).filter(|d| d.join("config.json").is_file());
         let open = |dir: PathBuf| {
             let opened = ModelDir::open(&dir)?;
             let adapter = opened.adapter().map(|own| own.options.clone());
-            Ok(Start { name: String::new(), dir, config: opened.config, adapter, _sketch: None })
+            Ok(StartingModel { name: String::new(), dir, config: opened.config, adapter, _sketch: None })
         };
         let m = &stage.recipe.model;
         if let Some(path) = &m.path {
@@ -230,7 +230,7 @@ impl Start {
     }
 
     /// The same once the stage has trained it.
-    fn trained_by(mut self, stage: &Stage) -> Result<Start> {
+    fn trained_by(mut self, stage: &StageRecipe) -> Result<StartingModel> {
         if stage.recipe.algorithm()?.needs().score {
             self.config.head = Head::Score;
         }
@@ -244,7 +244,7 @@ impl Start {
 struct Sketch(PathBuf);
 
 impl Sketch {
-    fn of(recipe: &Recipe) -> Result<Start> {
+    fn of(recipe: &Recipe) -> Result<StartingModel> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let init = recipe.model.init.clone().unwrap_or_default();
         let (tokenizer, options) = setup::new_model_parts(recipe, &init)?;
@@ -257,7 +257,7 @@ impl Sketch {
         let json = family(config.family)?.to_json(&config).to_string();
         std::fs::write(dir.join("config.json"), json).map_err(fail)?;
         tokenizer.save(&dir)?;
-        Ok(Start { name: String::new(), dir, config, adapter: None, _sketch: Some(Arc::new(sketch)) })
+        Ok(StartingModel { name: String::new(), dir, config, adapter: None, _sketch: Some(Arc::new(sketch)) })
     }
 }
 

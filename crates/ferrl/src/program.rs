@@ -7,7 +7,7 @@
 
 use crate::data::prompt::columns;
 use crate::rollout::Actor;
-use ferrl_engine::generate::{Completion, Request, SamplingParams, Stops};
+use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, stats};
@@ -46,11 +46,11 @@ pub struct Finished {
 struct Calls {
     known: Vec<String>,
     at: usize,
-    wanted: Option<Call>,
+    wanted: Option<ProgramCall>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Call {
+struct ProgramCall {
     name: Option<String>,
     what: What,
 }
@@ -62,7 +62,7 @@ enum What {
 }
 
 /// A row on its way.
-struct Running<'r> {
+struct ProgramRow<'r> {
     row: &'r Map<String, Value>,
     known: Vec<String>,
     variables: Map<String, Value>,
@@ -118,7 +118,7 @@ impl Program {
         rows: &[Map<String, Value>],
         params: &SamplingParams,
     ) -> Result<Vec<Finished>> {
-        let mut running: Vec<Running<'_>> = rows.iter().map(Running::new).collect();
+        let mut running: Vec<ProgramRow<'_>> = rows.iter().map(ProgramRow::new).collect();
         let mut done: Vec<Option<Finished>> = rows.iter().map(|_| None).collect();
         while done.iter().any(Option::is_none) {
             let mut asked = Vec::new();
@@ -141,7 +141,7 @@ impl Program {
     }
 
     /// The text up to the first call whose result is not known, and that call; none at the end.
-    fn render(&self, row: &Running<'_>) -> Result<(String, Option<Call>)> {
+    fn render(&self, row: &ProgramRow<'_>) -> Result<(String, Option<ProgramCall>)> {
         *lock(&self.calls) = Calls { known: row.known.clone(), ..Default::default() };
         let template = self.environment.get_template(NAME).map_err(|e| Error::usage(e.to_string()))?;
         let mut context = row.row.clone();
@@ -182,7 +182,7 @@ fn lock(calls: &Mutex<Calls>) -> MutexGuard<'_, Calls> {
 }
 
 /// The result of a call, where it is known; else the rendering ends here.
-fn answer(calls: &Mutex<Calls>, call: Call) -> Jinja<String> {
+fn answer(calls: &Mutex<Calls>, call: ProgramCall) -> Jinja<String> {
     let mut calls = lock(calls);
     let at = calls.at;
     calls.at += 1;
@@ -204,7 +204,7 @@ fn gen_call(
     stop: Option<minijinja::Value>,
     max: Option<usize>,
     more: &Kwargs,
-) -> Jinja<Call> {
+) -> Jinja<ProgramCall> {
     let name = name.or(more.get("name")?);
     let stop = stop.or(more.get("stop")?).filter(|s| !s.is_undefined() && !s.is_none());
     let stop = match stop {
@@ -219,24 +219,24 @@ fn gen_call(
         return Err(invalid("gen: max_tokens is at least 1, and a stop is not empty"));
     }
     let temperature = temperature.map(|t| t as f32);
-    Ok(Call { name, what: What::Gen { stop, max_tokens, temperature } })
+    Ok(ProgramCall { name, what: What::Gen { stop, max_tokens, temperature } })
 }
 
-fn select_call(options: Vec<String>, name: Option<String>, more: &Kwargs) -> Jinja<Call> {
+fn select_call(options: Vec<String>, name: Option<String>, more: &Kwargs) -> Jinja<ProgramCall> {
     let name = name.or(more.get("name")?);
     let normalise: Option<bool> = more.get("normalise")?;
     more.assert_all_used()?;
     if options.is_empty() || options.iter().any(String::is_empty) {
         return Err(invalid("select: one option at least, and none is empty"));
     }
-    Ok(Call { name, what: What::Select { options, normalise: normalise.unwrap_or(false) } })
+    Ok(ProgramCall { name, what: What::Select { options, normalise: normalise.unwrap_or(false) } })
 }
 
 /// Carries out the calls of some rows: samples all that are to be sampled in one batch.
 fn complete(
     actor: &mut Actor<'_>,
-    running: &mut [Running<'_>],
-    asked: Vec<(usize, Call)>,
+    running: &mut [ProgramRow<'_>],
+    asked: Vec<(usize, ProgramCall)>,
     params: &SamplingParams,
 ) -> Result<()> {
     let (mut requests, mut sampled) = (Vec::new(), Vec::new());
@@ -256,7 +256,7 @@ fn complete(
                 };
                 let stops = actor.stops.clone().with_strings(&params.stop_strings, false);
                 let stream = [0x7072_6f67, i as u32, row.known.len() as u32];
-                requests.push(Request { prompt: row.ids.clone(), params, stream });
+                requests.push(GenerationRequest { prompt: row.ids.clone(), params, stream });
                 sampled.push((i, call.name, stops));
             }
         }
@@ -316,10 +316,10 @@ fn select(
     Ok((options[chosen].clone(), ids[chosen].clone()))
 }
 
-impl<'r> Running<'r> {
+impl<'r> ProgramRow<'r> {
     fn new(row: &'r Map<String, Value>) -> Self {
         let (known, variables, text, ids) = Default::default();
-        Running { row, known, variables, text, ids, generated: 0, shared: 0 }
+        ProgramRow { row, known, variables, text, ids, generated: 0, shared: 0 }
     }
 
     /// The text has come so far: what is new is encoded behind the tokens there are.

@@ -9,7 +9,7 @@ mod source;
 mod steps;
 pub mod verdicts;
 
-pub use decision::{DecisionReward, Reader};
+pub use decision::{DecisionOptions, DecisionReward};
 pub use generative::{GenerativeVerifier, Judgement, QUESTION, RATIONALE};
 pub use implicit::{Implicit, ImplicitReward, Reduce};
 pub use model::RewardModel;
@@ -22,9 +22,9 @@ use crate::experience::{Experience, Metrics};
 use crate::interrupt::{interrupted, is_interruption};
 use crate::ranks::{Travelling, gather as gather_all};
 use crate::recipe::{self, Recipe};
-use crate::rollout::Answer;
+use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
-use crate::verify::{self, Columns, Hooks, Outcome, Progress, Sample, Truncated};
+use crate::verify::{self, Hooks, Outcome, Progress, RowColumns, Sample, Truncated};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{Backend, DType, Ranks};
@@ -34,7 +34,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use steps::Steps;
+use steps::CompletionSteps;
 
 /// The rewards of a run, each with its weight.
 #[derive(Default)]
@@ -86,22 +86,22 @@ pub struct Completions<'a> {
     /// What they complete.
     pub prompts: &'a [Prompt],
     /// In the order of the experience's sequences.
-    pub answers: &'a [Answer],
+    pub answers: &'a [RolloutCompletion],
     /// Where the run stands.
     pub at: Progress,
 }
 
 /// Opens the model of a source, the `n`-th source that has one.
-type Open<'a> = dyn FnMut(&recipe::Reward, usize) -> Result<Box<dyn Reward>> + 'a;
+type Open<'a> = dyn FnMut(&recipe::RewardSettings, usize) -> Result<Box<dyn Reward>> + 'a;
 
 impl Rewards {
     /// From sources that need no model.
-    pub fn new(sources: &[recipe::Reward]) -> Result<Self> {
+    pub fn new(sources: &[recipe::RewardSettings]) -> Result<Self> {
         Self::with_hooks(sources, &Hooks::default())
     }
 
     /// The same for a run, which hears what user code prints and may end its waits.
-    pub fn with_hooks(sources: &[recipe::Reward], hooks: &Hooks) -> Result<Self> {
+    pub fn with_hooks(sources: &[recipe::RewardSettings], hooks: &Hooks) -> Result<Self> {
         Self::build(sources, hooks, &mut |source, _| {
             let dir = source.model.as_deref().unwrap_or_default();
             Err(Error::usage("a reward model needs a device to run on")
@@ -156,7 +156,7 @@ impl Rewards {
 
     /// As the recipe says, its models in memory.
     pub fn load(recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Self> {
-        let mut open = |source: &recipe::Reward, number: usize| -> Result<Box<dyn Reward>> {
+        let mut open = |source: &recipe::RewardSettings, number: usize| -> Result<Box<dyn Reward>> {
             let dir = Path::new(source.model.as_deref().unwrap_or_default());
             let named = |name: &str| if number == 1 { name.into() } else { format!("{name}_{number}") };
             Ok(match source.model_kind() {
@@ -180,7 +180,7 @@ impl Rewards {
         Self::build(&recipe.reward, hooks, &mut open)
     }
 
-    fn build(sources: &[recipe::Reward], hooks: &Hooks, open: &mut Open<'_>) -> Result<Self> {
+    fn build(sources: &[recipe::RewardSettings], hooks: &Hooks, open: &mut Open<'_>) -> Result<Self> {
         let (mut rewards, mut models) =
             (Rewards { sources: Vec::new(), hooks: hooks.clone(), ..Default::default() }, 0);
         for source in sources {
@@ -299,7 +299,7 @@ impl Rewards {
         metrics: &mut Metrics,
     ) -> Result<Vec<Graded>> {
         let answers = completions.answers;
-        let mut sums: Vec<Sum> = answers.iter().map(Sum::of).collect();
+        let mut sums: Vec<RewardSum> = answers.iter().map(RewardSum::of).collect();
         let unscored = |played: &Played| self.of_tasks || played.lost.is_some();
         let share = ranks.share(completions.prompts.len());
         let own = |i: &usize| share.contains(&answers[*i].prompt);
@@ -311,7 +311,7 @@ impl Rewards {
         for s in &experience.sequences {
             ids[s.trajectory].extend(s.actions().map(|i| s.ids[i + 1]));
         }
-        let said: Vec<Cow<'_, str>> = answers.iter().map(Answer::said).collect();
+        let said: Vec<Cow<'_, str>> = answers.iter().map(RolloutCompletion::said).collect();
         let all = completions.samples(&ids, &said);
         let samples: Vec<Sample<'_>> = scored.iter().map(|&i| all[i]).collect();
         // Whether a completion is right is for the first verifier to say; without one, for the first source.
@@ -322,8 +322,10 @@ impl Rewards {
             let rule = self.steps.get(i).copied().flatten();
             let steps = match rule {
                 Some(rule) => {
-                    let of = |&i: &usize| Steps::of(rule, &answers[i], &ids[i], self.tokenizer.as_deref());
-                    scored.iter().map(of).collect::<Result<Vec<Steps>>>()?
+                    let of = |&i: &usize| {
+                        CompletionSteps::of(rule, &answers[i], &ids[i], self.tokenizer.as_deref())
+                    };
+                    scored.iter().map(of).collect::<Result<Vec<CompletionSteps>>>()?
                 }
                 None => Vec::new(),
             };
@@ -347,7 +349,7 @@ impl Rewards {
     }
 
     /// Says once why completions have no reward, and stops where none has.
-    fn account_for_lost(&self, sums: &[Sum], graded: &[Graded], at: Progress) -> Result<()> {
+    fn account_for_lost(&self, sums: &[RewardSum], graded: &[Graded], at: Progress) -> Result<()> {
         let (lost, all) = (graded.iter().filter(|g| g.is_lost()).count(), graded.len());
         if lost == 0 {
             return Ok(());
@@ -379,14 +381,15 @@ impl Rewards {
 /// Gets what the other ranks scored, and what their verifiers logged.
 fn gather(
     ranks: &Ranks,
-    sums: &mut [Sum],
+    sums: &mut [RewardSum],
     scored: Vec<usize>,
     logged: &mut Vec<(String, f64)>,
 ) -> Result<()> {
     if ranks.is_alone() {
         return Ok(());
     }
-    let own: Vec<(usize, Sum)> = scored.into_iter().map(|i| (i, std::mem::take(&mut sums[i]))).collect();
+    let own: Vec<(usize, RewardSum)> =
+        scored.into_iter().map(|i| (i, std::mem::take(&mut sums[i]))).collect();
     let all = gather_all(ranks, (own, std::mem::take(logged)))?;
     for (theirs, lines) in all {
         theirs.into_iter().for_each(|(i, sum)| sums[i] = sum);
@@ -427,7 +430,7 @@ fn outcomes(
 
 impl<'a> Completions<'a> {
     fn samples(&self, ids: &'a [Vec<u32>], said: &'a [Cow<'a, str>]) -> Vec<Sample<'a>> {
-        let sample = |(i, a): (usize, &'a Answer)| {
+        let sample = |(i, a): (usize, &'a RolloutCompletion)| {
             let prompt = &self.prompts[a.prompt];
             Sample {
                 id: i as u64,
@@ -437,7 +440,7 @@ impl<'a> Completions<'a> {
                 ids: ids.get(i).map_or(&[], Vec::as_slice),
                 tokens: Some(a.tokens),
                 truncated: a.truncated,
-                columns: Columns { row: Some(&prompt.columns), renamed: &prompt.renamed },
+                columns: RowColumns { row: Some(&prompt.columns), renamed: &prompt.renamed },
                 place: &prompt.place,
             }
         };
@@ -446,7 +449,7 @@ impl<'a> Completions<'a> {
 }
 
 /// Puts the rewards on the tokens of their completions; completions without one are left out.
-fn place(experience: &mut Experience, sums: &[Sum], graded: &[Graded], metrics: &mut Metrics) {
+fn place(experience: &mut Experience, sums: &[RewardSum], graded: &[Graded], metrics: &mut Metrics) {
     let last: HashMap<usize, usize> =
         experience.sequences.iter().enumerate().map(|(i, s)| (s.trajectory, i)).collect();
     for (i, s) in experience.sequences.iter_mut().enumerate() {
@@ -477,14 +480,14 @@ fn sample<'a>(prompt: &'a Prompt, completion: &'a str, place: &'a str) -> Sample
         ids: &[],
         tokens: Some(0),
         truncated: false,
-        columns: Columns { row: Some(&prompt.columns), renamed: &prompt.renamed },
+        columns: RowColumns { row: Some(&prompt.columns), renamed: &prompt.renamed },
         place,
     }
 }
 
 /// What the sources say of one completion together.
 #[derive(Clone, Default, Serialize, Deserialize)]
-struct Sum {
+struct RewardSum {
     reward: f64,
     /// The part of it that an environment gave, turn by turn.
     played: f64,
@@ -500,15 +503,15 @@ struct Sum {
     placed: Vec<(usize, f64)>,
 }
 
-impl Sum {
+impl RewardSum {
     /// What an environment gave; nothing where none played.
-    fn of(answer: &Answer) -> Self {
-        let Some(played) = &answer.played else { return Sum::default() };
+    fn of(answer: &RolloutCompletion) -> Self {
+        let Some(played) = &answer.played else { return RewardSum::default() };
         if let Some(lost) = &played.lost {
-            return Sum { failure: Some(Travelling((**lost).clone().into())), ..Default::default() };
+            return RewardSum { failure: Some(Travelling((**lost).clone().into())), ..Default::default() };
         }
         let reward = played.total_reward();
-        Sum {
+        RewardSum {
             reward,
             played: reward,
             count: 1,

@@ -6,7 +6,7 @@ use crate::place::{cost, place};
 use crate::ranks::{Teams, gather};
 use crate::recipe::Rollout;
 use crate::source::Prompt;
-use ferrl_engine::generate::{Completion, Generator, SamplingParams, Stop, Stops, dismiss};
+use ferrl_engine::generate::{Completion, Generator, SamplingParams, StopReason, Stops, dismiss};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
@@ -21,7 +21,7 @@ const THREAD_TOKENS: usize = 4096;
 
 /// A completion beside its prompt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct RolloutCompletion {
     /// Which of the prompts.
     pub prompt: usize,
     /// Text up to the stop, without special tokens.
@@ -35,7 +35,7 @@ pub struct Answer {
     pub played: Option<Played>,
 }
 
-impl Answer {
+impl RolloutCompletion {
     /// What the policy wrote: of an episode its actions alone.
     pub fn said(&self) -> Cow<'_, str> {
         match &self.played {
@@ -102,7 +102,7 @@ pub struct Sampled {
     /// Training sequences.
     pub experience: Experience,
     /// In the order of prompts and samples.
-    pub answers: Vec<Answer>,
+    pub answers: Vec<RolloutCompletion>,
     /// How the time went.
     pub time: TimeShares,
     /// Of a search.
@@ -111,7 +111,7 @@ pub struct Sampled {
 
 /// What is sampled for each of some prompts.
 #[derive(Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct RolloutRequest<'a> {
     /// How.
     pub params: &'a SamplingParams,
     /// Completions of each.
@@ -131,17 +131,17 @@ pub fn sample(
     step: u64,
 ) -> Result<Sampled> {
     let costs: Vec<u64> = prompts.iter().map(|p| cost(samples, p.ids.len(), params.max_new_tokens)).collect();
-    sample_placed(actor, prompts, Wanted { params, samples, step }, &costs)
+    sample_placed(actor, prompts, RolloutRequest { params, samples, step }, &costs)
 }
 
 /// The same where it is known what the completions of each prompt will cost: no rank gets much more to do than another.
 pub fn sample_placed(
     actor: &mut Actor<'_>,
     prompts: &mut [Prompt],
-    wanted: Wanted<'_>,
+    wanted: RolloutRequest<'_>,
     costs: &[u64],
 ) -> Result<Sampled> {
-    let (ranks, Wanted { params, samples, step }) = (actor.ranks, wanted);
+    let (ranks, RolloutRequest { params, samples, step }) = (actor.ranks, wanted);
     if ranks.is_alone() {
         return sample_here(actor, prompts, params, samples, step);
     }
@@ -153,7 +153,7 @@ pub fn sample_placed(
     let here = actor.led(|actor| sample_here(actor, &mut mine, params, samples, step))?;
     let time = here.time;
     let count = prompts.len();
-    let mut by_prompt: Vec<(Vec<Sequence>, Vec<Answer>)> = vec![Default::default(); count];
+    let mut by_prompt: Vec<(Vec<Sequence>, Vec<RolloutCompletion>)> = vec![Default::default(); count];
     for (positions, theirs, sampled) in gather(ranks, (own, mine, here))? {
         let lost = || Error::rank("a rank has completed prompts that are not its own");
         let at = |local: usize| positions.get(local).copied().filter(|&i| i < count).ok_or_else(lost);
@@ -180,7 +180,7 @@ pub fn sample_placed(
         let moved =
             |s: Sequence| Sequence { trajectory: first + s.trajectory - s.group * samples, group, ..s };
         all.experience.sequences.extend(sequences.into_iter().map(moved));
-        all.answers.extend(answers.into_iter().map(|a| Answer { prompt: group, ..a }));
+        all.answers.extend(answers.into_iter().map(|a| RolloutCompletion { prompt: group, ..a }));
     }
     Ok(all)
 }
@@ -200,7 +200,8 @@ pub(crate) fn gathered(
     for (theirs, sampled) in gather(ranks, (prompts[own].to_vec(), sampled))? {
         all.experience.append(sampled.experience, first, all.answers.len());
         all.metrics.join(sampled.metrics);
-        all.answers.extend(sampled.answers.into_iter().map(|a| Answer { prompt: a.prompt + first, ..a }));
+        all.answers
+            .extend(sampled.answers.into_iter().map(|a| RolloutCompletion { prompt: a.prompt + first, ..a }));
         for prompt in theirs {
             prompts[first] = prompt; // an environment may have begun it
             first += 1;
@@ -232,7 +233,7 @@ pub(crate) fn sampled(
     let mut texts = texts(actor.tokenizer, actor.stops, &completions)?.into_iter();
     let (mut experience, mut answers) = (Experience::default(), Vec::new());
     for Episode { prompt, sequences, tokens, stop, played, .. } in episodes {
-        let truncated = played.as_ref().map_or(stop == Stop::Length, |p| p.truncated);
+        let truncated = played.as_ref().map_or(stop == StopReason::Length, |p| p.truncated);
         let text = match &played {
             Some(played) => played.text(),
             None => texts.next().unwrap_or_default(),
@@ -245,7 +246,7 @@ pub(crate) fn sampled(
             temperature: Some(params.divisor()),
             ..s
         }));
-        answers.push(Answer { prompt, text, tokens, truncated, played });
+        answers.push(RolloutCompletion { prompt, text, tokens, truncated, played });
     }
     Ok(Sampled { experience, answers, time, metrics: Metrics::default() })
 }

@@ -14,7 +14,7 @@ mod steps;
 
 pub use follow::{Follower, follow, lead};
 pub use guard::guarded;
-pub use resume::{Accepted, Position, accept};
+pub use resume::{Accepted, RunPosition, accept};
 
 use crate::algo::Feed;
 use crate::data::hub::model_dir;
@@ -24,29 +24,29 @@ use crate::preflight::Checked;
 use crate::recipe::{Recipe, Resolved};
 use crate::run::metrics::number;
 use crate::run::{
-    Best, CheckpointOptions, Checkpoints, MetricsLog, Role, RunFolder, StepRecord, frozen, shared,
+    Best, CheckpointOptions, Checkpoints, MetricsLog, RunFolder, StepRecord, TrainedModel, frozen, shared,
 };
 use crate::setup::{self, Draft};
-use crate::source::Source;
+use crate::source::ExampleSource;
 use crate::train::{Stage, Waits};
 use crate::warnings::{Warning, Warnings};
 use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat, save_adapter, save_shared};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, Ranks};
 use follow::Order;
-use log::{Log, Marks};
-use pending::Pending;
+use log::{Log, LogLengths};
+use pending::PendingWrites;
 use serde_json::{Map, Value, json};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use steps::{End, Steps};
+use steps::{StageEnd, Steps};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Observer of a run.
-pub trait Watch {
+pub trait RunWatch {
     /// A stage begins.
     fn stage(&mut self, name: &str, steps: u64);
     /// A step is done.
@@ -72,7 +72,7 @@ pub trait Watch {
 }
 
 /// How a run ended.
-pub struct Outcome {
+pub struct RunOutcome {
     /// The folder.
     pub folder: PathBuf,
     /// The trained model.
@@ -85,9 +85,9 @@ pub struct Outcome {
 
 /// Options of a run besides its recipe.
 #[derive(Default)]
-pub struct Options {
+pub struct RunOptions {
     /// Where the run stands, where that is known already.
-    pub position: Option<Position>,
+    pub position: Option<RunPosition>,
     /// The recipe's changes, for a run that goes on.
     pub accepted: Option<Accepted>,
     /// Go on although data, rewards or models are not what they were.
@@ -107,9 +107,9 @@ pub fn run(
     resolved: &Resolved,
     folder: RunFolder,
     backend: Arc<dyn Backend>,
-    watch: &mut dyn Watch,
-) -> Result<Outcome> {
-    run_with(resolved, folder, backend, watch, Options::default())
+    watch: &mut dyn RunWatch,
+) -> Result<RunOutcome> {
+    run_with(resolved, folder, backend, watch, RunOptions::default())
 }
 
 /// The same with options.
@@ -117,10 +117,10 @@ pub fn run_with(
     resolved: &Resolved,
     folder: RunFolder,
     backend: Arc<dyn Backend>,
-    watch: &mut dyn Watch,
-    mut options: Options,
-) -> Result<Outcome> {
-    let at = options.position.take().map_or_else(|| Position::of(&folder), Ok)?;
+    watch: &mut dyn RunWatch,
+    mut options: RunOptions,
+) -> Result<RunOutcome> {
+    let at = options.position.take().map_or_else(|| RunPosition::of(&folder), Ok)?;
     begin(&folder, resolved, &*backend, &at, &options);
     let outcome = stages(resolved, &folder, backend, watch, &at, &options);
     match &outcome {
@@ -142,7 +142,13 @@ fn unlogged(error: &Error) -> Warning {
 }
 
 /// The first line of the log.
-fn begin(folder: &RunFolder, resolved: &Resolved, backend: &dyn Backend, at: &Position, options: &Options) {
+fn begin(
+    folder: &RunFolder,
+    resolved: &Resolved,
+    backend: &dyn Backend,
+    at: &RunPosition,
+    options: &RunOptions,
+) {
     let mut fields = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "device": backend.describe(),
@@ -164,10 +170,10 @@ fn stages(
     resolved: &Resolved,
     folder: &RunFolder,
     backend: Arc<dyn Backend>,
-    watch: &mut dyn Watch,
-    at: &Position,
-    options: &Options,
-) -> Result<Outcome> {
+    watch: &mut dyn RunWatch,
+    at: &RunPosition,
+    options: &RunOptions,
+) -> Result<RunOutcome> {
     crate::parallel::check_stages(resolved, options.ranks.size())?;
     for (path, problem) in &at.found.skipped {
         let text = format!("passed over {}: {problem}", path.display());
@@ -208,20 +214,20 @@ fn stages(
             Some(steps) => done += steps,
             None => {
                 let folder = folder.path().into();
-                return Ok(Outcome { folder, model: None, interrupted: true, evaluations });
+                return Ok(RunOutcome { folder, model: None, interrupted: true, evaluations });
             }
         }
     }
     let model = folder.path().join("stages").join((resolved.stages.len() - 1).to_string());
-    Ok(Outcome { folder: folder.path().into(), model: Some(model), interrupted: false, evaluations })
+    Ok(RunOutcome { folder: folder.path().into(), model: Some(model), interrupted: false, evaluations })
 }
 
 /// A changed recipe that the user accepted, and the step up to which the old one held.
 fn renewed_recipe(
     folder: &RunFolder,
-    watch: &mut dyn Watch,
-    at: &Position,
-    options: &Options,
+    watch: &mut dyn RunWatch,
+    at: &RunPosition,
+    options: &RunOptions,
 ) -> Result<Option<(String, u64)>> {
     let Some(accepted) = options.accepted.as_ref().filter(|a| !a.changes.is_empty()) else { return Ok(None) };
     renew(folder, accepted, watch)?;
@@ -230,7 +236,7 @@ fn renewed_recipe(
 }
 
 /// Steps of a stage that needs no more of them.
-fn finished_steps(index: usize, name: &str, at: &Position, watch: &mut dyn Watch) -> u64 {
+fn finished_steps(index: usize, name: &str, at: &RunPosition, watch: &mut dyn RunWatch) -> u64 {
     if index != at.stage {
         return at.state["steps"][index].as_u64().unwrap_or(0);
     }
@@ -244,7 +250,7 @@ fn finished(folder: &RunFolder, stage: usize) -> bool {
 }
 
 /// Removes what a process that was killed left half done. What cannot be removed is tried again with every checkpoint.
-fn tidy(folder: &RunFolder, resolved: &Resolved, at: &Position) {
+fn tidy(folder: &RunFolder, resolved: &Resolved, at: &RunPosition) {
     if let Some(stage) = resolved.stages.get(at.stage) {
         let c = &stage.recipe.checkpoint;
         let rated = |metric: &String| Best { metric: metric.clone(), value: 0.0, lower: c.lower_is_better };
@@ -260,7 +266,7 @@ fn tidy(folder: &RunFolder, resolved: &Resolved, at: &Position) {
 }
 
 /// Says what is new in the recipe; models made for stages that are others now go.
-fn renew(folder: &RunFolder, accepted: &Accepted, watch: &mut dyn Watch) -> Result<()> {
+fn renew(folder: &RunFolder, accepted: &Accepted, watch: &mut dyn RunWatch) -> Result<()> {
     for change in &accepted.changes {
         watch.note(&format!("changed: {change}"));
         folder.note("info", &format!("the recipe has changed: {change}"));
@@ -296,7 +302,7 @@ fn with_directories(recipe: &Recipe, resolved: &Resolved, folder: &RunFolder) ->
     for path in own.into_iter().chain(rewards).flatten() {
         *path = dir(path)?;
     }
-    for option in recipe.reward.iter_mut().flat_map(crate::recipe::Reward::models_mut) {
+    for option in recipe.reward.iter_mut().flat_map(crate::recipe::RewardSettings::models_mut) {
         *option = dir(option.as_str().unwrap_or_default())?.into();
     }
     Ok(recipe)
@@ -327,7 +333,7 @@ fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<P
 }
 
 /// A source of held-out rows: what it is read for, where it began, and itself.
-type Opened = (Feed, Value, Box<dyn Source>);
+type Opened = (Feed, Value, Box<dyn ExampleSource>);
 
 struct OneStage<'a> {
     name: &'a str,
@@ -338,7 +344,7 @@ struct OneStage<'a> {
     before: u64,
     /// What it raises into.
     warnings: Warnings,
-    options: &'a Options,
+    options: &'a RunOptions,
     /// The whole recipe.
     toml: &'a str,
     /// A changed recipe that is written once nothing can refuse it any more, and the step up to which the old one held.
@@ -356,7 +362,7 @@ impl OneStage<'_> {
         backend: Arc<dyn Backend>,
         resumed: Option<(&Path, &Value)>,
         log: &mut Log,
-        watch: &mut dyn Watch,
+        watch: &mut dyn RunWatch,
     ) -> Result<Ended> {
         let frozen = frozen::describe(&recipe, self.dir)?;
         if let Some((_, state)) = resumed {
@@ -372,7 +378,7 @@ impl OneStage<'_> {
         })?;
         let total = stage.schedules.0.total_steps;
         let pending =
-            Pending::from_json(&resumed.map_or(Value::Null, |(_, state)| state["pending"].clone()))?;
+            PendingWrites::from_json(&resumed.map_or(Value::Null, |(_, state)| state["pending"].clone()))?;
         stage.num_tokens = match &pending {
             Some(taken) => taken.metrics.get("num_tokens").map_or(0, |n| n as u64),
             None => log.num_tokens,
@@ -395,7 +401,7 @@ impl OneStage<'_> {
             log,
             watch,
         };
-        if !over && steps.run()? == End::Stopped {
+        if !over && steps.run()? == StageEnd::Stopped {
             return Ok((None, steps.first, steps.last));
         }
         let Steps { mut stage, checkpoints, first, last, watch, .. } = steps;
@@ -424,7 +430,7 @@ impl OneStage<'_> {
         recipe: &Recipe,
         backend: Arc<dyn Backend>,
         resumed: Option<(&Path, &Value)>,
-        watch: &mut dyn Watch,
+        watch: &mut dyn RunWatch,
     ) -> Result<Stage> {
         let checked = self.options.checked.get(&self.index).and_then(|c| c.draft.take());
         let draft = checked.map_or_else(|| Draft::new(recipe, self.dir, &self.warnings), Ok)?;
@@ -498,7 +504,7 @@ impl OneStage<'_> {
     }
 
     /// Shows what was raised since the last call.
-    fn warn(&self, warnings: &Warnings, watch: &mut dyn Watch) {
+    fn warn(&self, warnings: &Warnings, watch: &mut dyn RunWatch) {
         if let Some(e) = self.folder.take_unlogged() {
             let Warning { name, message, fix } = unlogged(&e);
             warnings.raise(name, message, fix);
@@ -528,7 +534,7 @@ impl OneStage<'_> {
     }
 
     /// Refuses to go on over data, rewards and models that are not what they were, unless that is wanted.
-    fn same(&self, now: &Value, saved: &Value, watch: &mut dyn Watch) -> Result<()> {
+    fn same(&self, now: &Value, saved: &Value, watch: &mut dyn RunWatch) -> Result<()> {
         let changes = frozen::changed(now, saved);
         if !self.options.allow_changed {
             return frozen::refuse(&changes);
@@ -541,7 +547,13 @@ impl OneStage<'_> {
     }
 
     /// All that a resumed run needs beside the weights and moments.
-    fn state(&self, stage: &Stage, marks: Marks, pending: Option<&Pending>, frozen: &Value) -> Value {
+    fn state(
+        &self,
+        stage: &Stage,
+        marks: LogLengths,
+        pending: Option<&PendingWrites>,
+        frozen: &Value,
+    ) -> Value {
         let mut steps = vec![0; self.index];
         if self.index > 0 {
             steps[self.index - 1] = self.before;
@@ -556,7 +568,7 @@ impl OneStage<'_> {
             "unfinished": stage.unfinished,
             "metrics_bytes": marks.metrics,
             "rollouts": marks.rollouts,
-            "pending": pending.map(Pending::to_json),
+            "pending": pending.map(PendingWrites::to_json),
             "frozen": frozen,
         })
     }
@@ -570,8 +582,12 @@ impl OneStage<'_> {
         best: Option<Best>,
     ) -> Result<PathBuf> {
         let policy = (self.dir, config_json);
-        let role =
-            |name, trainer, (dir, json)| Role { name, trainer, config_json: Some(json), source: Some(dir) };
+        let role = |name, trainer, (dir, json)| TrainedModel {
+            name,
+            trainer,
+            config_json: Some(json),
+            source: Some(dir),
+        };
         let mut roles = vec![role("policy", &stage.policy, policy)];
         // A critic may start from another model than the policy, whose configuration and base are its own.
         let start = setup::critic_start(&stage.recipe, self.dir)?;
@@ -604,7 +620,7 @@ impl OneStage<'_> {
         Ok(folder.path().into())
     }
 
-    fn restore(&self, stage: &mut Stage, path: &Path, state: &Value, watch: &mut dyn Watch) -> Result<()> {
+    fn restore(&self, stage: &mut Stage, path: &Path, state: &Value, watch: &mut dyn RunWatch) -> Result<()> {
         stage.load(path)?;
         match stage.source.restore(&state["source"]) {
             // Other rows have no place where the old ones stood.
@@ -628,7 +644,7 @@ impl OneStage<'_> {
     }
 
     /// Goes back to this stage's best checkpoint; the first of equals is the best.
-    fn take_best(&self, stage: &mut Stage, all: &Checkpoints, watch: &mut dyn Watch) -> Result<()> {
+    fn take_best(&self, stage: &mut Stage, all: &Checkpoints, watch: &mut dyn RunWatch) -> Result<()> {
         let (metric, lower) =
             (stage.recipe.checkpoint.metric.clone(), stage.recipe.checkpoint.lower_is_better);
         let own = all.list()?.into_iter().filter(|(step, _)| *step > self.before);

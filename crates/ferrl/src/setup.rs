@@ -19,7 +19,7 @@ use crate::reward::{Rewards, Verified};
 use crate::rollout;
 use crate::search::Searcher;
 use crate::signal::Signal;
-use crate::source::Source;
+use crate::source::ExampleSource;
 use crate::train::Stage;
 use crate::verify::{Hooks, Truncated};
 use crate::warnings::Warnings;
@@ -71,7 +71,7 @@ pub fn stage_over(
     backend: Arc<dyn Backend>,
     dir: &Path,
     rewards: Option<Rewards>,
-    source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn Source>>,
+    source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn ExampleSource>>,
 ) -> Result<Stage> {
     let draft = Draft::over(&recipe, dir, &Warnings::default(), rewards, source)?;
     from_draft(recipe, draft, backend, dir, Ranks::ALONE)

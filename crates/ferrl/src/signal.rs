@@ -29,7 +29,7 @@ struct Streak {
 }
 
 /// What a step was like.
-pub struct Step<'a> {
+pub struct StepSignal<'a> {
     /// Counted from 1.
     pub number: u64,
     /// Its completions.
@@ -44,7 +44,7 @@ pub struct Step<'a> {
 
 impl Signal {
     /// Takes a step into account.
-    pub fn look(&mut self, step: &Step<'_>, warnings: &Warnings) {
+    pub fn look(&mut self, step: &StepSignal<'_>, warnings: &Warnings) {
         let rewards: Vec<f64> = step.rollouts.iter().filter_map(|r| r.graded.reward).collect();
         if rewards.is_empty() {
             return;
@@ -76,7 +76,7 @@ impl Signal {
 }
 
 impl Streak {
-    fn count(&mut self, step: &Step<'_>, goes_on: bool) {
+    fn count(&mut self, step: &StepSignal<'_>, goes_on: bool) {
         if !goes_on {
             *self = Streak::default();
             return;
@@ -138,12 +138,12 @@ impl Streak {
 mod tests {
     use super::*;
     use crate::reward::Graded;
-    use crate::rollout::Answer;
+    use crate::rollout::RolloutCompletion;
 
     fn rollouts(rewards: &[f64], truncated: bool, found: Option<bool>) -> Vec<ScoredRollout> {
         let one = |&reward: &f64| ScoredRollout {
             prompt: Default::default(),
-            answer: Answer { tokens: 4, truncated, ..Default::default() },
+            answer: RolloutCompletion { tokens: 4, truncated, ..Default::default() },
             graded: Graded { reward: Some(reward), score: Some(reward), found, ..Default::default() },
             advantage: 0.0,
             temperature: None,
@@ -156,7 +156,7 @@ mod tests {
     fn said(steps: u64, rollouts: &[ScoredRollout], empty: bool) -> Vec<(&'static str, String)> {
         let (mut signal, warnings) = (Signal::default(), Warnings::default());
         for number in 1..=steps {
-            signal.look(&Step { number, rollouts, empty, last: false, max_new_tokens: 8 }, &warnings);
+            signal.look(&StepSignal { number, rollouts, empty, last: false, max_new_tokens: 8 }, &warnings);
         }
         warnings.take().into_iter().map(|w| (w.name, format!("{} {}", w.message, w.fix))).collect()
     }
@@ -186,7 +186,7 @@ mod tests {
         for number in 1..30u64 {
             let rollouts = rollouts(&[f64::from(number % 3 == 0), 0.0], false, None);
             signal.look(
-                &Step { number, rollouts: &rollouts, empty: false, last: false, max_new_tokens: 8 },
+                &StepSignal { number, rollouts: &rollouts, empty: false, last: false, max_new_tokens: 8 },
                 &warnings,
             );
         }

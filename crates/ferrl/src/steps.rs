@@ -7,16 +7,16 @@
 use crate::recipe::Recipe;
 use crate::rollout::{self, Actor};
 use crate::setup;
-use crate::source::{Item, Prompt, Source};
-use crate::verify::{self, Columns, Sample, Verifier};
-use ferrl_engine::generate::Request;
+use crate::source::{ExampleSource, Item, Prompt};
+use crate::verify::{self, RowColumns, Sample, Verifier};
+use ferrl_engine::generate::GenerationRequest;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
 /// How much to look for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct StepSettings {
     /// Prompts to ask.
     pub prompts: usize,
     /// Completions to each prompt.
@@ -27,15 +27,15 @@ pub struct Settings {
     pub separator: String,
 }
 
-impl Default for Settings {
+impl Default for StepSettings {
     fn default() -> Self {
-        Settings { prompts: 256, samples: 4, tries: 8, separator: "\n".into() }
+        StepSettings { prompts: 256, samples: 4, tries: 8, separator: "\n".into() }
     }
 }
 
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundSteps {
     /// Completions looked at.
     pub answers: usize,
     /// Those with a wrong step.
@@ -76,18 +76,18 @@ pub struct StepPairs<'a> {
     /// Says how to sample.
     pub recipe: &'a Recipe,
     /// How much to look for.
-    pub settings: Settings,
+    pub settings: StepSettings,
 }
 
 impl StepPairs<'_> {
     /// Asks, looks, asks again; `row` gets each pair, and every portion of prompts is followed by a call of `progress`.
     pub fn run(
         &mut self,
-        source: &mut dyn Source,
+        source: &mut dyn ExampleSource,
         row: &mut dyn FnMut(Map<String, Value>) -> Result<()>,
-        progress: &mut dyn FnMut(usize, Found),
-    ) -> Result<Found> {
-        let (mut found, mut asked, mut seen) = (Found::default(), 0, BTreeSet::new());
+        progress: &mut dyn FnMut(usize, FoundSteps),
+    ) -> Result<FoundSteps> {
+        let (mut found, mut asked, mut seen) = (FoundSteps::default(), 0, BTreeSet::new());
         while asked < self.settings.prompts {
             let n = PORTION.min(self.settings.prompts - asked);
             let ask = |item| match item {
@@ -116,7 +116,7 @@ impl StepPairs<'_> {
     fn mistakes(
         &mut self,
         prompts: &[Prompt],
-        found: &mut Found,
+        found: &mut FoundSteps,
         seen: &mut BTreeSet<(u64, String, String)>,
     ) -> Result<Vec<Mistake>> {
         let starts = (0..prompts.len()).map(|p| (p, String::new())).collect::<Vec<_>>();
@@ -158,7 +158,7 @@ impl StepPairs<'_> {
     }
 
     fn wrong_step(&self, prompt: &Prompt, completion: &str) -> Result<Option<std::ops::Range<usize>>> {
-        let columns = Columns { row: Some(&prompt.columns), renamed: &prompt.renamed };
+        let columns = RowColumns { row: Some(&prompt.columns), renamed: &prompt.renamed };
         let sample = Sample {
             id: prompt.index,
             prompt: &prompt.text,
@@ -191,7 +191,7 @@ impl StepPairs<'_> {
                     prompts[*prompt].index as u32,
                     (start * usize::from(pass > 0) * samples + sample) as u32,
                 ];
-                requests.push(Request { prompt: ids.clone(), params: params.clone(), stream });
+                requests.push(GenerationRequest { prompt: ids.clone(), params: params.clone(), stream });
             }
         }
         let completions = generator.generate(policy, requests)?;

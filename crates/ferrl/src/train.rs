@@ -19,13 +19,13 @@ use crate::episode::Environments;
 use crate::experience::{ByRole, Experience, Loss, Mean, Metrics, MicroBatch, Role};
 use crate::parallel;
 use crate::partial::Unfinished;
-use crate::place::Lengths;
+use crate::place::CompletionLengths;
 use crate::ranks::{Teams, interleave};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::search::Searcher;
 use crate::signal::{self, Signal};
-use crate::source::Source;
+use crate::source::ExampleSource;
 use crate::trust_region;
 use crate::verify::Hooks;
 use crate::warnings::Warnings;
@@ -69,7 +69,7 @@ pub struct Stage {
     /// Ranks that compute layers together with this one, in training and in rollouts.
     pub teams: TrainAndRollout,
     /// The data source.
-    pub source: Box<dyn Source>,
+    pub source: Box<dyn ExampleSource>,
     /// Rewards of completions.
     pub rewards: Rewards,
     /// What plays the prompts that have several turns.
@@ -87,7 +87,7 @@ pub struct Stage {
     /// Prompts whose completions go on in the steps to come (`rollout.partial_tokens`).
     pub unfinished: Vec<Unfinished>,
     /// How long completions were: says which rank completes which prompts, and nothing else.
-    pub lengths: Lengths,
+    pub lengths: CompletionLengths,
     /// Whether the trainer has so far computed the log-probabilities that the sampler recorded; see `one_pass`.
     pub one_pass: bool,
     /// Tokens that were learned from so far, prompts included; the runner sets it to what earlier stages had.
@@ -111,7 +111,7 @@ const ROUNDING_STEPS: u64 = 20;
 pub type Waits = Arc<dyn Fn(&'static str) + Send + Sync>;
 
 /// What a step did.
-pub struct Report {
+pub struct StepReport {
     /// Means by name.
     pub metrics: Metrics,
     /// Prompts with their scored completions and advantages, where there were any.
@@ -127,7 +127,7 @@ impl Stage {
     }
 
     /// One step: the whole straight line.
-    pub fn step(&mut self) -> Result<Report> {
+    pub fn step(&mut self) -> Result<StepReport> {
         let (mut clock, mut metrics) = (Clock::new(&self.waits), Metrics::default());
         if self.generator.is_some() {
             self.gather_weights()?; //                                         where they are split over ranks
@@ -180,7 +180,7 @@ impl Stage {
         self.reference.iter().for_each(Frozen::park);
         clock.lap("train", &mut metrics);
         self.finish_step(tokens, clock.total(), &mut metrics);
-        Ok(Report { metrics, rollouts, epoch })
+        Ok(StepReport { metrics, rollouts, epoch })
     }
 
     /// A micro-batch of an update, from its tokens to its gradients.
@@ -299,7 +299,7 @@ impl Stage {
         let max_new_tokens = self.recipe.rollout.max_new_tokens;
         let number = self.step + 1;
         let last = number == self.schedules.0.total_steps;
-        let step = signal::Step { number, rollouts, empty, last, max_new_tokens };
+        let step = signal::StepSignal { number, rollouts, empty, last, max_new_tokens };
         self.signal.look(&step, &self.warnings);
     }
 

@@ -119,7 +119,7 @@ fn idle(t: &mut Trainer, teams: &Teams<'_>, i: usize) -> Result<()> {
 }
 
 fn scored(batch: &Batch) -> usize {
-    let of = |s: &ferrl_engine::train::Sequence| s.scored.iter().skip(1).filter(|&&s| s).count();
+    let of = |s: &ferrl_engine::train::BatchSequence| s.scored.iter().skip(1).filter(|&&s| s).count();
     batch.sequences.iter().map(of).sum()
 }
 

@@ -24,10 +24,10 @@ impl fmt::Display for Warning {
 /// A shared list of warnings. Whatever builds or runs a stage holds a clone and raises into it; the runner takes them out
 /// and shows them.
 #[derive(Clone, Debug, Default)]
-pub struct Warnings(Arc<Mutex<State>>);
+pub struct Warnings(Arc<Mutex<WarningState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct WarningState {
     raised: HashSet<&'static str>,
     waiting: Vec<Warning>,
     printed: Vec<Printed>,
@@ -83,7 +83,7 @@ impl Warnings {
     }
 
     /// A thread that panicked while it held the list leaves a list that is whole.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WarningState> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

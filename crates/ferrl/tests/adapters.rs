@@ -1,9 +1,9 @@
 //! Every algorithm with an adapter: it learns, the base stays as it is, and what is handed on is the adapter alone.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl::recipe::{Adapter, Recipe, Resolved};
+use ferrl::recipe::{AdapterSettings, Recipe, Resolved};
 use ferrl::run::{RunFolder, StepRecord};
-use ferrl::runner::{self, Watch};
+use ferrl::runner::{self, RunWatch};
 use ferrl_engine::checkpoint::{ModelDir, base_of};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ struct Quiet {
     until: Option<usize>,
 }
 
-impl Watch for Quiet {
+impl RunWatch for Quiet {
     fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, _step: u64, _steps: u64, record: &StepRecord) {
         self.worst = self.worst.max(record.get("sampling/sampling_logp_difference/max").unwrap_or(0.0));
@@ -48,7 +48,7 @@ fn small(path: &Path) -> Resolved {
         (r.rollout.prompts, r.rollout.samples, r.rollout.max_new_tokens) = (3, 2, 6);
         (r.rollout.cache_mib, r.eval.prompts, r.eval.at_start) = (4, 0, false);
         (r.checkpoint.use_best, r.checkpoint.metric, r.eval.every) = (false, None, 0);
-        r.adapter = Some(Adapter { r: 4, ..Default::default() });
+        r.adapter = Some(AdapterSettings { r: 4, ..Default::default() });
         r.model.frozen.clear();
     }
     resolved

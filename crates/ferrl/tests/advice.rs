@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::ALGORITHMS;
-use ferrl::recipe::{Kind, algorithm_keys, keys, policy_keys};
+use ferrl::recipe::{KeyKind, algorithm_keys, keys, policy_keys};
 use ferrl::verify::VERIFIERS;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ fn exists(key: &str, known: &[String]) -> bool {
     let parts = if parts.len() > 2 && parts[0] == "stage" { &parts[2..] } else { &parts[..] };
     let free = |k: &ferrl::recipe::Key| {
         let table: Vec<&str> = k.path.split('.').collect();
-        matches!(k.kind, Kind::Free)
+        matches!(k.kind, KeyKind::Free)
             && k.path != "algo"
             && parts.len() > table.len()
             && parts.iter().zip(&table).all(|(a, b)| a == b)

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::find;
-use ferrl::experience::{ByRole, Counts, Experience, Loss, MicroBatch, Role, Sequence};
+use ferrl::experience::{ByRole, Experience, Loss, MicroBatch, Role, Sequence, UpdateCounts};
 use ferrl_engine::train::Stats;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -64,7 +64,8 @@ fn ours(all: &Value, settings: &Map<String, Value>) -> (Loss, Vec<f64>) {
     let entropy = vec![1.0; logp.len()];
     let mut stats = ByRole::default();
     stats.set(Role::Policy, Stats { logp, entropy, ..Default::default() });
-    let batch = MicroBatch { sequences: e.sequences.iter().collect(), counts: Counts::of(&e.sequences) };
+    let batch =
+        MicroBatch { sequences: e.sequences.iter().collect(), counts: UpdateCounts::of(&e.sequences) };
     let loss = algorithm.loss(&batch, &stats);
     (loss, e.sequences.iter().map(|s| s.advantage[FIRST] as f64).collect())
 }

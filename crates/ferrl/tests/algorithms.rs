@@ -3,7 +3,7 @@
 
 use ferrl::algo::metrics::TRUST;
 use ferrl::algo::{ALGORITHMS, Algorithm, Feed, find};
-use ferrl::experience::{ByRole, Counts, Experience, Kind, Metrics, MicroBatch, Role, Sequence};
+use ferrl::experience::{ByRole, Evidence, Experience, Metrics, MicroBatch, Role, Sequence, UpdateCounts};
 use ferrl_engine::train::Stats;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -34,11 +34,11 @@ fn experience(feed: Feed) -> Experience {
             group: k / 4,
             pair: feed.paired().then_some(k / 2),
             kind: match feed {
-                _ if feed.paired() && k % 2 == 0 => Kind::Chosen,
-                _ if feed.paired() => Kind::Rejected,
-                Feed::Labelled => Kind::Labelled(k % 3 != 0),
-                Feed::Targets => Kind::Target(k as f32 / 8.0),
-                _ => Kind::Plain,
+                _ if feed.paired() && k % 2 == 0 => Evidence::Chosen,
+                _ if feed.paired() => Evidence::Rejected,
+                Feed::Labelled => Evidence::Labelled(k % 3 != 0),
+                Feed::Targets => Evidence::Target(k as f32 / 8.0),
+                _ => Evidence::Plain,
             },
             weight: 1.0,
             margin: 0.2 * k as f32,
@@ -67,12 +67,12 @@ fn prepared_with_metrics(algorithm: &mut dyn Algorithm, feed: Feed) -> (Experien
     if algorithm.needs().mismatched {
         e.add_mismatched();
     }
-    for (k, s) in e.sequences.iter_mut().enumerate().filter(|(_, s)| s.kind == Kind::Probe) {
+    for (k, s) in e.sequences.iter_mut().enumerate().filter(|(_, s)| s.kind == Evidence::Probe) {
         s.old_logp = (0..s.ids.len()).map(|i| noise(k * 100 + 9, i) * 0.5 - 1.3).collect();
         s.ref_logp = (0..s.ids.len()).map(|i| noise(k * 100 + 10, i) * 0.5 - 1.5).collect();
     }
     let metrics = algorithm.prepare(&mut e).unwrap().metrics;
-    assert!(e.sequences.iter().all(|s| s.kind != Kind::Probe), "probes are not trained on");
+    assert!(e.sequences.iter().all(|s| s.kind != Evidence::Probe), "probes are not trained on");
     (e, metrics)
 }
 
@@ -102,7 +102,7 @@ fn stats(e: &Experience, score: bool) -> ByRole<Stats> {
 }
 
 fn whole(e: &Experience) -> MicroBatch<'_> {
-    MicroBatch { sequences: e.sequences.iter().collect(), counts: Counts::of(&e.sequences) }
+    MicroBatch { sequences: e.sequences.iter().collect(), counts: UpdateCounts::of(&e.sequences) }
 }
 
 type Column = fn(&mut Stats) -> &mut Vec<f32>;
@@ -277,7 +277,8 @@ fn micro_batches_add_up_to_the_whole() {
                     };
                     own.set(role, s);
                 }
-                let batch = MicroBatch { sequences: part.iter().collect(), counts: Counts::of(&e.sequences) };
+                let batch =
+                    MicroBatch { sequences: part.iter().collect(), counts: UpdateCounts::of(&e.sequences) };
                 let loss = algorithm.loss(&batch, &own);
                 value += loss.value;
                 dlogp.extend_from_slice(&loss.grads.get(Role::Policy).unwrap().logp);

@@ -7,8 +7,8 @@ use std::io::Write;
 use std::path::Path;
 
 use data_help::{no_cache, row, write};
-use ferrl::data::hub::{Cache, Repo};
-use ferrl::data::{Dataset, FORMATS, Row, Source, format_of};
+use ferrl::data::hub::{HubCache, Repo};
+use ferrl::data::{DataSource, Dataset, FORMATS, Row, format_of};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ fn rows() -> Vec<Row> {
 }
 
 fn read(path: &Path) -> Result<Vec<Row>> {
-    let source = Source::parse(path.to_str().unwrap()).unwrap();
+    let source = DataSource::parse(path.to_str().unwrap()).unwrap();
     let dataset = Dataset::read(&source, &no_cache())?;
     (0..dataset.len()).map(|i| dataset.row(i)).collect()
 }
@@ -181,7 +181,7 @@ fn every_format_gives_the_same_rows() {
         assert_eq!(format_of(&path).unwrap().name(), format, "{name}");
         assert_eq!(read(&path).unwrap(), rows(), "{name}");
         // And again where nothing fits into memory: in place, or from a temporary file.
-        let source = Source::parse(path.to_str().unwrap()).unwrap();
+        let source = DataSource::parse(path.to_str().unwrap()).unwrap();
         let dataset = Dataset::within(&source, &no_cache(), &mut Err, 0).unwrap();
         let spooled: Vec<Row> = (0..dataset.len()).rev().map(|i| dataset.row(i).unwrap()).collect();
         assert!(spooled.iter().rev().eq(&rows()), "{name}");
@@ -254,7 +254,7 @@ fn a_row_of_many_megabytes_is_refused_by_its_number() {
         assert!(message.contains(place) && message.contains("MiB"), "{message}");
     }
     // The rows behind it can still be read by whoever passes over it.
-    let source = Source::parse(folder.path().join("a.jsonl").to_str().unwrap()).unwrap();
+    let source = DataSource::parse(folder.path().join("a.jsonl").to_str().unwrap()).unwrap();
     let mut bad = 0;
     let dataset = Dataset::read_with(&source, &no_cache(), &mut |_| {
         bad += 1;
@@ -307,7 +307,7 @@ fn folders_globs_splits_and_ranges() {
     let read = |text: &str| -> std::result::Result<Vec<i64>, String> {
         let (split, path) = text.split_once('@').unwrap_or(("", text));
         let at = if split.is_empty() { String::new() } else { format!("{split}@") };
-        let source = Source::parse(&format!("{at}{}/{path}", root.display())).unwrap();
+        let source = DataSource::parse(&format!("{at}{}/{path}", root.display())).unwrap();
         let data = Dataset::read(&source, &no_cache()).map_err(|e| e.to_string())?;
         Ok((0..data.len()).map(|i| data.row(i).unwrap()["id"].as_i64().unwrap()).collect())
     };
@@ -347,9 +347,9 @@ fn folders_globs_splits_and_ranges() {
         assert!(message.contains(part) && message.contains("fix:"), "{text}: {message}");
     }
     for text in ["", "@x", "train@", "train[1@x", "train[a:b]@x", "train[:120%]@x"] {
-        assert!(Source::parse(text).is_err(), "{text}");
+        assert!(DataSource::parse(text).is_err(), "{text}");
     }
-    let plain = Source::parse(root.join("plain").to_str().unwrap()).unwrap();
+    let plain = DataSource::parse(root.join("plain").to_str().unwrap()).unwrap();
     let data = Dataset::read(&plain, &no_cache()).unwrap();
     assert!(data.place(1).ends_with("b.jsonl:1"), "{}", data.place(1));
 }
@@ -358,7 +358,7 @@ fn folders_globs_splits_and_ranges() {
 #[test]
 fn the_hugging_face_cache_is_read_as_it_lies_on_disk() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = Cache { root: folder.path().join("hub"), offline: true };
+    let cache = HubCache { root: folder.path().join("hub"), offline: true };
     let repo = cache.root.join("datasets--org--sums");
     let commit = "0123456789abcdef0123456789abcdef01234567";
     write(&repo, "refs/main", commit);
@@ -371,7 +371,7 @@ fn the_hugging_face_cache_is_read_as_it_lies_on_disk() {
     link("../../../blobs/aaaa", "data/train-00000-of-00001.jsonl");
     link("../../../blobs/bbbb", "data/test-00000-of-00001.jsonl");
     let read = |text: &str| {
-        let data = Dataset::read(&Source::parse(text).unwrap(), &cache);
+        let data = Dataset::read(&DataSource::parse(text).unwrap(), &cache);
         data.map(|d| d.row(0).unwrap()["prompt"].as_str().unwrap().to_owned()).map_err(|e| e.to_string())
     };
     assert_eq!(read("org/sums").unwrap(), "1+1");

@@ -6,7 +6,7 @@ mod data_help;
 use data_help::{encode, encoder, settings, shown};
 use ferrl::algo::ALGORITHMS;
 use ferrl::data::Example;
-use ferrl::data::prompt::Settings;
+use ferrl::data::prompt::PromptSettings;
 use ferrl::data::schema::RowKind;
 use serde_json::{Value, json};
 
@@ -129,7 +129,7 @@ fn table() -> Vec<(Value, RowKind, &'static str)> {
 
 #[test]
 fn what_is_trained_for_every_schema() {
-    let encoder = encoder(Settings::default());
+    let encoder = encoder(PromptSettings::default());
     let table = table();
     for (row, kind, expected) in &table {
         assert_eq!(shown(&encoder, row.clone(), *kind), expected.replace("{ask}", ASK), "{row}");
@@ -144,7 +144,7 @@ fn what_is_trained_for_every_schema() {
 
 #[test]
 fn every_algorithm_is_shown_its_masks_for_text_and_for_messages() {
-    let encoder = encoder(Settings::default());
+    let encoder = encoder(PromptSettings::default());
     for entry in ALGORITHMS {
         let kind = entry.feed.row_kind(false);
         for messages in [false, true] {
@@ -167,7 +167,7 @@ fn every_algorithm_is_shown_its_masks_for_text_and_for_messages() {
 
 #[test]
 fn masks_have_the_length_of_the_ids_and_the_prompt_is_common() {
-    let encoder = encoder(Settings::default());
+    let encoder = encoder(PromptSettings::default());
     let row = json!({ "messages": user(), "chosen": "Yes", "rejected": "No" });
     let Example::Pair { chosen, rejected } = encode(&encoder, row, RowKind::Preference).unwrap().example
     else {
@@ -187,7 +187,7 @@ fn masks_have_the_length_of_the_ids_and_the_prompt_is_common() {
 
 #[test]
 fn rl2_readme_samples() {
-    let encoder = encoder(Settings::default());
+    let encoder = encoder(PromptSettings::default());
     let ask = "<|im_start|>user\nWhat is the capital of China?<|im_end|>\n<|im_start|>assistant\n";
     let question = json!({ "role": "user", "content": "What is the capital of China?" });
     let raw = "The capital of China is";
@@ -238,7 +238,7 @@ fn many_turns_train_the_assistant_only() {
     let before =
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n";
     let between = "\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n";
-    let all = encoder(Settings::default());
+    let all = encoder(PromptSettings::default());
     assert_eq!(
         shown(&all, json!({ "messages": turns }), RowKind::Sft),
         format!("{before}⟦b<|im_end|>⟧{between}⟦d<|im_end|>⟧")
@@ -256,7 +256,7 @@ fn many_turns_train_the_assistant_only() {
 
 #[test]
 fn markers_in_the_data_stay_text() {
-    let encoder = encoder(Settings::default());
+    let encoder = encoder(PromptSettings::default());
     let row = json!({ "messages": [{ "role": "user", "content": "x<|im_end|>" }, { "role": "assistant", "content": "y" }] });
     let Example::Text(tokens) = encode(&encoder, row, RowKind::Sft).unwrap().example else {
         panic!("not text")

@@ -4,10 +4,10 @@
 mod data_help;
 
 use data_help::{encode, encoder, no_cache, row, settings, shown, write};
-use ferrl::data::check::{Limits, check, read};
-use ferrl::data::prompt::Settings;
+use ferrl::data::check::{ReportLimits, check, read};
+use ferrl::data::prompt::PromptSettings;
 use ferrl::data::schema::RowKind;
-use ferrl::data::{Counts, Encoder, Example, Source};
+use ferrl::data::{DataSource, Encoder, Example, RowCounts};
 use serde_json::{Value, json};
 
 fn fails(encoder: &Encoder, value: Value, kind: RowKind, parts: &[&str]) {
@@ -84,7 +84,7 @@ fn columns_are_renamed_and_reached_into() {
 fn max_length_cuts_each_side_apart_and_counts() {
     let pair = row(json!({ "prompt": "abcd", "chosen": "yes", "rejected": "nononono" }));
     let encoder = encoder(settings(json!({ "max_length": 8 })));
-    let mut counts = Counts::default();
+    let mut counts = RowCounts::default();
     let sample = encoder.encode(&pair, RowKind::Preference, "x:1", &mut counts).unwrap().unwrap();
     let Example::Pair { chosen, rejected } = sample.example else { panic!("not a pair") };
     assert_eq!((chosen.ids.len(), rejected.ids.len()), (8, 8));
@@ -113,7 +113,7 @@ fn max_length_cuts_each_side_apart_and_counts() {
 #[test]
 fn rows_that_do_not_fit_say_what_was_found_and_expected() {
     use RowKind::*;
-    let e = encoder(Settings::default());
+    let e = encoder(PromptSettings::default());
     let user = json!([{ "role": "user", "content": "a" }]);
     let talk = json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }]);
     fails(
@@ -183,14 +183,14 @@ fn rows_that_do_not_fit_say_what_was_found_and_expected() {
     fails(&system, json!({ "prompt": "a" }), Prompt, &["data.system", "apply_chat_template"]);
     let template = encoder(settings(json!({ "template": "{{ quest }}" })));
     fails(&template, json!({ "question": "a" }), Prompt, &["data.template", "columns are question"]);
-    let bare = Encoder::new(data_help::tokenizer(), None, Settings::default()).unwrap();
+    let bare = Encoder::new(data_help::tokenizer(), None, PromptSettings::default()).unwrap();
     fails(&bare, json!({ "messages": user }), Prompt, &["no chat template"]);
 }
 
 #[test]
 fn numbers_roles_and_ends_of_conversations_are_named_as_they_are() {
     use RowKind::*;
-    let e = encoder(Settings::default());
+    let e = encoder(PromptSettings::default());
     let talk = |role: &str| json!([{ "role": "user", "content": "a" }, { "role": role, "content": "b" }]);
     // It said: got columns messages; expected messages.
     fails(
@@ -230,7 +230,7 @@ fn numbers_roles_and_ends_of_conversations_are_named_as_they_are() {
 
 #[test]
 fn content_in_parts_is_joined_and_images_are_refused() {
-    let e = encoder(Settings::default());
+    let e = encoder(PromptSettings::default());
     let user = |content: Value| json!({ "messages": [{ "role": "user", "content": content }, { "role": "assistant", "content": "b" }] });
     let text = |t: &str| json!({ "type": "text", "text": t });
     let whole = shown(&e, user(json!("one two")), RowKind::Sft);
@@ -244,7 +244,7 @@ fn content_in_parts_is_joined_and_images_are_refused() {
 
 #[test]
 fn tool_calls_that_the_template_drops_are_refused() {
-    let e = encoder(Settings::default());
+    let e = encoder(PromptSettings::default());
     let call = json!([{ "type": "function", "function": { "name": "add", "arguments": { "a": 1 } } }]);
     let talk = |last: Value| json!({ "messages": [{ "role": "user", "content": "1+1" }, last] });
     let calls = talk(json!({ "role": "assistant", "content": "", "tool_calls": call }));
@@ -265,7 +265,7 @@ fn bad_settings_are_refused_at_once() {
     assert!(refused(json!({ "columns": { "prompt": 3 } })).contains("data.columns.prompt"));
     assert!(refused(json!({ "examples": [{ "q": "x" }] })).contains("data.examples 1"));
     assert!(refused(json!({ "max_length": 0 })).contains("max_length"));
-    assert!(serde_json::from_value::<Settings>(json!({ "templte": "x" })).is_err());
+    assert!(serde_json::from_value::<PromptSettings>(json!({ "templte": "x" })).is_err());
 }
 
 #[test]
@@ -280,10 +280,10 @@ fn the_report_shows_examples_lengths_and_every_problem() {
         r#"[1]"#,
     ];
     let path = write(folder.path(), "train.jsonl", lines.join("\n"));
-    let source = Source::parse(path.to_str().unwrap()).unwrap();
+    let source = DataSource::parse(path.to_str().unwrap()).unwrap();
     let e = encoder(settings(json!({ "max_length": 20 })));
-    let limits = Limits { examples: 1, problems: 2 };
-    let look = |limits: Limits| {
+    let limits = ReportLimits { examples: 1, problems: 2 };
+    let look = |limits: ReportLimits| {
         let (datasets, report) = read(std::slice::from_ref(&source), &no_cache(), limits).unwrap();
         check(&datasets, report, &e, RowKind::Sft, limits, &|_| Ok(())).unwrap()
     };
@@ -302,7 +302,7 @@ fn the_report_shows_examples_lengths_and_every_problem() {
     ] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
-    let all = look(Limits::default()).to_string();
+    let all = look(ReportLimits::default()).to_string();
     assert!(all.contains("train.jsonl:2: the row does not fit"), "{all}");
 }
 
@@ -312,10 +312,10 @@ fn one_fault_in_many_rows_is_one_problem() {
     let lines: String =
         (0..500).map(|i| format!("{{\"question\": \"{i}\", \"answer\": \"{i}\"}}\n")).collect();
     let path = write(folder.path(), "qa.jsonl", lines + "{\"prompt\": 3}\n");
-    let source = Source::parse(path.to_str().unwrap()).unwrap();
-    let (datasets, report) = read(&[source], &no_cache(), Limits::default()).unwrap();
-    let e = encoder(Settings::default());
-    let report = check(&datasets, report, &e, RowKind::Sft, Limits::default(), &|_| Ok(())).unwrap();
+    let source = DataSource::parse(path.to_str().unwrap()).unwrap();
+    let (datasets, report) = read(&[source], &no_cache(), ReportLimits::default()).unwrap();
+    let e = encoder(PromptSettings::default());
+    let report = check(&datasets, report, &e, RowKind::Sft, ReportLimits::default(), &|_| Ok(())).unwrap();
     assert_eq!((report.found, report.problems.len()), (501, 2));
     let text = report.to_string();
     for part in [
@@ -331,7 +331,7 @@ fn one_fault_in_many_rows_is_one_problem() {
 
 #[test]
 fn alpaca_columns_are_read() {
-    let e = encoder(Settings::default());
+    let e = encoder(PromptSettings::default());
     let row = |input: Value| json!({ "instruction": "Add.", "input": input, "output": "3" });
     assert_eq!(shown(&e, row(json!("1+2")), RowKind::Sft), "Add.\n1+2⟦3<|im_end|>⟧");
     for none in [json!(""), Value::Null] {

@@ -275,7 +275,7 @@ fn suites_bring_their_verifiers() {
     let (stage, _) = checked(&model, &recipe("dr_grpo", &names, short));
     let grade = |task: &str, answer: &str, completion: &str| {
         let row = json!({"task": task, "answer": answer});
-        let columns = ferrl::verify::Columns::from(row.as_object().unwrap());
+        let columns = ferrl::verify::RowColumns::from(row.as_object().unwrap());
         let verifier = ferrl::setup::task_verifier(&stage.recipe).unwrap().unwrap();
         let sample = ferrl::verify::Sample { completion, columns, ..Default::default() };
         verifier.score(&sample).unwrap().reward
@@ -394,8 +394,8 @@ fn what_is_no_regular_file_is_said_to_be_none() {
         assert!(made.success());
     }
     let files = |path: &Path| {
-        let source = ferrl::data::Source::parse(path.to_str().unwrap()).unwrap();
-        source.files(&ferrl::data::hub::Cache::from_env()).unwrap_err().to_string()
+        let source = ferrl::data::DataSource::parse(path.to_str().unwrap()).unwrap();
+        source.files(&ferrl::data::hub::HubCache::from_env()).unwrap_err().to_string()
     };
     let cases = [
         ("loop.jsonl", "loop.jsonl"),

@@ -4,7 +4,7 @@
 
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{RunFolder, StepRecord};
-use ferrl::runner::{self, Watch};
+use ferrl::runner::{self, RunWatch};
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::Slot;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ struct Quiet {
     metrics: Vec<BTreeMap<String, f64>>,
 }
 
-impl Watch for Quiet {
+impl RunWatch for Quiet {
     fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, _step: u64, _steps: u64, record: &StepRecord) {
         self.steps += 1;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::data::hub::download::Hub;
-use ferrl::data::hub::{Cache, Repo};
+use ferrl::data::hub::{HubCache, Repo};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -129,8 +129,8 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, own: &str) {
     send(&mut stream, "404 Not Found", "", b"");
 }
 
-fn cache(folder: &tempfile::TempDir) -> Cache {
-    Cache { root: folder.path().join("hub"), offline: true }
+fn cache(folder: &tempfile::TempDir) -> HubCache {
+    HubCache { root: folder.path().join("hub"), offline: true }
 }
 
 fn all(name: &str) -> bool {

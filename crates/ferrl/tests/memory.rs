@@ -4,7 +4,7 @@
 
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{RunFolder, StepRecord};
-use ferrl::runner::{self, Follower, Options, Position, Watch};
+use ferrl::runner::{self, Follower, RunOptions, RunPosition, RunWatch};
 use ferrl_kernels::Ranks;
 use ferrl_kernels::comm::threads;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ struct Quiet {
     until: Option<usize>,
 }
 
-impl Watch for Quiet {
+impl RunWatch for Quiet {
     fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, _step: u64, _steps: u64, record: &StepRecord) {
         let difference = record.get("sampling/sampling_logp_difference/max");
@@ -86,7 +86,7 @@ fn run(resolved: &Resolved, runs: &Path, size: usize, until: Option<usize>) -> B
     std::thread::scope(|scope| {
         let one = |ranks: Ranks| {
             scope.spawn(move || {
-                let options = Options { ranks: ranks.clone(), ..Default::default() };
+                let options = RunOptions { ranks: ranks.clone(), ..Default::default() };
                 let open = || ferrl_kernels::open("cpu", Some(1));
                 if ranks.rank() > 0 {
                     let resolved = resolved.clone();
@@ -98,7 +98,7 @@ fn run(resolved: &Resolved, runs: &Path, size: usize, until: Option<usize>) -> B
                         true => RunFolder::open(&path)?,
                         false => RunFolder::create(runs, "run", &resolved.toml)?,
                     };
-                    let options = Options { position: Some(Position::of(&folder)?), ..options };
+                    let options = RunOptions { position: Some(RunPosition::of(&folder)?), ..options };
                     let mut watch = Quiet { until, ..Default::default() };
                     runner::run_with(resolved, folder, backend, &mut watch, options)?;
                     // ReST-EM trains other weights than those that sampled, and compares nothing.

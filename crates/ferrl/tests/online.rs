@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::{ALGORITHMS, Algorithm, find};
-use ferrl::experience::{ByRole, Counts, Experience, Loss, MicroBatch, Role, Sequence};
+use ferrl::experience::{ByRole, Experience, Loss, MicroBatch, Role, Sequence, UpdateCounts};
 use ferrl_engine::train::Stats;
 use serde_json::{Value, json};
 
@@ -53,7 +53,8 @@ fn loss(algorithm: &dyn Algorithm, e: &Experience, step: impl Fn(usize) -> f32) 
     }
     let mut all = ByRole::default();
     all.set(Role::Policy, policy);
-    let batch = MicroBatch { sequences: e.sequences.iter().collect(), counts: Counts::of(&e.sequences) };
+    let batch =
+        MicroBatch { sequences: e.sequences.iter().collect(), counts: UpdateCounts::of(&e.sequences) };
     algorithm.loss(&batch, &all)
 }
 

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::{Algorithm, find};
-use ferrl::experience::{ByRole, Counts, Experience, Kind, Loss, MicroBatch, Role, Sequence};
+use ferrl::experience::{ByRole, Evidence, Experience, Loss, MicroBatch, Role, Sequence, UpdateCounts};
 use ferrl_engine::train::Stats;
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ fn build(name: &str, settings: Value) -> Box<dyn Algorithm> {
 }
 
 /// A question of two tokens and an answer; `logp` are the current numbers of the answer's tokens.
-fn answer(kind: Kind, pair: Option<usize>, reference: &[f32]) -> Sequence {
+fn answer(kind: Evidence, pair: Option<usize>, reference: &[f32]) -> Sequence {
     let n = 2 + reference.len();
     let mut ref_logp = vec![0.0; n];
     ref_logp[1..n - 1].copy_from_slice(reference);
@@ -30,7 +30,7 @@ fn answer(kind: Kind, pair: Option<usize>, reference: &[f32]) -> Sequence {
 }
 
 fn pair(chosen: &[f32], rejected: &[f32]) -> Experience {
-    let sides = [answer(Kind::Chosen, Some(0), chosen), answer(Kind::Rejected, Some(0), rejected)];
+    let sides = [answer(Evidence::Chosen, Some(0), chosen), answer(Evidence::Rejected, Some(0), rejected)];
     Experience { sequences: sides.to_vec() }
 }
 
@@ -45,7 +45,8 @@ fn loss(algorithm: &dyn Algorithm, e: &Experience, logps: &[&[f32]]) -> Loss {
     }
     let mut all = ByRole::default();
     all.set(Role::Policy, stats);
-    let batch = MicroBatch { sequences: e.sequences.iter().collect(), counts: Counts::of(&e.sequences) };
+    let batch =
+        MicroBatch { sequences: e.sequences.iter().collect(), counts: UpdateCounts::of(&e.sequences) };
     algorithm.loss(&batch, &all)
 }
 
@@ -58,7 +59,8 @@ fn scores(algorithm: &dyn Algorithm, e: &Experience, scores: &[f32]) -> Loss {
     }
     let mut all = ByRole::default();
     all.set(Role::Policy, stats);
-    let batch = MicroBatch { sequences: e.sequences.iter().collect(), counts: Counts::of(&e.sequences) };
+    let batch =
+        MicroBatch { sequences: e.sequences.iter().collect(), counts: UpdateCounts::of(&e.sequences) };
     algorithm.loss(&batch, &all)
 }
 
@@ -129,7 +131,7 @@ fn the_reference_point_is_taken_over_mismatched_pairs_and_never_negative() {
     let labels = [true, false, true];
     let mut e = Experience::default();
     for (i, &good) in labels.iter().enumerate() {
-        let mut s = answer(Kind::Labelled(good), None, &vec![-1.0; i + 1]);
+        let mut s = answer(Evidence::Labelled(good), None, &vec![-1.0; i + 1]);
         s.ids.iter_mut().for_each(|id| *id += 100 * i as u32);
         e.sequences.push(s);
     }
@@ -207,7 +209,7 @@ fn a_margin_and_centring_shift_the_reward_model() {
 #[test]
 fn the_classifier_is_at_its_optimum_where_probabilities_are_the_targets() {
     let targets = [0.0f32, 0.25, 1.0];
-    let e = Experience { sequences: targets.map(|t| answer(Kind::Target(t), None, &[0.0])).to_vec() };
+    let e = Experience { sequences: targets.map(|t| answer(Evidence::Target(t), None, &[0.0])).to_vec() };
     let logit = (0.25f64 / 0.75).ln();
     let l = scores(&*build("classifier", json!({})), &e, &[-40.0, logit as f32, 40.0]);
     let entropy = -(0.25 * 0.25f64.ln() + 0.75 * 0.75f64.ln());
@@ -219,7 +221,7 @@ fn the_classifier_is_at_its_optimum_where_probabilities_are_the_targets() {
 fn answers_count_for_their_advantage() {
     let mut e = Experience::default();
     for (i, reward) in [1.0f32, 0.0, -2.0, 3.0].into_iter().enumerate() {
-        let s = Sequence { group: i / 2, trajectory: i, ..answer(Kind::Plain, None, &[0.0, 0.0]) };
+        let s = Sequence { group: i / 2, trajectory: i, ..answer(Evidence::Plain, None, &[0.0, 0.0]) };
         e.sequences.push(s.rewarded(reward));
     }
     let logps: [&[f32]; 4] = [&[-1.0, -2.0]; 4];
@@ -236,7 +238,7 @@ fn answers_count_for_their_advantage() {
 fn rejection_keeps_right_answers_once_and_at_most_so_many_of_a_question() {
     let mut e = Experience::default();
     for i in 0..8usize {
-        let mut s = Sequence { group: i / 4, trajectory: i, ..answer(Kind::Plain, None, &[0.0]) };
+        let mut s = Sequence { group: i / 4, trajectory: i, ..answer(Evidence::Plain, None, &[0.0]) };
         // Answers 1 and 2 to the first question are the same; the second question has one right answer.
         s.ids[2] = if i == 2 { 1 } else { i as u32 };
         e.sequences.push(s.rewarded(if i < 4 || i == 6 { 1.0 } else { 0.5 }));

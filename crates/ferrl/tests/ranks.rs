@@ -3,7 +3,7 @@
 
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{RunFolder, StepRecord};
-use ferrl::runner::{self, Follower, Options, Position, Watch};
+use ferrl::runner::{self, Follower, RunOptions, RunPosition, RunWatch};
 use ferrl_engine::Result;
 use ferrl_kernels::Ranks;
 use ferrl_kernels::comm::threads;
@@ -17,7 +17,7 @@ struct Quiet {
     done: u64,
 }
 
-impl Watch for Quiet {
+impl RunWatch for Quiet {
     fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, step: u64, _steps: u64, _record: &StepRecord) {
         self.done = step;
@@ -70,7 +70,7 @@ fn run_each(recipes: &[&Resolved], runs: &Path, until: u64) -> Vec<Result<()>> {
             .zip(recipes)
             .map(|(ranks, &resolved)| {
                 scope.spawn(move || {
-                    let options = Options { ranks: ranks.clone(), ..Default::default() };
+                    let options = RunOptions { ranks: ranks.clone(), ..Default::default() };
                     let open = || ferrl_kernels::open(&resolved.stages[0].recipe.device, Some(1));
                     if ranks.rank() > 0 {
                         let resolved = resolved.clone();
@@ -85,14 +85,14 @@ fn run_each(recipes: &[&Resolved], runs: &Path, until: u64) -> Vec<Result<()>> {
                             true => RunFolder::open(&path)?,
                             false => RunFolder::create(runs, "run", &resolved.toml)?,
                         };
-                        let position = Some(Position::of(&folder)?);
+                        let position = Some(RunPosition::of(&folder)?);
                         let mut watch = Quiet { until, done: 0 };
                         runner::run_with(
                             resolved,
                             folder,
                             backend,
                             &mut watch,
-                            Options { position, ..options },
+                            RunOptions { position, ..options },
                         )
                         .map(drop)
                     })

@@ -193,8 +193,8 @@ fn leaves(value: &Value, prefix: &str, out: &mut Vec<String>) {
 fn every_key_has_a_type_a_default_and_a_meaning() {
     for (defaults, table, prefix) in [
         (json!(Recipe::default()), keys(), ""),
-        (json!(ferrl::recipe::Init::default()), keys(), "model.init."),
-        (json!(ferrl::recipe::Reward::default()), keys(), "reward.N."),
+        (json!(ferrl::recipe::InitSettings::default()), keys(), "model.init."),
+        (json!(ferrl::recipe::RewardSettings::default()), keys(), "reward.N."),
         (json!(ferrl::algo::policy::Policy::default()), policy_keys(), "algo."),
     ] {
         let mut paths = Vec::new();

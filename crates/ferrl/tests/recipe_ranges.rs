@@ -3,12 +3,12 @@
 
 use ferrl::algo::ALGORITHMS;
 use ferrl::plan::Plan;
-use ferrl::recipe::{Key, Kind, Recipe, algorithm_keys, keys, policy_keys};
+use ferrl::recipe::{Key, KeyKind, Recipe, algorithm_keys, keys, policy_keys};
 
-fn is_number(kind: &Kind) -> bool {
+fn is_number(kind: &KeyKind) -> bool {
     match kind {
-        Kind::Whole | Kind::Number => true,
-        Kind::List(of) => is_number(of),
+        KeyKind::Whole | KeyKind::Number => true,
+        KeyKind::List(of) => is_number(of),
         _ => false,
     }
 }
@@ -66,12 +66,12 @@ fn numbers_out_of_range_are_refused_by_key_value_and_range() {
         for value in ["0", "-1", "1e300", "1e18", "1000000000000000000", "9223372036854775807", "nan", "inf"]
         {
             let word = match key.kind {
-                Kind::List(_) => format!("{path}=[{value}]"),
+                KeyKind::List(_) => format!("{path}=[{value}]"),
                 _ => format!("{path}={value}"),
             };
             let said = outcome(&text, std::slice::from_ref(&word));
             let number: f64 = value.parse().unwrap();
-            let whole = !matches!(key.kind, Kind::Whole) || !value.contains('e');
+            let whole = !matches!(key.kind, KeyKind::Whole) || !value.contains('e');
             if range.holds(number) && whole {
                 continue; // settled by the rules of the recipe, without a panic
             }
@@ -93,12 +93,12 @@ fn the_ends_of_a_range_are_planned_or_refused_without_overflow() {
         let inside = range.low + (range.high - range.low) * if high { 0.999 } else { 0.001 };
         let value = if open { inside } else { at };
         let whole = match &key.kind {
-            Kind::List(of) => **of == Kind::Whole,
-            kind => *kind == Kind::Whole,
+            KeyKind::List(of) => **of == KeyKind::Whole,
+            kind => *kind == KeyKind::Whole,
         };
         let value = if whole { format!("{}", value as i64) } else { format!("{value:e}") };
         let path = key.path.replace(".N.", ".0.");
-        if matches!(key.kind, Kind::List(_)) {
+        if matches!(key.kind, KeyKind::List(_)) {
             format!("{path}=[{value}]")
         } else {
             format!("{path}={value}")

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::Algorithm;
-use ferrl::experience::{ByRole, Counts, Experience, MicroBatch, Role, Sequence};
+use ferrl::experience::{ByRole, Experience, MicroBatch, Role, Sequence, UpdateCounts};
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl_engine::train::Stats;
 use serde_json::json;
@@ -75,7 +75,8 @@ fn behaviour(mut algorithm: Box<dyn Algorithm>) -> String {
     let mut stats = ByRole::default();
     stats.set(Role::Policy, policy);
     stats.set(Role::Critic, critic);
-    let batch = MicroBatch { sequences: e.sequences.iter().collect(), counts: Counts::of(&e.sequences) };
+    let batch =
+        MicroBatch { sequences: e.sequences.iter().collect(), counts: UpdateCounts::of(&e.sequences) };
     let loss = algorithm.loss(&batch, &stats);
     let grads: Vec<_> = [Role::Policy, Role::Critic]
         .iter()

@@ -2,18 +2,18 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::ALGORITHMS;
-use ferrl::recipe::{Key, Kind, Recipe, algorithm_keys, keys};
+use ferrl::recipe::{Key, KeyKind, Recipe, algorithm_keys, keys};
 
 /// Values that a key of this kind does not take.
-fn wrong(kind: &Kind) -> &'static [&'static str] {
+fn wrong(kind: &KeyKind) -> &'static [&'static str] {
     match kind {
-        Kind::Text | Kind::Choice(_) => &["3", "true", "[\"a\"]", "{ a = 1 }"],
-        Kind::Whole => &["\"x\"", "true", "[1]", "1.5", "{ a = 1 }"],
-        Kind::Number => &["\"x\"", "true", "[1]", "{ a = 1 }"],
-        Kind::Flag => &["1", "\"yes\"", "[true]"],
-        Kind::List(of) if **of == Kind::Number => &["\"x\"", "[\"x\"]", "true"],
-        Kind::List(of) if **of == Kind::Text => &["3", "[3]", "true"],
-        Kind::List(of) if **of == Kind::Whole => &["2.5", "[2.5]", "true", "\"nonsense\""],
+        KeyKind::Text | KeyKind::Choice(_) => &["3", "true", "[\"a\"]", "{ a = 1 }"],
+        KeyKind::Whole => &["\"x\"", "true", "[1]", "1.5", "{ a = 1 }"],
+        KeyKind::Number => &["\"x\"", "true", "[1]", "{ a = 1 }"],
+        KeyKind::Flag => &["1", "\"yes\"", "[true]"],
+        KeyKind::List(of) if **of == KeyKind::Number => &["\"x\"", "[\"x\"]", "true"],
+        KeyKind::List(of) if **of == KeyKind::Text => &["3", "[3]", "true"],
+        KeyKind::List(of) if **of == KeyKind::Whole => &["2.5", "[2.5]", "true", "\"nonsense\""],
         _ => &["3", "true", "\"nonsense\""],
     }
 }
@@ -55,7 +55,7 @@ fn a_value_of_another_type_is_refused_with_line_key_and_expected_type() {
             assert!(said.contains("r.toml:2"), "{named} = {value}: {said}");
             assert!(said.contains(&named), "{named} = {value}: {said}");
             // An entry of a list is blamed by itself.
-            let entry = matches!(key.kind, Kind::List(_)) && value.starts_with('[');
+            let entry = matches!(key.kind, KeyKind::List(_)) && value.starts_with('[');
             assert!(entry || said.contains(&format!("expected {expected}")), "{named} = {value}: {said}");
             assert!(said.contains("got "), "{named} = {value}: {said}");
             for internal in ["usize", "u64", "f64", "struct", "variant", "serde", "untagged", "i64"] {

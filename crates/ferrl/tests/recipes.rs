@@ -6,7 +6,7 @@ use ferrl::algo::metrics::{EVALUATED, Metric, SAMPLED, STEP};
 use ferrl::algo::{ALGORITHMS, Entry, Feed, find};
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{RunFolder, StepRecord};
-use ferrl::runner::{self, Watch};
+use ferrl::runner::{self, RunWatch};
 use ferrl::verify::VERIFIERS;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ struct Quiet {
     written: BTreeSet<(String, String)>,
 }
 
-impl Watch for Quiet {
+impl RunWatch for Quiet {
     fn stage(&mut self, _name: &str, steps: u64) {
         assert_eq!(steps, 3);
         self.stages += 1;

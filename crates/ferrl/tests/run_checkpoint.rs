@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::run::{
-    Best, CheckpointOptions, Checkpoints, Fault, FaultKind, Files, Role, files::FAULT_EXIT, latest, load,
+    Best, CheckpointOptions, Checkpoints, FaultKind, FileFault, Files, TrainedModel, files::FAULT_EXIT,
+    latest, load,
 };
 use ferrl_engine::Class;
 use ferrl_engine::checkpoint::{InitOptions, ModelDir};
@@ -84,8 +85,8 @@ fn bits(t: &Trainer) -> Vec<Option<Vec<u32>>> {
     out
 }
 
-fn role<'a>(name: &'a str, trainer: &'a Trainer, source: Option<&'a Path>) -> Role<'a> {
-    Role { name, trainer, config_json: None, source }
+fn role<'a>(name: &'a str, trainer: &'a Trainer, source: Option<&'a Path>) -> TrainedModel<'a> {
+    TrainedModel { name, trainer, config_json: None, source }
 }
 
 fn save(dir: &Path, files: &Files, n: u64, t: &Trainer) -> ferrl_engine::Result<PathBuf> {
@@ -151,7 +152,7 @@ fn a_checkpoint_of_another_model_is_refused_in_words() {
 #[ignore = "run by another test"]
 fn child() {
     let Ok(dir) = std::env::var("FERRL_TEST_DIR") else { return };
-    let fault = std::env::var("FERRL_TEST_FAULT").ok().map(|f| Fault::parse(&f).unwrap());
+    let fault = std::env::var("FERRL_TEST_FAULT").ok().map(|f| FileFault::parse(&f).unwrap());
     let mut t = trainer(Head::Lm, 1);
     step(&mut t, 0);
     step(&mut t, 1);
@@ -185,7 +186,7 @@ fn broken_at(
         !status.success()
     } else {
         step(&mut t, 1);
-        let files = Files::with_faults(Some(Fault { at: n, kind, lasting }));
+        let files = Files::with_faults(Some(FileFault { at: n, kind, lasting }));
         if let Err(e) = save(&dir, &files, second, &t) {
             let full = kind == FaultKind::Enospc;
             assert_eq!(e.class, if full { Class::Resource } else { Class::Data }, "{e}");

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::recipe::{Recipe, Resolved};
-use ferrl::run::{Fault, FaultKind, Files, RunFolder, StepRecord, files::FAULT_EXIT, latest};
-use ferrl::runner::{self, Watch};
+use ferrl::run::{FaultKind, FileFault, Files, RunFolder, StepRecord, files::FAULT_EXIT, latest};
+use ferrl::runner::{self, RunWatch};
 use ferrl::warnings::Warning;
 use ferrl_engine::{Class, Result};
 use ferrl_kernels::cpu::Cpu;
@@ -57,7 +57,7 @@ impl Drop for Temp {
 #[derive(Default)]
 struct Silent(Vec<Warning>);
 
-impl Watch for Silent {
+impl RunWatch for Silent {
     fn stage(&mut self, _: &str, _: u64) {}
     fn step(&mut self, _: &str, _: u64, _: u64, _: &StepRecord) {}
     fn note(&mut self, _: &str) {}
@@ -101,7 +101,7 @@ fn left(root: &Path) -> Left {
 #[ignore = "run by another test"]
 fn child() {
     let Ok(dir) = std::env::var("FERRL_TEST_DIR") else { return };
-    let fault = Fault::parse(&std::env::var("FERRL_TEST_FAULT").unwrap()).unwrap();
+    let fault = FileFault::parse(&std::env::var("FERRL_TEST_FAULT").unwrap()).unwrap();
     go(Path::new(&dir), &Files::with_faults(Some(fault))).unwrap();
 }
 
@@ -115,7 +115,7 @@ fn broken_at(n: u64, kind: FaultKind, want: &Left) {
         let status = command.env("FERRL_TEST_FAULT", format!("{n}:exit")).output().unwrap().status;
         assert_eq!(status.code(), Some(FAULT_EXIT), "{what}");
     } else {
-        let fault = Fault { at: n, kind, lasting: kind == FaultKind::Enospc };
+        let fault = FileFault { at: n, kind, lasting: kind == FaultKind::Enospc };
         let checkpoints = temp.0.join("r/checkpoints");
         match go(&temp.0, &Files::with_faults(Some(fault))) {
             // Old checkpoints that could not be removed are a warning, and so is what is derived from other files.

@@ -3,7 +3,7 @@
 
 use ferrl::experience::Metrics;
 use ferrl::run::{
-    Fault, FaultKind, Files, Mark, MetricsLog, RolloutRecord, Rollouts, RunFolder, StepRecord, check_name,
+    FaultKind, FileFault, Files, Mark, MetricsLog, RolloutRecord, Rollouts, RunFolder, StepRecord, check_name,
 };
 use std::fs;
 use std::path::PathBuf;
@@ -161,7 +161,7 @@ fn a_failed_line_is_not_there_and_can_be_written_again() {
         for at in 1..=5 {
             let temp = Temp::new();
             let path = temp.0.join("metrics.jsonl");
-            let files = Files::with_faults(Some(Fault { at, kind, lasting: false }));
+            let files = Files::with_faults(Some(FileFault { at, kind, lasting: false }));
             let mut log = loop {
                 if let Ok(log) = MetricsLog::open(&path, &files) {
                     break log;

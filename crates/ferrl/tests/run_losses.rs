@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::recipe::{Recipe, Resolved};
-use ferrl::run::{Fault, FaultKind, Files, MetricsLog, RunFolder, StepRecord, latest};
-use ferrl::runner::{self, Options, Outcome, Watch};
+use ferrl::run::{FaultKind, FileFault, Files, MetricsLog, RunFolder, StepRecord, latest};
+use ferrl::runner::{self, RunOptions, RunOutcome, RunWatch};
 use ferrl::train::Waits;
 use ferrl_engine::{Class, Error, Result};
 use ferrl_kernels::cpu::Cpu;
@@ -73,7 +73,7 @@ fn tell(told: &AtomicUsize, panics_at: usize) {
     assert!(told.fetch_add(1, Ordering::SeqCst) + 1 != panics_at, "sabotage");
 }
 
-impl Watch for Saboteur {
+impl RunWatch for Saboteur {
     fn stage(&mut self, _: &str, _: u64) {}
     fn step(&mut self, _: &str, _: u64, _: u64, record: &StepRecord) {
         if let Some((_, folder)) = self.removes.as_ref().filter(|r| r.0 == record.step) {
@@ -96,7 +96,7 @@ impl Watch for Saboteur {
 }
 
 /// Starts the run, or goes on with it.
-fn go(root: &Path, resolved: &Resolved, files: &Files, watch: &mut Saboteur) -> Result<Outcome> {
+fn go(root: &Path, resolved: &Resolved, files: &Files, watch: &mut Saboteur) -> Result<RunOutcome> {
     let folder = match root.join("r").exists() {
         true => RunFolder::open_with(&root.join("r"), files.clone())?,
         false => RunFolder::create_with(root, "r", &resolved.toml, files.clone())?,
@@ -222,7 +222,7 @@ fn a_disk_that_is_full_for_a_while_pauses_the_run() {
     let mut paused = 0;
     for at in before.operations() + 1..=files.operations() {
         let temp = Temp::new();
-        let fault = Fault { at, kind: FaultKind::Enospc, lasting: false };
+        let fault = FileFault { at, kind: FaultKind::Enospc, lasting: false };
         let mut watch = Saboteur { waits_for_disk: true, ..Default::default() };
         match go(&temp.0, &resolved, &Files::with_faults(Some(fault)), &mut watch) {
             Ok(_) => paused += 1,
@@ -247,7 +247,7 @@ fn what_was_learned_is_saved_when_a_line_cannot_be_written() {
     let mut lost = 0;
     for at in (20..=files.operations()).step_by(3) {
         let temp = Temp::new();
-        let files = Files::with_faults(Some(Fault { at, kind: FaultKind::Eio, lasting: false }));
+        let files = Files::with_faults(Some(FileFault { at, kind: FaultKind::Eio, lasting: false }));
         if go(&temp.0, &resolved, &files, &mut Saboteur::default()).is_err() {
             let (written, saved) = standing(&temp.0);
             lost += written.saturating_sub(saved);
@@ -275,7 +275,7 @@ fn a_folder_that_vanishes_is_rescued_where_that_was_asked_for() {
     go(&whole.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
     let mut watch = Saboteur { removes: Some((1, temp.0.join("r"))), ..Default::default() };
     let folder = RunFolder::create(&temp.0, "r", &resolved.toml).unwrap();
-    let options = Options { rescue: Some(temp.0.join("elsewhere")), ..Default::default() };
+    let options = RunOptions { rescue: Some(temp.0.join("elsewhere")), ..Default::default() };
     let backend = Arc::new(Cpu::new(Some(1)).unwrap());
     let error = runner::run_with(&resolved, folder, backend, &mut watch, options).err().expect("it is gone");
     assert!(error.to_string().contains("is gone"), "{error}");

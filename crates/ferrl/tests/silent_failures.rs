@@ -7,10 +7,10 @@
 use ferrl::algo::UpdatePlan;
 use ferrl::algo::find;
 use ferrl::batch::updates;
-use ferrl::experience::{ByRole, Counts, Experience, MicroBatch, Role, Sequence};
-use ferrl::recipe::{Data, Model, Optim, Recipe, Reward, Rollout, Train};
+use ferrl::experience::{ByRole, Experience, MicroBatch, Role, Sequence, UpdateCounts};
+use ferrl::recipe::{DataSettings, ModelSettings, Optim, Recipe, RewardSettings, Rollout, Train};
 use ferrl::run::{MetricsLog, RunFolder, StepRecord};
-use ferrl::runner::{self, Watch};
+use ferrl::runner::{self, RunWatch};
 use ferrl::setup;
 use ferrl::train::Stage;
 use ferrl_engine::checkpoint::{InitOptions, SaveOptions, StorageFormat, init_model};
@@ -69,8 +69,11 @@ impl World {
     fn recipe(&self, file: &str, algo: Value) -> Recipe {
         let object = |value: Value| -> Map<String, Value> { value.as_object().unwrap().clone() };
         Recipe {
-            model: Model { dtype: Some("f32".into()), ..Default::default() },
-            data: Data { train: vec![self.0.join(file).to_str().unwrap().into()], ..Default::default() },
+            model: ModelSettings { dtype: Some("f32".into()), ..Default::default() },
+            data: DataSettings {
+                train: vec![self.0.join(file).to_str().unwrap().into()],
+                ..Default::default()
+            },
             algo: object(algo),
             rollout: Rollout {
                 prompts: 2,
@@ -79,7 +82,7 @@ impl World {
                 cache_mib: 8,
                 ..Default::default()
             },
-            reward: vec![Reward {
+            reward: vec![RewardSettings {
                 verifier: Some("regex".into()),
                 options: object(json!({ "pattern": "[aeiou].*[aeiou]", "whole": false })),
                 // A random model seldom ends by itself.
@@ -375,7 +378,8 @@ fn clip_bounds_on_the_wrong_side() {
         let mut logp = vec![-1.0f32; 6];
         logp[3 * sequence] += ratio.ln() as f32;
         all.set(Role::Policy, Stats { logp, entropy: vec![0.0; 6], ..Default::default() });
-        let batch = MicroBatch { sequences: e.sequences.iter().collect(), counts: Counts::of(&e.sequences) };
+        let batch =
+            MicroBatch { sequences: e.sequences.iter().collect(), counts: UpdateCounts::of(&e.sequences) };
         algorithm.loss(&batch, &all).grads.get(Role::Policy).unwrap().logp[3 * sequence]
     };
     // The better answer stops gaining above 1.3 and is never held back below; the worse one is its mirror image.
@@ -404,7 +408,7 @@ fn an_order_of_data_that_begins_again_after_a_restart() {
 /// Looks on for so many steps.
 struct Steps(usize);
 
-impl Watch for Steps {
+impl RunWatch for Steps {
     fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, _step: u64, _steps: u64, _record: &StepRecord) {
         self.0 -= 1;

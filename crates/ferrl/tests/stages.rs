@@ -1,7 +1,7 @@
 //! What a stage does for an algorithm beside its loss: which weights change, and where they start from.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl::recipe::{Init, Recipe, Reward};
+use ferrl::recipe::{InitSettings, Recipe, RewardSettings};
 use ferrl::setup;
 use ferrl::train::Stage;
 use serde_json::{Value, json};
@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 fn recipe(algo: Value) -> Recipe {
     let mut r = Recipe { algo: algo.as_object().unwrap().clone(), ..Default::default() };
     let (heads, kv_heads, ffn) = (Some(2), Some(2), Some(32));
-    let init = Init { hidden: 16, layers: 1, heads, kv_heads, ffn, max_positions: 64, ..Default::default() };
+    let init =
+        InitSettings { hidden: 16, layers: 1, heads, kv_heads, ffn, max_positions: 64, ..Default::default() };
     r.model.init = Some(init);
     r.data.train = vec!["task:chain".into()];
     r.data.max_length = 48;
@@ -58,7 +59,7 @@ fn a_restart_goes_back_to_the_stage_s_first_weights() {
     for restart in [true, false] {
         // Every answer is good enough.
         let mut r = recipe(json!({ "name": "rest_em", "threshold": -1.0, "restart": restart }));
-        r.reward = vec![Reward { verifier: Some("chain".into()), ..Default::default() }];
+        r.reward = vec![RewardSettings { verifier: Some("chain".into()), ..Default::default() }];
         let (mut stage, _folder) = stage(r);
         let start = weights(&stage);
         stage.step().unwrap();

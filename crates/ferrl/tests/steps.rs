@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::Feed;
-use ferrl::recipe::{Init, Recipe};
+use ferrl::recipe::{InitSettings, Recipe};
 use ferrl::rollout::Actor;
 use ferrl::setup;
-use ferrl::steps::{Settings, StepPairs, judge};
+use ferrl::steps::{StepPairs, StepSettings, judge};
 use ferrl::train::Stage;
 use ferrl::verify::chain::Chain;
 use ferrl_engine::checkpoint::{SaveOptions, StorageFormat};
@@ -50,7 +50,7 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
         },
         verifier: &*verifier,
         recipe,
-        settings: Settings { prompts: 100, samples: 2, ..Default::default() },
+        settings: StepSettings { prompts: 100, samples: 2, ..Default::default() },
     };
     let mut rows = Vec::new();
     let mut asked = 0;
@@ -69,7 +69,7 @@ fn mistakes_become_pairs_of_steps_that_a_method_learns_from() {
     let folder = tempfile::tempdir().unwrap();
     let start = folder.path().join("start");
     let mut first = recipe(json!({ "name": "sft" }));
-    first.model.init = Some(Init {
+    first.model.init = Some(InitSettings {
         hidden: 32,
         layers: 1,
         heads: Some(2),

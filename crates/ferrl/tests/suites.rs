@@ -2,26 +2,26 @@
 //! is graded wrong, from files and from the hub's cache.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl::data::hub::Cache;
-use ferrl::data::{Dataset, Row, Source};
+use ferrl::data::hub::HubCache;
+use ferrl::data::{DataSource, Dataset, Row};
 use ferrl::suite::{Entry, SUITES, Use, find};
-use ferrl::verify::{Columns, Sample};
+use ferrl::verify::{RowColumns, Sample};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
 
-fn cache(root: &Path) -> Cache {
-    Cache { root: root.to_path_buf(), offline: true }
+fn cache(root: &Path) -> HubCache {
+    HubCache { root: root.to_path_buf(), offline: true }
 }
 
 fn read(source: &str, root: &Path) -> Dataset {
-    Dataset::read(&Source::parse(source).unwrap(), &cache(root)).unwrap()
+    Dataset::read(&DataSource::parse(source).unwrap(), &cache(root)).unwrap()
 }
 
 fn score(entry: &Entry, row: &Row, completion: &str) -> f64 {
     let verifier = entry.verifier().unwrap().unwrap();
     let prompt = row["prompt"].as_str().unwrap();
-    let columns = Columns::from(row);
+    let columns = RowColumns::from(row);
     let sample = Sample { prompt, completion, columns, ..Default::default() };
     let score = verifier.score(&sample).unwrap_or_else(|e| panic!("{}: {e}", entry.name));
     score.score.unwrap_or(score.reward)
@@ -67,7 +67,7 @@ fn a_row_that_is_not_of_the_suite_is_named_with_its_columns() {
     for entry in SUITES {
         let path = folder.path().join("rows.jsonl");
         std::fs::write(&path, "{\"nothing\": 1}\n").unwrap();
-        let source = Source::parse(&format!("suite:{}={}", entry.name, path.display())).unwrap();
+        let source = DataSource::parse(&format!("suite:{}={}", entry.name, path.display())).unwrap();
         let data = Dataset::read(&source, &cache(folder.path()));
         if entry.usable.is_some() {
             assert!(data.unwrap_err().to_string().contains("none of the 1 rows"), "{}", entry.name);
@@ -95,15 +95,15 @@ fn the_hub_s_cache_gives_training_rows_to_train_and_test_rows_to_test() {
     put(folder.path(), "openai/gsm8k", "main/train.jsonl", &[row("a"), row("b")]);
     put(folder.path(), "openai/gsm8k", "main/test.jsonl", &[row("c")]);
     put(folder.path(), "openai/gsm8k", "socratic/train.jsonl", &[row("not this")]);
-    let texts = |source: Source| {
+    let texts = |source: DataSource| {
         let data = Dataset::read(&source, &cache(folder.path())).unwrap();
         let text = |i| data.row(i).unwrap()["question"].as_str().unwrap().to_string();
         (0..data.len()).map(text).collect::<Vec<_>>()
     };
-    assert_eq!(texts(Source::parse("suite:gsm8k").unwrap()), ["a", "b"]);
-    assert_eq!(texts(Source::held_out("suite:gsm8k").unwrap()), ["c"]);
-    assert_eq!(texts(Source::parse("test@suite:gsm8k").unwrap()), ["c"]);
-    assert_eq!(texts(Source::parse("train[1:]@suite:gsm8k").unwrap()), ["b"]);
+    assert_eq!(texts(DataSource::parse("suite:gsm8k").unwrap()), ["a", "b"]);
+    assert_eq!(texts(DataSource::held_out("suite:gsm8k").unwrap()), ["c"]);
+    assert_eq!(texts(DataSource::parse("test@suite:gsm8k").unwrap()), ["c"]);
+    assert_eq!(texts(DataSource::parse("train[1:]@suite:gsm8k").unwrap()), ["b"]);
     // Seven folders are one data set.
     let entry = find("math").unwrap();
     for (i, part) in entry.parts.iter().enumerate() {
@@ -111,27 +111,27 @@ fn the_hub_s_cache_gives_training_rows_to_train_and_test_rows_to_test() {
             json!({"problem": format!("p{i}"), "level": "Level 1", "type": part, "solution": "\\boxed{1}"});
         put(folder.path(), entry.repo, &format!("{part}/test.jsonl"), &[row.clone(), row]);
     }
-    let all = Dataset::read(&Source::held_out("suite:math").unwrap(), &cache(folder.path())).unwrap();
+    let all = Dataset::read(&DataSource::held_out("suite:math").unwrap(), &cache(folder.path())).unwrap();
     assert_eq!(all.len(), 14);
     // The only file is read whatever it is called.
     let college = find("college-math").unwrap();
     put(folder.path(), college.repo, "college-math-test.jsonl", &[row("x")]);
     let data =
-        Dataset::read(&Source::held_out("suite:college_math").unwrap(), &cache(folder.path())).unwrap();
+        Dataset::read(&DataSource::held_out("suite:college_math").unwrap(), &cache(folder.path())).unwrap();
     assert_eq!(data.len(), 1);
 }
 
 #[test]
 fn names_and_splits_that_are_not_there_say_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
-    let parse = |text: &str| Source::parse(text).unwrap_err().to_string();
+    let parse = |text: &str| DataSource::parse(text).unwrap_err().to_string();
     assert!(parse("suite:gsm8").contains("suite:gsm8k"));
     assert!(
         parse("suite:math500").contains("test@suite:math500"),
         "a test set is not trained on by its name alone"
     );
     let absent =
-        Source::held_out("suite:gsm8k").unwrap().files(&cache(folder.path())).unwrap_err().to_string();
+        DataSource::held_out("suite:gsm8k").unwrap().files(&cache(folder.path())).unwrap_err().to_string();
     assert!(absent.contains("hf download openai/gsm8k --repo-type dataset --include \"main/*\""), "{absent}");
     assert!(absent.contains("suite:gsm8k=PATH"), "{absent}");
     for same in ["MATH-500", "math_500", "math500"] {

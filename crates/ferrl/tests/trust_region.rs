@@ -9,7 +9,7 @@ use ferrl::trust_region::{Fisher, conjugate_gradients};
 use ferrl::verify::VERIFIERS;
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, ParamVector, Sequence, StatGrads, Trainer};
+use ferrl_engine::train::{Batch, BatchSequence, OptimizerOptions, ParamVector, StatGrads, Trainer};
 use ferrl_kernels::DType;
 use ferrl_kernels::Ranks;
 use ferrl_kernels::cpu::Cpu;
@@ -30,9 +30,9 @@ fn batches() -> Vec<Batch> {
     let sequence = |s: u32, n: u32| {
         let ids: Vec<u32> = (0..n).map(|i| (s * 5 + i * i + 3 * i) % 11).collect();
         let scored = (0..n).map(|i| i >= 3).collect();
-        Sequence { ids, scored, ..Default::default() }
+        BatchSequence { ids, scored, ..Default::default() }
     };
-    let batch = |s: Vec<Sequence>| Batch { sequences: s, others_per_row: 0 };
+    let batch = |s: Vec<BatchSequence>| Batch { sequences: s, others_per_row: 0 };
     vec![batch(vec![sequence(1, 7), sequence(2, 9)]), batch(vec![sequence(3, 8)])]
 }
 

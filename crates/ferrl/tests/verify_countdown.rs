@@ -1,10 +1,10 @@
 //! Countdown: the judge against tricky answers and brute force, the puzzles and their split.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl::verify::countdown::expression::{Expr, Fraction, Op};
+use ferrl::verify::countdown::expression::{CountdownExpr, CountdownOp, Fraction};
 use ferrl::verify::countdown::{
-    CountdownOptions, DemonstrationOptions, Format, Split, Verdict, demonstrate, generate, held_out, judge,
-    solve, solve_with,
+    AnswerFormat, CountdownOptions, DemonstrationOptions, PuzzleSplit, Verdict, demonstrate, generate,
+    held_out, judge, solve, solve_with,
 };
 use ferrl::verify::{Sample, Score, build};
 use serde_json::{Map, Value, json};
@@ -230,7 +230,7 @@ fn reachable(numbers: &[i64], known: &mut HashMap<Vec<i64>, HashSet<Fraction>>) 
         };
         let (left, right) = (reachable(&side(1), known), reachable(&side(0), known));
         for a in &left {
-            values.extend(right.iter().flat_map(|b| Op::ALL.map(|op| op.apply(*a, *b))).flatten());
+            values.extend(right.iter().flat_map(|b| CountdownOp::ALL.map(|op| op.apply(*a, *b))).flatten());
         }
     }
     known.insert(numbers.to_vec(), values.clone());
@@ -256,7 +256,7 @@ fn the_solver_finds_what_brute_force_finds() {
     }
     assert!(solved > 150, "{solved}");
     assert_eq!(solve(&[3, 3, 8, 8], 24).as_deref(), Some("8/(3-8/3)"));
-    assert_eq!(solve_with(&[2, 3], 6, &[Op::Add, Op::Sub]), None);
+    assert_eq!(solve_with(&[2, 3], 6, &[CountdownOp::Add, CountdownOp::Sub]), None);
     assert_eq!(solve(&[], 0), None);
     let began = std::time::Instant::now();
     assert_eq!(solve(&[1, 1, 1, 1, 1, 1], 999), None);
@@ -267,7 +267,7 @@ fn the_solver_finds_what_brute_force_finds() {
 #[test]
 fn puzzles_are_solvable_repeatable_and_split_for_good() {
     let train = CountdownOptions::default();
-    let test = CountdownOptions { split: Split::HeldOut, ..train.clone() };
+    let test = CountdownOptions { split: PuzzleSplit::HeldOut, ..train.clone() };
     let mut seen: [HashSet<(Vec<i64>, i64)>; 2] = Default::default();
     for (side, (options, seed)) in [(&train, 1), (&test, 2)].into_iter().enumerate() {
         for index in 0..10_000 {
@@ -288,7 +288,7 @@ fn puzzles_are_solvable_repeatable_and_split_for_good() {
     assert_ne!(generate(1, 77, &train), generate(2, 77, &train));
     // The same puzzle in another order is on the same side.
     assert_eq!(held_out(&[1, 2, 3], 6, 0.5), held_out(&[3, 1, 2], 6, 0.5));
-    let all = CountdownOptions { split: Split::All, ..train.clone() };
+    let all = CountdownOptions { split: PuzzleSplit::All, ..train.clone() };
     let share = (0..5_000).filter(|&i| {
         let p = generate(3, i, &all).unwrap();
         held_out(&p.numbers, p.target, 0.1)
@@ -302,7 +302,7 @@ fn other_kinds_of_puzzles() {
         numbers: (3, 4),
         max_number: 99,
         max_target: 1000,
-        ops: Op::listed("+ - */").unwrap(),
+        ops: CountdownOp::listed("+ - */").unwrap(),
         ..CountdownOptions::default()
     };
     let mut signs = HashSet::new();
@@ -322,7 +322,7 @@ fn other_kinds_of_puzzles() {
     ] {
         assert!(generate(0, 0, &bad).is_err(), "{bad:?}");
     }
-    assert!(Op::listed("+^").is_err());
+    assert!(CountdownOp::listed("+^").is_err());
     let puzzle = generate(5, 0, &options).unwrap();
     assert_eq!(puzzle.columns()["target"], json!(puzzle.target));
     assert!(puzzle.short_prompt().ends_with(&format!(":{}=", puzzle.target)));
@@ -332,12 +332,12 @@ fn other_kinds_of_puzzles() {
 fn demonstrations_are_right_except_for_their_noise() {
     let puzzles: Vec<_> = (0..1_000).map(|i| generate(7, i, &CountdownOptions::default()).unwrap()).collect();
     for (format, tries) in [
-        (Format::Plain, 0),
-        (Format::Answer, 0),
-        (Format::Answer, 3),
-        (Format::Line, 3),
-        (Format::ThinkAnswer, 0),
-        (Format::ThinkAnswer, 3),
+        (AnswerFormat::Plain, 0),
+        (AnswerFormat::Answer, 0),
+        (AnswerFormat::Answer, 3),
+        (AnswerFormat::Line, 3),
+        (AnswerFormat::ThinkAnswer, 0),
+        (AnswerFormat::ThinkAnswer, 3),
     ] {
         for (noise, least, most) in [(0.0, 1000, 1000), (0.5, 500, 650), (1.0, 20, 250)] {
             let options = DemonstrationOptions { format, tries, noise, ..DemonstrationOptions::default() };
@@ -346,7 +346,7 @@ fn demonstrations_are_right_except_for_their_noise() {
                 let text = demonstrate(puzzle, 1, index, &options).unwrap();
                 assert_eq!(text, demonstrate(puzzle, 1, index, &options).unwrap());
                 let answer = format.answer(&text).unwrap_or_else(|| panic!("{text}"));
-                let expr = Expr::parse(answer).unwrap_or_else(|| panic!("{text}"));
+                let expr = CountdownExpr::parse(answer).unwrap_or_else(|| panic!("{text}"));
                 let (mut used, mut given) = (expr.numbers(), puzzle.numbers.clone());
                 used.sort_unstable();
                 given.sort_unstable();

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::verify::{Outcome, Progress, Sample, Verifier, build, python::Python};
-use ferrl::worker::{Answer, Arguments, Failure, Kind, Pool, WorkerOptions};
+use ferrl::worker::{Answer, Arguments, Failure, FailureKind, WorkerOptions, WorkerPool};
 use ferrl_engine::Class;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -23,9 +23,9 @@ fn python() -> bool {
     found
 }
 
-fn pool(functions: &[&str], timeout_ms: u64) -> Pool {
+fn pool(functions: &[&str], timeout_ms: u64) -> WorkerPool {
     let timeout = Duration::from_millis(timeout_ms);
-    Pool::start(WorkerOptions { timeout, max_line: 1 << 20, ..WorkerOptions::new(file(), functions) })
+    WorkerPool::start(WorkerOptions { timeout, max_line: 1 << 20, ..WorkerOptions::new(file(), functions) })
         .unwrap()
 }
 
@@ -38,11 +38,11 @@ fn marker() -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn call(pool: &Pool, function: &str, completions: &[&str]) -> Vec<Answer> {
+fn call(pool: &WorkerPool, function: &str, completions: &[&str]) -> Vec<Answer> {
     call_as(pool, function, &marker(), completions)
 }
 
-fn call_as(pool: &Pool, function: &str, prompt: &str, completions: &[&str]) -> Vec<Answer> {
+fn call_as(pool: &WorkerPool, function: &str, prompt: &str, completions: &[&str]) -> Vec<Answer> {
     let ids: Vec<u64> = (40..).take(completions.len()).collect();
     let mut arguments = Arguments::default();
     arguments.columns.insert("prompts".into(), json!(vec![prompt; completions.len()]));
@@ -54,7 +54,7 @@ fn call_as(pool: &Pool, function: &str, prompt: &str, completions: &[&str]) -> V
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// The failure of a call on two completions, and that the worker is sound again afterwards.
-fn failure(pool: &Pool, function: &str) -> Box<Failure> {
+fn failure(pool: &WorkerPool, function: &str) -> Box<Failure> {
     let answers = call(pool, function, &["a", "bb"]);
     assert_eq!(answers.len(), 2);
     let failure = answers[0].clone().unwrap_err();
@@ -89,10 +89,10 @@ fn a_worker_that_ends_is_replaced_and_its_call_made_again() {
     let pool = pool(&["reward", "exits", "aborts", "exits_once", "hangs_once", "raises_once"], 3_000);
     for round in 0..3 {
         let f = failure(&pool, "exits");
-        assert_eq!((&f.kind, f.attempts), (&Kind::Exited("exit status: 3".into()), 2), "{round}");
+        assert_eq!((&f.kind, f.attempts), (&FailureKind::Exited("exit status: 3".into()), 2), "{round}");
         assert_eq!(f.stderr, ["leaving now"]);
         let f = failure(&pool, "aborts");
-        assert!(matches!(&f.kind, Kind::Exited(s) if s.contains("SIGABRT")), "{f}");
+        assert!(matches!(&f.kind, FailureKind::Exited(s) if s.contains("SIGABRT")), "{f}");
     }
     // Both rollouts at once, then each by itself.
     assert_eq!((pool.counts().restarts, pool.counts().failures), (18, 12));
@@ -111,7 +111,7 @@ fn a_worker_that_hangs_or_is_late_is_ended_at_the_deadline() {
     for function in ["hangs", "spins", "stops", "late"] {
         let began = Instant::now();
         let f = failure(&pool, function);
-        assert_eq!(f.kind, Kind::TimedOut(Duration::from_millis(1_000)), "{function}");
+        assert_eq!(f.kind, FailureKind::TimedOut(Duration::from_millis(1_000)), "{function}");
         assert!(f.waited >= Duration::from_millis(2_000) && began.elapsed() < PATIENCE);
         // A hang says where it hangs.
         let told = f.stderr.iter().any(|l| l.contains(&format!("in {function}")));
@@ -139,12 +139,12 @@ fn what_is_not_the_answer_is_never_taken_for_it() {
         assert_eq!(call(&pool, "forks", &["a"]), [Ok(Some(1.0))]);
     }
     assert_eq!((pool.counts().stale, pool.counts().restarts), (3, 0));
-    assert!(matches!(failure(&pool, "garbage").kind, Kind::Garbage(t) if t.contains("not json")));
+    assert!(matches!(failure(&pool, "garbage").kind, FailureKind::Garbage(t) if t.contains("not json")));
     let f = failure(&pool, "forges");
-    assert!(matches!(f.kind, Kind::Garbage(_)), "{f}");
-    assert_eq!(failure(&pool, "huge").kind, Kind::TooLong(1 << 20));
+    assert!(matches!(f.kind, FailureKind::Garbage(_)), "{f}");
+    assert_eq!(failure(&pool, "huge").kind, FailureKind::TooLong(1 << 20));
     let f = failure(&pool, "quits");
-    assert!(matches!(f.kind, Kind::Raised { trace, .. } if trace.contains("SystemExit")));
+    assert!(matches!(f.kind, FailureKind::Raised { trace, .. } if trace.contains("SystemExit")));
 }
 
 #[test]
@@ -162,13 +162,13 @@ fn contracts_are_told_with_got_and_expected() {
         ("nothing", "NoneType None", one),
     ] {
         let f = failure(&pool, function);
-        assert_eq!(f.kind, Kind::Contract { got: got.into(), expected: expected.into() });
+        assert_eq!(f.kind, FailureKind::Contract { got: got.into(), expected: expected.into() });
         let error = ferrl_engine::Error::from(f);
         assert!(error.class == Class::Usage, "{error}");
     }
     let f = failure(&pool, "raises");
     assert!(
-        matches!(&f.kind, Kind::Raised { trace, place } if trace.contains("ValueError")
+        matches!(&f.kind, FailureKind::Raised { trace, place } if trace.contains("ValueError")
             && trace.contains("in raises") && !trace.contains("<string>") && place.starts_with("rewards.py:")),
         "{f}"
     );
@@ -183,7 +183,7 @@ fn contracts_are_told_with_got_and_expected() {
     let answers = call(&pool, "asks_too_much", &["a", "b", "c"]);
     let f = answers[2].clone().unwrap_err();
     assert!(
-        matches!(&f.kind, Kind::Signature { problem, given } if problem.contains("'solution'")
+        matches!(&f.kind, FailureKind::Signature { problem, given } if problem.contains("'solution'")
         && given.contains("completions")),
         "{f}"
     );
@@ -192,7 +192,7 @@ fn contracts_are_told_with_got_and_expected() {
     let answers = call(&pool, "nan", &["good", "bad", "good"]);
     assert_eq!((&answers[0], &answers[2]), (&Ok(Some(1.0)), &Ok(Some(1.0))));
     let f = answers[1].clone().unwrap_err();
-    assert_eq!((f.kind, f.ids), (Kind::NonFinite("nan".into()), vec![41]));
+    assert_eq!((f.kind, f.ids), (FailureKind::NonFinite("nan".into()), vec![41]));
     assert_eq!(pool.counts().restarts, 0);
 }
 
@@ -231,7 +231,7 @@ fn an_interrupt_ends_the_wait_for_a_function_that_hangs() {
     }
     let flag = std::sync::Arc::new(AtomicBool::new(false));
     let options = WorkerOptions { interrupt: flag.clone(), ..WorkerOptions::new(file(), &["hangs"]) };
-    let pool = Pool::start(options).unwrap();
+    let pool = WorkerPool::start(options).unwrap();
     let wait = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
         flag.store(true, Ordering::SeqCst);
@@ -239,7 +239,7 @@ fn an_interrupt_ends_the_wait_for_a_function_that_hangs() {
     });
     let answers = call(&pool, "hangs", &["a", "b"]);
     let since = wait.join().unwrap().elapsed();
-    assert!(answers.iter().all(|a| matches!(a, Err(f) if f.kind == Kind::Interrupted)), "{answers:?}");
+    assert!(answers.iter().all(|a| matches!(a, Err(f) if f.kind == FailureKind::Interrupted)), "{answers:?}");
     assert!(since < PATIENCE, "{since:?}");
 }
 
@@ -291,7 +291,7 @@ fn nothing_a_worker_started_outlives_it() {
     assert!(first.split_whitespace().count() == 2 && first.split_whitespace().all(lives), "{first}");
     // The end of the process is seen although its children hold the pipes open.
     let f = call_as(&pool, "leaks_and_exits", &dead, &["a"])[0].clone().unwrap_err();
-    assert!(matches!(f.kind, Kind::Exited(_)) && f.waited < PATIENCE, "{f}");
+    assert!(matches!(f.kind, FailureKind::Exited(_)) && f.waited < PATIENCE, "{f}");
     let started = std::fs::read_to_string(&dead).unwrap();
     assert_eq!(started.lines().count(), 2, "both tries");
     drop(pool);
@@ -345,7 +345,7 @@ fn a_file_that_cannot_be_used_is_refused_at_the_start() {
     if !python() {
         return;
     }
-    let refused = |options: WorkerOptions| Pool::start(options).err().unwrap();
+    let refused = |options: WorkerOptions| WorkerPool::start(options).err().unwrap();
     let error = refused(WorkerOptions::new(file(), &["rewrad"]));
     assert!(error.class == Class::Usage && error.to_string().contains("did you mean \"reward\""), "{error}");
     let error = refused(WorkerOptions::new("no/such/file.py", &["reward"]));

@@ -470,7 +470,7 @@ impl Ask {
 
 /// A token chosen from a row of logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Choice {
+pub struct TokenChoice {
     /// Which.
     pub token: u32,
     /// Its logit.

@@ -122,7 +122,7 @@ impl Books {
 
 /// Where a device's memory went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct MemoryReport {
     /// Buffers.
     pub books: Books,
     /// Times the system was asked for memory.
@@ -135,7 +135,7 @@ pub struct Report {
     pub total: usize,
 }
 
-impl Report {
+impl MemoryReport {
     /// Two lines for people.
     pub fn lines(&self) -> [String; 2] {
         let peak = self.books.at_peak;

@@ -1,7 +1,7 @@
 //! The cases that judge a card, run on the CPU: what passes must pass, and what is wrong must be found.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl_kernels::check::{CASES, Check, Outcome};
+use ferrl_kernels::check::{CASES, Check, CheckOutcome};
 use ferrl_kernels::cpu::{Cpu, Level};
 
 #[test]
@@ -9,7 +9,7 @@ fn another_level_of_the_cpu_passes_every_case() {
     let best = Cpu::with_level(2, Level::available().pop().unwrap()).unwrap();
     let other = Cpu::with_level(2, Level::available()[Level::available().len().saturating_sub(2)]).unwrap();
     let mut count = 0;
-    let mut each = |o: &Outcome| {
+    let mut each = |o: &CheckOutcome| {
         count += 1;
         assert!(o.is_right(), "{}: {} of {}", o.name, o.worst, o.limit);
     };
@@ -22,7 +22,7 @@ fn another_level_of_the_cpu_passes_every_case() {
 fn wrong_results_are_found() {
     let cpu = Cpu::with_level(1, Level::available().pop().unwrap()).unwrap();
     let mut found = Vec::new();
-    let mut each = |o: &Outcome| found.push(o.is_right());
+    let mut each = |o: &CheckOutcome| found.push(o.is_right());
     let mut check = Check::new(&cpu, &cpu, &mut each);
     check.close("near", &[1.0, 2.0], &[1.0, 2.0001], 1e-3);
     check.close("far", &[1.0, 2.0], &[1.0, 2.1], 1e-3);

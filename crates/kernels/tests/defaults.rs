@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl_kernels::backend::*;
-use ferrl_kernels::check::{CASES, Check, Outcome, download, random, random_ids, upload, weight};
+use ferrl_kernels::check::{CASES, Check, CheckOutcome, download, random, random_ids, upload, weight};
 use ferrl_kernels::cpu::Cpu;
 use ferrl_kernels::{Buffer, DType, Result, Weight};
 
@@ -184,7 +184,7 @@ impl Backend for Plain {
 fn compare(run: impl Fn(&mut Check<'_>) -> Result<()>) {
     let (cpu, plain) = (Cpu::new(Some(2)).unwrap(), Plain(Cpu::new(Some(2)).unwrap()));
     let mut wrong = Vec::new();
-    let mut each = |o: &Outcome| {
+    let mut each = |o: &CheckOutcome| {
         if !o.is_right() {
             wrong.push(format!("{}: {} of {}", o.name, o.worst, o.limit));
         }

@@ -3,8 +3,8 @@
 use crate::options::{ModelArgs, at_least_one};
 use crate::output::{on_interrupt, print, say, visible};
 use crate::sampling::SamplingArgs;
-use crate::text::Text;
-use ferrl_engine::generate::{Event, Generator, Request, Sampler, Stop};
+use crate::text::ModelText;
+use ferrl_engine::generate::{Event, GenerationRequest, Generator, Sampler, StopReason};
 use ferrl_engine::model::Model;
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ const STOPPED: u8 = 2;
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let dir = args.model.open_lm()?;
-    let text = Text::new(&dir);
+    let text = ModelText::new(&dir);
     text.tokenizer()?;
     text.template()?;
     let context = args.context.unwrap_or(dir.config.max_positions.min(4096));
@@ -55,15 +55,23 @@ pub fn run(args: &Args) -> Result<()> {
             crate::output::exit(0);
         }
     })?;
-    let mut chat =
-        Chat { args, text: &text, model: &model, sampler, context, turn: 0, state, messages: Vec::new() };
+    let mut chat = ChatSession {
+        args,
+        text: &text,
+        model: &model,
+        sampler,
+        context,
+        turn: 0,
+        state,
+        messages: Vec::new(),
+    };
     chat.reset();
     chat.converse()
 }
 
-struct Chat<'a> {
+struct ChatSession<'a> {
     args: &'a Args,
-    text: &'a Text,
+    text: &'a ModelText,
     model: &'a Model,
     sampler: Sampler,
     context: usize,
@@ -72,7 +80,7 @@ struct Chat<'a> {
     messages: Vec<Value>,
 }
 
-impl Chat<'_> {
+impl ChatSession<'_> {
     fn reset(&mut self) {
         self.messages = self.args.system.iter().map(|s| json!({"role": "system", "content": s})).collect();
     }
@@ -141,7 +149,7 @@ impl Chat<'_> {
         params.max_new_tokens = params.max_new_tokens.min(room);
         self.turn += 1;
         let mut reader = stops.stream(self.text.tokenizer()?);
-        let id = self.sampler.submit(Request { prompt, params, stream: [self.turn, 0, 0] })?;
+        let id = self.sampler.submit(GenerationRequest { prompt, params, stream: [self.turn, 0, 0] })?;
         let (mut reply, mut stop) = (String::new(), None);
         while stop.is_none() {
             for event in self.sampler.step(self.model)? {
@@ -156,10 +164,10 @@ impl Chat<'_> {
             }
             if self.state.load(Ordering::Acquire) == STOPPED {
                 self.sampler.cancel(id);
-                stop = Some(Stop::Cancelled);
+                stop = Some(StopReason::Cancelled);
             }
         }
-        let rest = reader.finish(stop.unwrap_or(Stop::Cancelled))?;
+        let rest = reader.finish(stop.unwrap_or(StopReason::Cancelled))?;
         say(&format!("{rest}\n"))?;
         Ok(reply + &rest)
     }

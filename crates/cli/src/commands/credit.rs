@@ -1,7 +1,7 @@
 //! `ferrl credit`: advantages of steps, recomputed from saved continuations.
 
 use crate::data;
-use crate::output::Output;
+use crate::output::JsonlOutput;
 use ferrl::credit::rows::{files, recompute};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: CreditCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum CreditCommand {
     Vine(VineArgs),
 }
 
@@ -40,14 +40,14 @@ struct VineArgs {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
-        Command::Vine(args) => vine(args),
+        CreditCommand::Vine(args) => vine(args),
     }
 }
 
 fn vine(args: &VineArgs) -> Result<()> {
     let files = files(&args.input)?;
     let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
-    let mut output = Output::beside(&args.output, &paths)?;
+    let mut output = JsonlOutput::beside(&args.output, &paths)?;
     let (mut all, mut done, mut first) = (0usize, 0usize, None);
     for path in paths {
         for row in data::rows_or_errors(path)? {

@@ -8,12 +8,12 @@ mod verdicts;
 use crate::options::open_model;
 use crate::output::{print, visible};
 use ferrl::algo::{self, ALGORITHMS};
-use ferrl::data::check::{Limits, MARKS, Problem, Report, check, read};
-use ferrl::data::hub::{Cache, model_dir};
-use ferrl::data::prompt::{Apply, Settings};
+use ferrl::data::check::{DataReport, MARKS, ReportLimits, RowProblem, check, read};
+use ferrl::data::hub::{HubCache, model_dir};
+use ferrl::data::prompt::{Apply, PromptSettings};
 use ferrl::data::schema::RowKind;
-use ferrl::data::{Dataset, Encoder, Sample, Source, strings};
-use ferrl::recipe::{Data, Recipe, Reward};
+use ferrl::data::{DataSource, Dataset, EncodedRow, Encoder, strings};
+use ferrl::recipe::{DataSettings, Recipe, RewardSettings};
 use ferrl::reward::Rewards;
 use ferrl::source::{encoding, prompt_of};
 use ferrl::verify::Hooks;
@@ -28,11 +28,11 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: DataCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum DataCommand {
     Check(Box<CheckArgs>),
     Steps(steps::Args),
     Overlap(overlap::Args),
@@ -83,11 +83,11 @@ const PLAIN: &str = "{%- for message in messages %}\
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
-        Command::Check(args) => run_check(args),
-        Command::Steps(args) => steps::run(args),
-        Command::Overlap(args) => overlap::run(args),
-        Command::Suites(args) => suites::run(args),
-        Command::Verdicts(args) => verdicts::run(args),
+        DataCommand::Check(args) => run_check(args),
+        DataCommand::Steps(args) => steps::run(args),
+        DataCommand::Overlap(args) => overlap::run(args),
+        DataCommand::Suites(args) => suites::run(args),
+        DataCommand::Verdicts(args) => verdicts::run(args),
     }
 }
 
@@ -108,9 +108,9 @@ fn run_check(args: &CheckArgs) -> Result<()> {
         return Err(Error::usage("there is no data to check: a generated task has no files")
             .fix("ferrl data check FILE"));
     }
-    let sources: Vec<Source> = files.into_iter().map(|p| Source::parse(p)).collect::<Result<_>>()?;
-    let limits = Limits { examples: args.examples, problems: args.problems };
-    let (datasets, report) = read(&sources, &Cache::from_env(), limits)?;
+    let sources: Vec<DataSource> = files.into_iter().map(|p| DataSource::parse(p)).collect::<Result<_>>()?;
+    let limits = ReportLimits { examples: args.examples, problems: args.problems };
+    let (datasets, report) = read(&sources, &HubCache::from_env(), limits)?;
     let guessed = guess(&datasets, &stage.data);
     let said = args.recipe.is_some() || changes.iter().any(|c| c.starts_with("algo"));
     let named = args.algo.clone().or(said.then(|| stage.algorithm_name().to_string()));
@@ -126,7 +126,7 @@ fn run_check(args: &CheckArgs) -> Result<()> {
     let encoder = encoder(model, &datasets, &stage.data)?;
     let hooks = Hooks::default();
     let rewards = rewards(&stage, &hooks)?;
-    let rewarded = |sample: &Sample| match kind {
+    let rewarded = |sample: &EncodedRow| match kind {
         RowKind::Prompt => rewards.check(&prompt_of(sample, &encoder.0), &sample.place),
         _ => Ok(()), // given answers are not rewarded
     };
@@ -148,7 +148,7 @@ fn run_check(args: &CheckArgs) -> Result<()> {
 
 /// What rewards completions, but for reward models, which ask for no column.
 fn rewards(stage: &Recipe, hooks: &Hooks) -> Result<Rewards> {
-    let plain: Vec<Reward> = stage.reward.iter().filter(|r| r.model.is_none()).cloned().collect();
+    let plain: Vec<RewardSettings> = stage.reward.iter().filter(|r| r.model.is_none()).cloned().collect();
     Rewards::with_hooks(&plain, hooks).map_err(|e| e.at("reward"))
 }
 
@@ -178,9 +178,9 @@ fn coloured(text: &str) -> String {
     text.replace(&open, "\x1b[32m").replace(&close, "\x1b[0m")
 }
 
-fn machine_readable(r: &Report, kind: RowKind) -> Value {
+fn machine_readable(r: &DataReport, kind: RowKind) -> Value {
     let example = |(place, text): &(String, String)| json!({"place": place, "text": text});
-    let problem = |p: &Problem| json!({"rows": p.rows, "places": p.places, "text": p.text});
+    let problem = |p: &RowProblem| json!({"rows": p.rows, "places": p.places, "text": p.text});
     let warning =
         |(name, message, fix): &(&str, String, String)| json!({"name": name, "message": message, "fix": fix});
     json!({
@@ -194,7 +194,7 @@ fn machine_readable(r: &Report, kind: RowKind) -> Value {
 }
 
 /// The kind whose columns the first row has; the most demanding one first.
-fn guess(datasets: &[Dataset], data: &Data) -> RowKind {
+fn guess(datasets: &[Dataset], data: &DataSettings) -> RowKind {
     let first = datasets.iter().find_map(|d| d.row(0).ok());
     let has = |name: &str| {
         data.columns.contains_key(name)
@@ -211,7 +211,7 @@ fn guess(datasets: &[Dataset], data: &Data) -> RowKind {
 }
 
 /// An encoder for the model, or for characters where there is none; and which of the two.
-fn encoder(model: Option<PathBuf>, datasets: &[Dataset], data: &Data) -> Result<(Encoder, bool)> {
+fn encoder(model: Option<PathBuf>, datasets: &[Dataset], data: &DataSettings) -> Result<(Encoder, bool)> {
     let settings = encoding(data)?;
     if let Some(path) = model {
         let dir = model_dir(&path)?;
@@ -229,7 +229,7 @@ fn encoder(model: Option<PathBuf>, datasets: &[Dataset], data: &Data) -> Result<
     let tokenizer = train_chars(texts, &specials)?;
     let chat = ChatTemplate::from_source(PLAIN, Map::new())?;
     // The template is ours, not the user's, so plain-text prompts raise no warning.
-    let settings = Settings {
+    let settings = PromptSettings {
         apply_chat_template: match settings.apply_chat_template {
             Apply::Auto => Apply::Quiet,
             chosen => chosen,

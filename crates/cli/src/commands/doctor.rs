@@ -33,8 +33,9 @@ pub fn run(args: &Args) -> Result<()> {
     line("features", features());
     line("FERRL_SIMD", std::env::var("FERRL_SIMD").unwrap_or_else(|_| "not set: the best there is".into()));
     line("threads", format!("{} of {cores} cores", args.threads.unwrap_or(cores)));
-    let memory =
-        |m: machine::Memory| format!("{}, {} free", machine::size(m.total), machine::size(m.available));
+    let memory = |m: machine::MachineMemory| {
+        format!("{}, {} free", machine::size(m.total), machine::size(m.available))
+    };
     line("memory", machine::memory().map_or_else(unknown, memory));
     for device in BACKENDS {
         let found = match (device.open)(0, args.threads) {

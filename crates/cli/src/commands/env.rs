@@ -2,12 +2,12 @@
 
 use crate::data;
 use crate::options::key_values;
-use crate::output::{Output, print, visible};
+use crate::output::{JsonlOutput, print, visible};
 use clap::Subcommand;
 use ferrl::env::openenv::Servers;
-use ferrl::env::python::{Episode, Settings, Start, What, Workers};
-use ferrl::env::{End, Environment, Fault, Next, Turn, check, open, open_row};
-use ferrl::recipe::{Env, tasks_json, tasks_text};
+use ferrl::env::python::{EpisodeStart, What, WorkerEpisode, WorkerSettings, Workers};
+use ferrl::env::{Environment, EpisodeEnd, Fault, Next, Turn, check, open, open_row};
+use ferrl::recipe::{EnvSettings, tasks_json, tasks_text};
 use ferrl::task::TASKS;
 use ferrl::tool::TOOLS;
 use ferrl::verify::Hooks;
@@ -22,11 +22,11 @@ use std::time::Duration;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: EnvCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum EnvCommand {
     /// List the built-in environments with their settings (`data.task`) and defaults
     List {
         /// As JSON
@@ -91,7 +91,7 @@ impl Which {
     fn open(&self) -> Result<Open> {
         let options = key_values(&self.option)?;
         let row = self.row.as_deref().map(row).transpose()?;
-        let env = Env::default();
+        let env = EnvSettings::default();
         let timeout = Duration::from_secs_f64(self.timeout.map_or(env.timeout, f64::from));
         if ["http://", "https://", "ws://"].iter().any(|scheme| self.what.starts_with(scheme)) {
             let (servers, seed) = (Servers::new(&self.what, &options, timeout)?, self.seed);
@@ -99,7 +99,7 @@ impl Which {
             return Ok(Box::new(move || Ok(servers.open(seed))));
         }
         let Some(what) = python(&self.what) else { return self.built_in(options, row) };
-        let workers = Workers::new(Settings {
+        let workers = Workers::new(WorkerSettings {
             what,
             options,
             workers: 1,
@@ -112,13 +112,13 @@ impl Which {
         workers.check()?;
         let state =
             row.as_ref().and_then(|row| row.get("prompt")).and_then(Value::as_str).unwrap_or_default();
-        let start = Start {
+        let start = EpisodeStart {
             seed: self.seed,
             state: state.to_string(),
             name: format!("seed {}", self.seed),
             row: row.map(|row| (0, row)),
         };
-        Ok(Box::new(move || Ok(Box::new(Episode::new(Arc::clone(&workers), start.clone())))))
+        Ok(Box::new(move || Ok(Box::new(WorkerEpisode::new(Arc::clone(&workers), start.clone())))))
     }
 
     fn built_in(&self, options: Map<String, Value>, row: Option<Map<String, Value>>) -> Result<Open> {
@@ -166,12 +166,12 @@ fn row(word: &str) -> Result<Map<String, Value>> {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
-        Command::List { json: true } => print(&format!("{}\n", tasks_json())),
-        Command::List { json: false } => print(&tasks_text()),
-        Command::Tools => print(&tools_text()),
-        Command::Play(which) => play(which),
-        Command::Run { which, actions, output } => drive(which, actions, output),
-        Command::Check { which, actions, json } => examine(which, actions.as_deref(), *json),
+        EnvCommand::List { json: true } => print(&format!("{}\n", tasks_json())),
+        EnvCommand::List { json: false } => print(&tasks_text()),
+        EnvCommand::Tools => print(&tools_text()),
+        EnvCommand::Play(which) => play(which),
+        EnvCommand::Run { which, actions, output } => drive(which, actions, output),
+        EnvCommand::Check { which, actions, json } => examine(which, actions.as_deref(), *json),
     }
 }
 
@@ -231,7 +231,7 @@ fn texts(path: &Path) -> Result<Vec<String>> {
 
 fn drive(which: &Which, actions: &Path, output: &Path) -> Result<()> {
     let (actions, mut episode) = (texts(actions)?, which.open()?()?);
-    let mut out = Output::create(output)?;
+    let mut out = JsonlOutput::create(output)?;
     let mut state = match episode.start() {
         Ok(state) => state,
         Err(Fault::Lost(lost)) => {
@@ -261,8 +261,8 @@ fn drive(which: &Which, actions: &Path, output: &Path) -> Result<()> {
         };
         out.row(&json!({
             "turn": i + 1, "action": action, "next_state": next, "reward": reward, "score": score, "done": end.is_some(),
-            "terminated": matches!(end, Some(End::Terminated | End::Limit)),
-            "truncated": matches!(end, Some(End::Truncated | End::Limit)), "extra_info": extra, "sequence": within,
+            "terminated": matches!(end, Some(EpisodeEnd::Terminated | EpisodeEnd::Limit)),
+            "truncated": matches!(end, Some(EpisodeEnd::Truncated | EpisodeEnd::Limit)), "extra_info": extra, "sequence": within,
         }))?;
         state = next;
         if end.is_some() {

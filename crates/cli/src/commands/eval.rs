@@ -5,20 +5,20 @@ mod resume;
 mod suite;
 
 use crate::options::{RecipeArgs, at_least_one, key_values, nearest_path, open_model, size};
-use crate::output::{Output, finish_on_interrupt, print, visible, warn};
-use crate::progress::Progress;
+use crate::output::{JsonlOutput, finish_on_interrupt, print, visible, warn};
+use crate::progress::ProgressLine;
 use ferrl::algo::Feed;
 use ferrl::evaluate::likelihood::{Continuation, likelihood};
 use ferrl::evaluate::{self, Answered, Evaluation, Summary, calibration, evaluate};
 use ferrl::experience::Metrics;
 use ferrl::interrupt;
-use ferrl::recipe::{Recipe, Reward, in_run};
+use ferrl::recipe::{Recipe, RewardSettings, in_run};
 use ferrl::reward::Rewards;
 use ferrl::rollout::{self, Actor};
 use ferrl::run::newest_model;
 use ferrl::search::Searcher;
 use ferrl::setup;
-use ferrl::source::Source;
+use ferrl::source::ExampleSource;
 use ferrl::suite::Entry;
 use ferrl::task::{self, TASKS};
 use ferrl::verify::Hooks;
@@ -143,11 +143,11 @@ impl Likelihood {
 }
 
 /// One set of prompts to evaluate on, and what came of it.
-struct Job {
+struct EvalJob {
     /// The benchmark it is, where it is one.
     suite: Option<&'static Entry>,
     recipe: Recipe,
-    source: Box<dyn Source>,
+    source: Box<dyn ExampleSource>,
     rewards: Rewards,
     prompts: usize,
     asked: usize,
@@ -157,7 +157,7 @@ struct Job {
     search: Option<Metrics>,
 }
 
-impl Job {
+impl EvalJob {
     fn tokens(&self) -> usize {
         self.all.answers.iter().map(|(_, a, _)| a.tokens).sum()
     }
@@ -191,7 +191,17 @@ pub fn run(args: &Args) -> Result<()> {
         // Every prompt is checked before the first completion is sampled.
         evaluate::check(&mut *source, &rewards, &dir.config, (prompts, recipe.rollout.max_new_tokens))?;
         let all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
-        jobs.push(Job { suite, recipe, source, rewards, prompts, asked: 0, all, seconds: 0.0, search: None });
+        jobs.push(EvalJob {
+            suite,
+            recipe,
+            source,
+            rewards,
+            prompts,
+            asked: 0,
+            all,
+            seconds: 0.0,
+            search: None,
+        });
     }
     let mut output = open_output(args, &found.model, &mut jobs)?;
     let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
@@ -204,17 +214,17 @@ pub fn run(args: &Args) -> Result<()> {
     report(args, &jobs, &found.model)?;
     let (asked, prompts): (usize, usize) = jobs.iter().fold((0, 0), |(a, p), j| (a + j.asked, p + j.prompts));
     if asked < prompts {
-        output.as_mut().map_or(Ok(()), Output::flush)?;
+        output.as_mut().map_or(Ok(()), JsonlOutput::flush)?;
         eprintln!("stopped after {asked} of {prompts} prompts");
         crate::output::exit(130);
     }
-    output.map_or(Ok(()), Output::finish)?;
+    output.map_or(Ok(()), JsonlOutput::finish)?;
     args.output.as_deref().into_iter().for_each(resume::forget);
     Ok(())
 }
 
 /// Opens --output, with the rows of the evaluation that --resume goes on with.
-fn open_output(args: &Args, model: &Path, jobs: &mut [Job]) -> Result<Option<Output>> {
+fn open_output(args: &Args, model: &Path, jobs: &mut [EvalJob]) -> Result<Option<JsonlOutput>> {
     let Some(path) = args.output.as_deref() else { return Ok(None) };
     let seed = args.set.seed(&jobs[0].recipe);
     let settings = resume::settings(model, seed, jobs, args.likelihood.map(Likelihood::name));
@@ -223,7 +233,7 @@ fn open_output(args: &Args, model: &Path, jobs: &mut [Job]) -> Result<Option<Out
         false => Vec::new(),
     };
     let read: Vec<&Path> = args.data.iter().map(Path::new).collect();
-    let mut output = Output::beside(path, &read)?;
+    let mut output = JsonlOutput::beside(path, &read)?;
     kept.iter().try_for_each(|row| output.row(row))?;
     output.flush()?;
     if output.is_part() {
@@ -237,7 +247,7 @@ fn open_output(args: &Args, model: &Path, jobs: &mut [Job]) -> Result<Option<Out
 }
 
 /// The recipe of each set of prompts: one, or one for each benchmark.
-fn recipes(args: &Args, found: &Found, dir: &ModelDir) -> Result<Vec<(Option<&'static Entry>, Recipe)>> {
+fn recipes(args: &Args, found: &FoundModel, dir: &ModelDir) -> Result<Vec<(Option<&'static Entry>, Recipe)>> {
     if args.suite.is_empty() {
         return Ok(vec![(None, settings(args, found.recipe.clone())?)]);
     }
@@ -247,7 +257,7 @@ fn recipes(args: &Args, found: &Found, dir: &ModelDir) -> Result<Vec<(Option<&'s
 }
 
 /// Prints the results: a table of benchmarks, or the figures of the one set of prompts.
-fn report(args: &Args, jobs: &[Job], model: &Path) -> Result<()> {
+fn report(args: &Args, jobs: &[EvalJob], model: &Path) -> Result<()> {
     let first = &jobs[0];
     if first.suite.is_none() {
         return show(args, &first.recipe, model, first);
@@ -271,11 +281,11 @@ pub(super) fn wanted(asked: Option<usize>, all: Option<usize>) -> usize {
 /// Samples and scores the completions of a job until all are done or the user interrupts.
 fn sample(
     args: &Args,
-    job: &mut Job,
+    job: &mut EvalJob,
     (sampler, model): (&mut Sampler, &Model),
     (dir, tokenizer): (&ModelDir, &Arc<Tokenizer>),
     hooks: &Hooks,
-    output: &mut Option<Output>,
+    output: &mut Option<JsonlOutput>,
 ) -> Result<()> {
     let recipe = job.recipe.clone();
     let stops = rollout::stops(&dir.path, tokenizer, &recipe.rollout);
@@ -290,7 +300,8 @@ fn sample(
     };
     let seed = args.set.seed(&recipe);
     let (start, begin) = (Instant::now(), job.source.state());
-    let progress = Progress::new(job.suite.map_or("evaluating", |s| s.name), job.prompts as u64, "prompts");
+    let progress =
+        ProgressLine::new(job.suite.map_or("evaluating", |s| s.name), job.prompts as u64, "prompts");
     progress.add(job.asked as u64);
     while job.asked < job.prompts && !interrupt::requested() {
         let samples = recipe.eval.samples;
@@ -310,7 +321,7 @@ fn sample(
         for answer in &part.answers {
             output.as_mut().map_or(Ok(()), |o| o.row(&written(answer, job.suite)))?;
         }
-        output.as_mut().map_or(Ok(()), Output::flush)?;
+        output.as_mut().map_or(Ok(()), JsonlOutput::flush)?;
         job.all.metrics.join(part.metrics);
         job.all.answers.extend(part.answers);
         job.asked += now;
@@ -330,7 +341,7 @@ fn sample(
     Ok(())
 }
 
-fn show(args: &Args, recipe: &Recipe, model: &Path, job: &Job) -> Result<()> {
+fn show(args: &Args, recipe: &Recipe, model: &Path, job: &EvalJob) -> Result<()> {
     let (all, seconds) = (&job.all, job.seconds);
     let samples = recipe.eval.samples;
     let ks = ks(args, samples);
@@ -420,7 +431,7 @@ fn written((prompt, answer, graded): &Answered, suite: Option<&Entry>) -> Value 
 }
 
 /// A model to evaluate.
-pub(super) struct Found {
+pub(super) struct FoundModel {
     pub model: PathBuf,
     /// The run's own recipe, where it is a run.
     pub recipe: Option<PathBuf>,
@@ -428,7 +439,7 @@ pub(super) struct Found {
     pub from: Option<String>,
 }
 
-impl Found {
+impl FoundModel {
     /// Says which of a run's models it is.
     pub fn say(&self) {
         if let Some(from) = &self.from {
@@ -439,17 +450,17 @@ impl Found {
 
 /// A model directory, or the model of a run that has come furthest: what a finished stage left, or the newest checkpoint of
 /// the stage after it.
-pub(super) fn find(path: &Path) -> Result<Found> {
+pub(super) fn find(path: &Path) -> Result<FoundModel> {
     let recipe = path.join("recipe.toml");
     if path.join("config.json").is_file() || !recipe.is_file() {
-        return Ok(Found { model: path.into(), recipe: None, from: None });
+        return Ok(FoundModel { model: path.into(), recipe: None, from: None });
     }
     let newest = newest_model(path)?;
     let from = match newest.step {
         Some(step) => format!("the checkpoint of step {step}, stage {}", newest.stage),
         None => format!("what stage {} left", newest.stage),
     };
-    Ok(Found { model: newest.model, recipe: Some(recipe), from: Some(from) })
+    Ok(FoundModel { model: newest.model, recipe: Some(recipe), from: Some(from) })
 }
 
 /// The recipe's last stage with the changes of the command line.
@@ -536,17 +547,17 @@ fn sampled(args: &Args, mut recipe: Recipe) -> Result<Recipe> {
 }
 
 /// What grades answers, where the command line says.
-fn graders(args: &Args) -> Result<Option<Reward>> {
+fn graders(args: &Args) -> Result<Option<RewardSettings>> {
     if let Some(text) = &args.reward {
         let (file, function) = match text.rsplit_once(':') {
             Some((file, function)) if !function.contains(['/', '\\']) => (file, Some(function.to_string())),
             _ => (text.as_str(), None),
         };
-        return Ok(Some(Reward { python: Some(file.into()), function, ..Default::default() }));
+        return Ok(Some(RewardSettings { python: Some(file.into()), function, ..Default::default() }));
     }
     let Some(verifier) = args.verifier.clone() else { return Ok(None) };
     let options = key_values(&args.option)?;
-    Ok(Some(Reward { verifier: Some(verifier), options, ..Default::default() }))
+    Ok(Some(RewardSettings { verifier: Some(verifier), options, ..Default::default() }))
 }
 
 /// Refuses changes that would ask a run about rows it was trained on.

@@ -1,7 +1,7 @@
 //! `ferrl export`: a model, or an adapter with or without its base, as a directory of its own.
 
 use crate::machine;
-use crate::options::{Stored, open_model, weights};
+use crate::options::{StorageArg, open_model, weights};
 use crate::output::print;
 use ferrl_engine::checkpoint::{SaveOptions, StorageFormat, save_adapter, tokenizer_dir};
 use ferrl_engine::model::{Model, Options};
@@ -28,7 +28,7 @@ pub struct Args {
     out: PathBuf,
     /// Number format of the weights [default: that of the base]; an adapter is written in f32
     #[arg(long, value_enum)]
-    dtype: Option<Stored>,
+    dtype: Option<StorageArg>,
     /// Replace a model that is in the directory
     #[arg(long)]
     overwrite: bool,
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
     let backend = ferrl_kernels::open(AUTO, None)?;
     let options = Options { dtype: DType::F32, training: false, context: 0 };
     let source = tokenizer_dir(&dir.path);
-    let dtype = args.dtype.map_or_else(|| stored(&dir.config_json), Stored::dtype);
+    let dtype = args.dtype.map_or_else(|| stored(&dir.config_json), StorageArg::dtype);
     let save = SaveOptions { dtype, source: Some(&source), overwrite: args.overwrite, ..Default::default() };
     let json = Some(&dir.config_json);
     let what = match dir.adapter().filter(|_| !args.merge) {

@@ -4,12 +4,12 @@ mod program;
 
 use crate::data::{self, Row};
 use crate::options::{ModelArgs, size};
-use crate::output::{Output, say};
-use crate::progress::Progress;
+use crate::output::{JsonlOutput, say};
+use crate::progress::ProgressLine;
 use crate::sampling::SamplingArgs;
-use crate::text::Text;
+use crate::text::ModelText;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{Completion, Event, Generator, Request, Sampler, Stop, Stops};
+use ferrl_engine::generate::{Completion, Event, GenerationRequest, Generator, Sampler, StopReason, Stops};
 use ferrl_engine::model::Model;
 use serde::Serialize;
 use serde_json::{Map, json};
@@ -53,13 +53,13 @@ pub struct Args {
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct PromptCompletions<'a> {
     prompt_ids: &'a [u32],
-    completions: Vec<Written>,
+    completions: Vec<WrittenRow>,
 }
 
 #[derive(Serialize)]
-struct Written {
+struct WrittenRow {
     ids: Vec<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
@@ -71,7 +71,7 @@ struct Written {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let dir = args.model.open_lm()?;
-    let text = Text::new(&dir);
+    let text = ModelText::new(&dir);
     if let Some(path) = &args.program {
         return program::run(args, path, (&dir, &text), &args.sampling.stops(&text)?);
     }
@@ -95,20 +95,20 @@ pub fn run(args: &Args) -> Result<()> {
         let prompt = text.prompted(&row)?;
         let params = args.sampling.params(&text, &stops, prompt.len())?;
         text.fits(&row.place, &prompt, params.max_new_tokens)?;
-        requests.push(Request { prompt, params, stream: [0, index as u32, 0] });
+        requests.push(GenerationRequest { prompt, params, stream: [0, index as u32, 0] });
     }
     let plain = args.prompt.is_some() && args.output.is_none() && !args.logprobs;
     let output = args.output.as_deref().unwrap_or(Path::new("-"));
     let output = if plain {
         None
     } else {
-        Some(Output::beside(output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?)
+        Some(JsonlOutput::beside(output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?)
     };
-    let length = |r: &Request| r.prompt.len() + r.params.max_new_tokens;
+    let length = |r: &GenerationRequest| r.prompt.len() + r.params.max_new_tokens;
     let lengths: Vec<usize> = requests.iter().flat_map(|r| std::iter::repeat_n(length(r), args.n)).collect();
     let model = args.model.load(&dir, lengths.iter().copied().max().unwrap_or(0))?;
     let sampler = args.sampling.sampler(&model, &text, &lengths)?;
-    let job = Job { args, text: &text, stops: &stops, model: &model, requests: &requests };
+    let job = GenerateJob { args, text: &text, stops: &stops, model: &model, requests: &requests };
     match output {
         Some(output) => job.write(sampler, output),
         None if args.n == 1 => job.stream(sampler),
@@ -116,15 +116,15 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-struct Job<'a> {
+struct GenerateJob<'a> {
     args: &'a Args,
-    text: &'a Text,
+    text: &'a ModelText,
     stops: &'a Stops,
     model: &'a Model,
-    requests: &'a [Request],
+    requests: &'a [GenerationRequest],
 }
 
-impl Job<'_> {
+impl GenerateJob<'_> {
     /// Completes everything, row by row in order as soon as each is whole.
     fn complete(
         &self,
@@ -133,12 +133,12 @@ impl Job<'_> {
     ) -> Result<()> {
         let n = self.args.n;
         let most: usize = self.requests.iter().map(|r| r.params.max_new_tokens * n).sum();
-        let progress = Progress::new("generating", most as u64, "tokens");
+        let progress = ProgressLine::new("generating", most as u64, "tokens");
         let mut place = HashMap::new();
         for (i, request) in self.requests.iter().enumerate() {
             for sample in 0..n {
                 let stream = [0, i as u32, sample as u32];
-                let id = sampler.submit(Request { stream, ..request.clone() })?;
+                let id = sampler.submit(GenerationRequest { stream, ..request.clone() })?;
                 place.insert(id, (i, sample));
             }
         }
@@ -168,11 +168,14 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn write(&self, sampler: Sampler, mut output: Output) -> Result<()> {
+    fn write(&self, sampler: Sampler, mut output: JsonlOutput) -> Result<()> {
         self.complete(sampler, |i, completions| {
-            let completions: Result<Vec<Written>> =
+            let completions: Result<Vec<WrittenRow>> =
                 completions.into_iter().map(|c| self.written(c)).collect();
-            output.row(&Answer { prompt_ids: &self.requests[i].prompt, completions: completions? })?;
+            output.row(&PromptCompletions {
+                prompt_ids: &self.requests[i].prompt,
+                completions: completions?,
+            })?;
             output.flush()
         })?;
         output.finish()
@@ -201,20 +204,20 @@ impl Job<'_> {
                 }
             }
         }
-        say(&format!("{}\n", reader.finish(stop.unwrap_or(Stop::Cancelled))?))
+        say(&format!("{}\n", reader.finish(stop.unwrap_or(StopReason::Cancelled))?))
     }
 
-    fn written(&self, c: Completion) -> Result<Written> {
+    fn written(&self, c: Completion) -> Result<WrittenRow> {
         let stop = match c.stop {
-            Stop::Token(_) => "eos",
-            Stop::String(_) => "string",
-            Stop::Length => "length",
-            Stop::Cancelled => "cancelled",
+            StopReason::Token(_) => "eos",
+            StopReason::String(_) => "string",
+            StopReason::Length => "length",
+            StopReason::Cancelled => "cancelled",
         };
         let text = match self.text.has_tokenizer() {
             true => Some(self.stops.text(self.text.tokenizer()?, &c)?),
             false => None,
         };
-        Ok(Written { text, logprobs: self.args.logprobs.then_some(c.logp), ids: c.ids, stop })
+        Ok(WrittenRow { text, logprobs: self.args.logprobs.then_some(c.logp), ids: c.ids, stop })
     }
 }

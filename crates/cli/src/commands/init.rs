@@ -1,7 +1,7 @@
 //! `ferrl init`: a new model with random weights.
 
 use crate::machine;
-use crate::options::{Stored, above_zero, at_least_one, base, size, weights};
+use crate::options::{StorageArg, above_zero, at_least_one, base, size, weights};
 use crate::output::print;
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{InitOptions, SaveOptions, init_model};
@@ -71,7 +71,7 @@ pub struct Args {
     seed: u64,
     /// Storage type of the parameters
     #[arg(long, value_enum, default_value = "f32")]
-    dtype: Stored,
+    dtype: StorageArg,
     /// Head of the model
     #[arg(long, value_enum, default_value = "lm")]
     head: Top,

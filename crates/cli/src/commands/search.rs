@@ -4,17 +4,17 @@ mod show;
 
 use super::eval::{find, last_stage, point_at, wanted};
 use crate::options::{RecipeArgs, at_least_one, key_values, open_model, size};
-use crate::output::{Output, finish_on_interrupt, print, unwritable, warn};
-use crate::progress::Progress;
-use crate::text::Text;
+use crate::output::{JsonlOutput, finish_on_interrupt, print, unwritable, warn};
+use crate::progress::ProgressLine;
+use crate::text::ModelText;
 use ferrl::algo::Feed;
 use ferrl::episode::Environments;
-use ferrl::recipe::{Recipe, Reward};
+use ferrl::recipe::{Recipe, RewardSettings};
 use ferrl::reward::Rewards;
 use ferrl::rollout::{self, Actor};
 use ferrl::search::paths::Pipeline;
 use ferrl::search::{
-    self, Driver, LogpScorer, Oracle, Record, RewardScorer, SCORERS, Scorer, Settings, StepOracle,
+    self, Driver, LogpScorer, Oracle, Record, RewardScorer, SCORERS, Scorer, SearchBudget, StepOracle,
 };
 use ferrl::setup;
 use ferrl::source::{Item, Prompt};
@@ -191,12 +191,12 @@ fn grow(
         actor,
         rewards,
         scorer,
-        settings: Settings { params, budget: args.budget.map(|b| b as u64), at_once: args.at_once },
+        settings: SearchBudget { params, budget: args.budget.map(|b| b as u64), at_once: args.at_once },
         entry: search::find(&args.strategy)?,
         options: key_values(&args.option)?,
         with_system: Some(&with_system),
     };
-    let progress = Progress::new("searching", prompts.len() as u64, "prompts");
+    let progress = ProgressLine::new("searching", prompts.len() as u64, "prompts");
     let mut records: Vec<Record> = Vec::new();
     driver.run(prompts, &mut |record| {
         if let Some(dir) = saved {
@@ -241,7 +241,7 @@ fn pipeline(args: &Args) -> Result<Pipeline> {
 
 /// Every path of the trees that the pipeline leaves.
 fn write_paths(path: &Path, pipeline: &Pipeline, records: &[Record]) -> Result<()> {
-    let mut output = Output::create(path)?;
+    let mut output = JsonlOutput::create(path)?;
     for record in records {
         for path in pipeline.run(&record.nodes)? {
             let advantage = path.steps.iter().map(|s| s.advantage).sum::<f64>() / path.steps.len() as f64;
@@ -273,7 +273,7 @@ fn settings(args: &Args, own: Option<&PathBuf>) -> Result<Recipe> {
         && (args.prompt.is_some() || setup::task_verifier(&recipe)?.is_none())
     {
         let options = key_values(&args.verifier_option)?;
-        recipe.reward = vec![Reward { verifier: Some(name.clone()), options, ..Default::default() }];
+        recipe.reward = vec![RewardSettings { verifier: Some(name.clone()), options, ..Default::default() }];
     }
     Ok(recipe)
 }
@@ -317,7 +317,7 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
         };
     }
     if is_verifier(name) {
-        let reward = Reward { verifier: Some(name.into()), options, ..Default::default() };
+        let reward = RewardSettings { verifier: Some(name.into()), options, ..Default::default() };
         return Ok(Box::new(RewardScorer::bounded(name, Rewards::new(&[reward])?)));
     }
     let path = Path::new(name);
@@ -345,7 +345,7 @@ fn prompts(
     hooks: &Hooks,
 ) -> Result<Vec<Prompt>> {
     if let Some(text) = &args.prompt {
-        let reader = Text::new(dir);
+        let reader = ModelText::new(dir);
         let chat = reader.template().is_ok();
         let messages: Vec<Value> =
             if chat { vec![json!({ "role": "user", "content": text })] } else { Vec::new() };

@@ -1,15 +1,15 @@
 //! `ferrl steps`: pairs of a right and a wrong step from a model's own mistakes.
 
 use crate::options::{ModelArgs, at_least_one, size};
-use crate::output::Output;
-use crate::progress::Progress;
+use crate::output::JsonlOutput;
+use crate::progress::ProgressLine;
 use clap::Parser;
 use ferrl::algo::Feed;
 use ferrl::episode::Environments;
 use ferrl::recipe::Recipe;
 use ferrl::rollout::{self, Actor};
 use ferrl::setup;
-use ferrl::steps::{Settings, StepPairs, judge};
+use ferrl::steps::{StepPairs, StepSettings, judge};
 use ferrl::warnings::Warnings;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::tokenizer::Tokenizer;
@@ -69,8 +69,8 @@ pub fn run(args: &Args) -> Result<()> {
     let warnings = Warnings::default();
     let mut source = setup::source(recipe, &path, &tokenizer, Feed::Rollouts, false, &warnings)?;
     crate::output::warn(&warnings);
-    let mut output = Output::create(&args.output)?;
-    let progress = Progress::new("sampling", args.prompts as u64, "prompts");
+    let mut output = JsonlOutput::create(&args.output)?;
+    let progress = ProgressLine::new("sampling", args.prompts as u64, "prompts");
     let mut done = 0;
     let mut pairs = StepPairs {
         actor: Actor {
@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> Result<()> {
         },
         verifier: &*verifier,
         recipe,
-        settings: Settings {
+        settings: StepSettings {
             prompts: args.prompts,
             samples: args.samples,
             tries: args.tries,

@@ -3,7 +3,7 @@
 use crate::data;
 use crate::options::{at_least_one, nearest_path};
 use crate::output::{print, say};
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use clap::{Subcommand, ValueEnum};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use ferrl_engine::{Error, Result};
@@ -16,16 +16,16 @@ use std::sync::{Arc, Mutex};
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: TokenizerCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
-    Train(Train),
+enum TokenizerCommand {
+    Train(TrainArgs),
     /// Print the token ids of a text
-    Encode(Encode),
+    Encode(EncodeArgs),
     /// Print the text of token ids
-    Decode(Decode),
+    Decode(DecodeArgs),
 }
 
 /// Train a tokenizer on text; the same text gives the same bytes
@@ -33,7 +33,7 @@ enum Command {
 /// With the special tokens <|im_start|> and <|im_end|>, which are there unless --special says otherwise, the
 /// tokenizer also gets a chat template.
 #[derive(clap::Args)]
-struct Train {
+struct TrainArgs {
     /// Text: JSON lines (.jsonl, .json) of strings or of rows with `text`, `messages` or `prompt` and
     /// `completion`; any other file is plain text; may be given several times
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
@@ -43,7 +43,7 @@ struct Train {
     vocab: usize,
     /// Merged bytes, or one token per character
     #[arg(long, value_enum, default_value = "bpe")]
-    kind: Kind,
+    kind: TokenizerKind,
     /// Special tokens, in the order of their ids
     #[arg(long, value_name = "TOKEN", num_args = 1.., default_values = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])]
     special: Vec<String>,
@@ -59,7 +59,7 @@ struct Train {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Kind {
+enum TokenizerKind {
     /// byte-level BPE: encodes any text
     Bpe,
     /// one token per character seen: for tiny tasks; --vocab is not used
@@ -67,7 +67,7 @@ enum Kind {
 }
 
 #[derive(clap::Args)]
-struct Encode {
+struct EncodeArgs {
     /// Directory with a tokenizer.json
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
@@ -82,7 +82,7 @@ struct Encode {
 }
 
 #[derive(clap::Args)]
-struct Decode {
+struct DecodeArgs {
     /// Directory with a tokenizer.json
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
@@ -97,13 +97,13 @@ struct Decode {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
-        Command::Train(args) => train(args),
-        Command::Encode(args) => encode(args),
-        Command::Decode(args) => decode(args),
+        TokenizerCommand::Train(args) => train(args),
+        TokenizerCommand::Encode(args) => encode(args),
+        TokenizerCommand::Decode(args) => decode(args),
     }
 }
 
-fn train(args: &Train) -> Result<()> {
+fn train(args: &TrainArgs) -> Result<()> {
     let specials: &[String] = if args.no_special { &[] } else { &args.special };
     for path in &args.input {
         data::open(path)?; // a wrong name shows before any work
@@ -117,7 +117,7 @@ fn train(args: &Train) -> Result<()> {
             .fix("another --out, or --overwrite to replace it"));
     }
     let sizes = args.input.iter().map(|p| std::fs::metadata(p).map_or(0, |m| m.len()));
-    let progress = Progress::new("reading text", sizes.sum::<u64>() / 1024, "KiB");
+    let progress = ProgressLine::new("reading text", sizes.sum::<u64>() / 1024, "KiB");
     // The trainer takes plain texts: an error ends them and is kept here.
     let failed: Arc<Mutex<Option<Error>>> = Arc::default();
     let slot = failed.clone();
@@ -136,8 +136,8 @@ fn train(args: &Train) -> Result<()> {
             bytes %= 1024;
         });
     let tokenizer = match args.kind {
-        Kind::Bpe => train_bpe(texts, args.vocab, specials),
-        Kind::Char => train_chars(texts, specials),
+        TokenizerKind::Bpe => train_bpe(texts, args.vocab, specials),
+        TokenizerKind::Char => train_chars(texts, specials),
     };
     if let Some(e) = failed.lock().unwrap_or_else(|p| p.into_inner()).take() {
         return Err(e);
@@ -151,7 +151,7 @@ fn train(args: &Train) -> Result<()> {
     drop(progress);
     let size = tokenizer.vocab_size();
     let note = match args.kind {
-        Kind::Bpe if size < args.vocab => {
+        TokenizerKind::Bpe if size < args.vocab => {
             format!(" (fewer than the {} asked for: the text has no more)", args.vocab)
         }
         _ => String::new(),
@@ -229,7 +229,7 @@ fn open(dir: &Path) -> Result<Tokenizer> {
     })
 }
 
-fn encode(args: &Encode) -> Result<()> {
+fn encode(args: &EncodeArgs) -> Result<()> {
     let tokenizer = open(&args.model)?;
     let mut text = args.text.clone();
     if text == "-" {
@@ -246,7 +246,7 @@ fn encode(args: &Encode) -> Result<()> {
     say(&ids.iter().map(line).collect::<String>())
 }
 
-fn decode(args: &Decode) -> Result<()> {
+fn decode(args: &DecodeArgs) -> Result<()> {
     let tokenizer = open(&args.model)?;
     let words = args.ids.iter().flat_map(|w| w.split([' ', ',', '[', ']', '\n']));
     let mut ids = Vec::new();

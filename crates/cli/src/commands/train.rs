@@ -2,14 +2,14 @@
 
 use crate::exit_code;
 use crate::output::{exit, print, visible};
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use crate::terminal::{INTERRUPTED, SHOWN, Terminal, figure};
 use clap::Parser;
 use ferrl::evaluate::Evaluation;
 use ferrl::preflight::{self, Checked, Standing};
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{Disk, RunFolder, disk};
-use ferrl::runner::{self, Follower, Options, Outcome, Position, Watch, accept};
+use ferrl::runner::{self, Follower, RunOptions, RunOutcome, RunPosition, RunWatch, accept};
 use ferrl::verify::VERIFIERS;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::comm::Launched;
@@ -109,7 +109,7 @@ fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
         let resolved = args.load()?;
         let backend = open(&resolved, ranks)?;
         let options =
-            Options { allow_changed: args.allow_changed, ranks: ranks.clone(), ..Default::default() };
+            RunOptions { allow_changed: args.allow_changed, ranks: ranks.clone(), ..Default::default() };
         Ok(Follower { resolved, backend, options })
     })
 }
@@ -124,7 +124,7 @@ fn open(resolved: &Resolved, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
 }
 
 /// The run as its first rank, or the only one, does it; nothing where it is only checked.
-fn lead(args: &Args, ranks: &Ranks) -> Result<Option<Outcome>> {
+fn lead(args: &Args, ranks: &Ranks) -> Result<Option<RunOutcome>> {
     let mut resolved = args.load()?;
     let name = args.name.clone().unwrap_or_else(|| resolved.name.clone());
     let path = args.runs.join(&name);
@@ -134,11 +134,11 @@ fn lead(args: &Args, ranks: &Ranks) -> Result<Option<Outcome>> {
     let mut watch = Terminal::new()?;
     listen_to_launch();
     let (mut folder, mut options) =
-        (None, Options { rescue: args.rescue.clone(), ranks: ranks.clone(), ..Default::default() });
-    let mut position = Position::default();
+        (None, RunOptions { rescue: args.rescue.clone(), ranks: ranks.clone(), ..Default::default() });
+    let mut position = RunPosition::default();
     if args.resume {
         let opened = RunFolder::open(&path)?;
-        position = Position::of(&opened)?;
+        position = RunPosition::of(&opened)?;
         let accepted = accept(&opened, resolved, &mut position, args.allow_changed)?;
         resolved = accepted.resolved.clone();
         (folder, options.accepted, options.allow_changed) =
@@ -196,15 +196,15 @@ fn command() -> String {
 }
 
 /// Checks all that is left to do, with a bar while rows are read.
-fn check(resolved: &Resolved, folder: Option<&RunFolder>, position: &Position) -> Result<Vec<Checked>> {
+fn check(resolved: &Resolved, folder: Option<&RunFolder>, position: &RunPosition) -> Result<Vec<Checked>> {
     let at =
         Standing { folder: folder.map(RunFolder::path), stage: position.next(), begun: position.begun() };
-    let mut bar: Option<(String, usize, Progress)> = None;
+    let mut bar: Option<(String, usize, ProgressLine)> = None;
     preflight::check(resolved, at, &mut |stage, done, all| {
         let (_, before, shown) = match &mut bar {
             Some(bar) if bar.0 == stage => bar,
             other => {
-                let progress = Progress::new(&format!("{stage}: checking rows"), all as u64, "rows");
+                let progress = ProgressLine::new(&format!("{stage}: checking rows"), all as u64, "rows");
                 other.insert((stage.into(), 0, progress))
             }
         };
@@ -281,7 +281,7 @@ fn count(n: usize) -> String {
     HumanCount(n as u64).to_string()
 }
 
-fn conclude(outcome: &Outcome) -> Result<()> {
+fn conclude(outcome: &RunOutcome) -> Result<()> {
     for (stage, first, last) in &outcome.evaluations {
         let Some(last) = last else { continue };
         println!("\n{stage}, on held-out data:");

@@ -2,7 +2,7 @@
 
 use crate::data::{self, Row};
 use crate::options::{key_values, size};
-use crate::output::{Output, print, visible, warn};
+use crate::output::{JsonlOutput, print, visible, warn};
 use ferrl::data::hub::model_dir;
 use ferrl::recipe::{verifiers_json, verifiers_markdown, verifiers_text};
 use ferrl::verify::{self, Hooks, Outcome, Progress, Sample, Truncated, VERIFIERS, Verifier};
@@ -72,10 +72,10 @@ fn grade(args: &Args, name: &str, rows: Vec<Result<Row>>) -> Result<()> {
     let hooks = Hooks::default();
     let verifier = verify::build_with(name, &key_values(&args.option)?, &hooks)?;
     let mut output =
-        Output::beside(&args.output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
+        JsonlOutput::beside(&args.output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
     let tokenizer = args.model.as_ref().map(|path| Tokenizer::from_dir(&model_dir(path)?)).transpose()?;
-    let samples: Vec<Result<Asked>> =
-        rows.into_iter().map(|row| Asked::read(row?, tokenizer.as_ref())).collect();
+    let samples: Vec<Result<VerifyRow>> =
+        rows.into_iter().map(|row| VerifyRow::read(row?, tokenizer.as_ref())).collect();
     let truncated = if args.score_truncated { Truncated::Score } else { Truncated::Wrong };
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or_else(|| if verifier.waits() { cores() } else { 1 });
@@ -128,7 +128,7 @@ fn grade(args: &Args, name: &str, rows: Vec<Result<Row>>) -> Result<()> {
 /// Functions of their own process are called once for all rows, the others row by row.
 fn all(
     verifier: &dyn Verifier,
-    samples: &[Result<Asked>],
+    samples: &[Result<VerifyRow>],
     truncated: Truncated,
     threads: usize,
 ) -> Vec<Graded> {
@@ -139,7 +139,7 @@ fn all(
         let outcomes = ask(&good);
         let micros = start.elapsed().as_secs_f64() * 1e6 / good.len().max(1) as f64;
         let mut outcomes = outcomes.map(Vec::into_iter);
-        let one = |s: &Result<Asked>| {
+        let one = |s: &Result<VerifyRow>| {
             let outcome = match (s, &mut outcomes) {
                 (Err(e), _) => Err(e.clone()),
                 (Ok(_), Err(e)) => Err(e.clone()),
@@ -149,7 +149,7 @@ fn all(
         };
         return samples.iter().map(one).collect();
     }
-    let one = |(i, s): (usize, &Result<Asked>)| {
+    let one = |(i, s): (usize, &Result<VerifyRow>)| {
         let start = Instant::now();
         let outcome = s.as_ref().map_err(Clone::clone).and_then(|a| {
             let mut scored = ask(&[a.sample(i as u64)])?;
@@ -182,7 +182,7 @@ fn all(
 }
 
 /// Why a completion's reward is not full, in a few words.
-fn why(asked: &Result<Asked>, score: &verify::Score) -> Option<String> {
+fn why(asked: &Result<VerifyRow>, score: &verify::Score) -> Option<String> {
     let right = score.score.unwrap_or(score.reward) >= 1.0;
     let words = match score.found {
         _ if right => return score.why.clone(),
@@ -196,7 +196,7 @@ fn why(asked: &Result<Asked>, score: &verify::Score) -> Option<String> {
 }
 
 /// A row as a verifier takes it.
-struct Asked {
+struct VerifyRow {
     place: String,
     prompt: String,
     messages: Vec<Value>,
@@ -207,7 +207,7 @@ struct Asked {
     columns: Map<String, Value>,
 }
 
-impl Asked {
+impl VerifyRow {
     fn read(row: Row, tokenizer: Option<&Tokenizer>) -> Result<Self> {
         let completion = row.text("completion")?.to_string();
         let ids = tokenizer.map(|t| t.encode_text(&completion).map_err(|e| e.at(&row.place))).transpose()?;
@@ -220,7 +220,7 @@ impl Asked {
         let truncated = row.get("truncated").and_then(Value::as_bool).unwrap_or(false);
         let mut columns = row.fields;
         columns.retain(|name, _| !["completion", "prompt"].contains(&name.as_str()));
-        Ok(Asked { place: row.place, prompt, messages, completion, ids, truncated, columns })
+        Ok(VerifyRow { place: row.place, prompt, messages, completion, ids, truncated, columns })
     }
 
     fn sample(&self, id: u64) -> Sample<'_> {

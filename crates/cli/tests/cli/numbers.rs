@@ -1,7 +1,7 @@
 //! Every number of a recipe through the real program: no panic, no abort, no hang.
 
 use crate::common::*;
-use ferrl::recipe::{Kind, keys};
+use ferrl::recipe::{KeyKind, keys};
 
 const RECIPE: &str = "reward = \"countdown\"\ndata = { train = \"task:countdown\", max_length = 64 }\n\
     rollout.max_new_tokens = 16\ntrain.steps = 3\ndevice = \"cpu\"\n";
@@ -17,8 +17,8 @@ fn numbers_of_any_size_are_planned_or_refused() {
     let mut tried = Vec::new();
     for key in keys().iter().filter(|k| !k.path.starts_with("stage")) {
         let (open, close) = match &key.kind {
-            Kind::Whole | Kind::Number => ("", ""),
-            Kind::List(of) if **of == Kind::Number => ("[", "]"),
+            KeyKind::Whole | KeyKind::Number => ("", ""),
+            KeyKind::List(of) if **of == KeyKind::Number => ("[", "]"),
             _ => continue,
         };
         let recipe = if key.path.starts_with("model.init") { &init } else { &plain };

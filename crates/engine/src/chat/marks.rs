@@ -25,7 +25,7 @@ pub(super) struct Marked {
 }
 
 /// A special-token name that some message, or the tools or documents, hold or end with the beginning of.
-pub(super) struct Place {
+pub(super) struct MarkPlace {
     message: Option<usize>,
     pub name: String,
     pub assistant: bool,
@@ -57,7 +57,7 @@ impl Marks {
     }
 
     /// The inputs with marks around the names at `places`.
-    pub fn write(&self, input: Input<'_>, places: &[Place]) -> (Vec<Value>, Option<Value>, Kwargs) {
+    pub fn write(&self, input: Input<'_>, places: &[MarkPlace]) -> (Vec<Value>, Option<Value>, Kwargs) {
         let of = |message: Option<usize>| -> Vec<&str> {
             places.iter().filter(|p| p.message == message).map(|p| p.name.as_str()).collect()
         };
@@ -141,7 +141,7 @@ impl Marks {
 }
 
 /// Where the inputs hold special-token names; `names` must be sorted longest first.
-pub(super) fn places(input: Input<'_>, names: &[String]) -> Vec<Place> {
+pub(super) fn places(input: Input<'_>, names: &[String]) -> Vec<MarkPlace> {
     let mut places = Vec::new();
     let mut starts = [false; 256];
     names.iter().filter_map(|n| n.bytes().next()).for_each(|b| starts[b as usize] = true);
@@ -156,7 +156,7 @@ pub(super) fn places(input: Input<'_>, names: &[String]) -> Vec<Place> {
             }
         });
         let role = value.get("role").and_then(Value::as_str).unwrap_or("?");
-        places.extend(found.into_iter().map(|n| Place {
+        places.extend(found.into_iter().map(|n| MarkPlace {
             message,
             name: names[n].clone(),
             assistant: message.is_some() && role == "assistant",

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::save::{SaveOptions, save_model};
 use crate::model::config::NormKind;
-use crate::model::{Config, FAMILIES, Head, Kind, ParamShape, family};
+use crate::model::{Config, FAMILIES, Head, ParamKind, ParamShape, family};
 use crate::{Class, Error, Result};
 
 /// What a new model shall be. `None` leaves a size to its usual relation to the others.
@@ -208,7 +208,7 @@ impl InitOptions {
 /// The initial value of one parameter: norms at one, biases at zero, the rest normal.
 /// It depends on the seed, the name and the place in the parameter alone.
 pub fn init_param(config: &Config, options: &InitOptions, param: &ParamShape) -> Vec<f32> {
-    if param.id.kind == Kind::Bias {
+    if param.id.kind == ParamKind::Bias {
         return vec![0.0; param.len()];
     }
     if param.id.slot.is_norm() {

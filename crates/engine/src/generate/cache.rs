@@ -50,22 +50,22 @@ fn block_bytes(model: &Model) -> usize {
 
 /// The blocks of one sequence, in order.
 #[derive(Default)]
-pub(super) struct Table {
+pub(super) struct BlockTable {
     pub blocks: Vec<u32>,
     /// Serial numbers of the leading blocks that are indexed.
     chain: Vec<u64>,
 }
 
 #[derive(Default)]
-struct Block {
+struct CacheBlock {
     refs: u32,
-    entry: Option<Entry>,
+    entry: Option<CacheEntry>,
     /// Key in `idle` while it is unreferenced.
     since: u64,
 }
 
 /// What an indexed block holds.
-struct Entry {
+struct CacheEntry {
     key: u64,
     serial: u64,
     /// Serial of the block before; 0 at the beginning of a sequence. Serials are never used again.
@@ -73,7 +73,7 @@ struct Entry {
     ids: Vec<u32>,
 }
 
-pub(super) struct Cache {
+pub(super) struct KvCache {
     /// Tokens of a block.
     pub size: usize,
     /// Bytes of a block.
@@ -85,7 +85,7 @@ pub(super) struct Cache {
     heads: Heads,
     /// Copies that have to be made before anything is computed.
     pending: Vec<(u32, u32)>,
-    blocks: Vec<Block>,
+    blocks: Vec<CacheBlock>,
     free: Vec<u32>,
     idle: BTreeMap<u64, u32>,
     index: HashMap<u64, u32>,
@@ -93,7 +93,7 @@ pub(super) struct Cache {
     clock: u64,
 }
 
-impl Cache {
+impl KvCache {
     pub fn new(model: &Model, bytes: usize) -> Result<Self> {
         let (heads, block_bytes) = (heads(model), block_bytes(model));
         let count = bytes / block_bytes.max(1);
@@ -101,14 +101,14 @@ impl Cache {
             return Err(Error::usage(format!("{bytes} bytes of cache hold no block of {block_bytes} bytes"))
                 .fix("a larger cache budget"));
         }
-        let mut cache = Cache {
+        let mut cache = KvCache {
             size: model.backend.block_tokens(),
             block_bytes,
             layers: Vec::new(),
             copies: 0,
             heads,
             pending: Vec::new(),
-            blocks: (0..count).map(|_| Block::default()).collect(),
+            blocks: (0..count).map(|_| CacheBlock::default()).collect(),
             free: (0..count as u32).rev().collect(),
             idle: BTreeMap::new(),
             index: HashMap::new(),
@@ -154,8 +154,8 @@ impl Cache {
     }
 
     /// Refers to the blocks that hold the beginning of `ids`, always short of its last token.
-    pub fn find(&mut self, ids: &[u32]) -> Table {
-        let mut table = Table::default();
+    pub fn find(&mut self, ids: &[u32]) -> BlockTable {
+        let mut table = BlockTable::default();
         let mut parent = 0;
         for part in ids[..ids.len().saturating_sub(1)].chunks_exact(self.size) {
             let Some((block, serial)) = self.lookup(parent, part) else { break };
@@ -168,26 +168,26 @@ impl Cache {
     }
 
     /// A table that shares the blocks of the first `tokens` tokens.
-    pub fn share(&mut self, table: &Table, tokens: usize) -> Table {
+    pub fn share(&mut self, table: &BlockTable, tokens: usize) -> BlockTable {
         let blocks = table.blocks[..self.blocks_for(tokens)].to_vec();
         blocks.iter().for_each(|&b| self.take(b));
         let whole = (tokens / self.size).min(table.chain.len());
-        Table { blocks, chain: table.chain[..whole].to_vec() }
+        BlockTable { blocks, chain: table.chain[..whole].to_vec() }
     }
 
-    /// Blocks that [`Cache::reserve`] would take.
-    pub fn missing(&self, table: &Table, from: usize, to: usize) -> usize {
+    /// Blocks that [`KvCache::reserve`] would take.
+    pub fn missing(&self, table: &BlockTable, from: usize, to: usize) -> usize {
         let copied = table.blocks.get(from / self.size).is_some_and(|&b| self.blocks[b as usize].refs > 1);
         self.blocks_for(to).saturating_sub(table.blocks.len()) + usize::from(copied)
     }
 
-    /// Makes the copies that [`Cache::reserve`] has asked for, of all sequences and layers at once.
+    /// Makes the copies that [`KvCache::reserve`] has asked for, of all sequences and layers at once.
     pub fn copy(&mut self, backend: &dyn Backend) -> Result<()> {
         let pairs = std::mem::take(&mut self.pending);
         self.copy_pairs(backend, &pairs)
     }
 
-    /// Those that the next [`Cache::copy`] makes.
+    /// Those that the next [`KvCache::copy`] makes.
     pub fn copies_due(&self) -> &[(u32, u32)] {
         &self.pending
     }
@@ -200,12 +200,12 @@ impl Cache {
         backend.cache_copies(self.heads, pairs, &mut self.layers)
     }
 
-    /// Makes places `from..to` of a sequence writable, after the next [`Cache::copy`]; `false` where blocks are short, and
+    /// Makes places `from..to` of a sequence writable, after the next [`KvCache::copy`]; `false` where blocks are short, and
     /// may be called again.
     pub fn reserve(
         &mut self,
         backend: &dyn Backend,
-        table: &mut Table,
+        table: &mut BlockTable,
         from: usize,
         to: usize,
     ) -> Result<bool> {
@@ -234,7 +234,7 @@ impl Cache {
 
     /// Makes the full blocks of a sequence whose first `tokens` tokens are (or will be, in this step) computed
     /// findable.
-    pub fn publish(&mut self, table: &mut Table, ids: &[u32], tokens: usize) {
+    pub fn publish(&mut self, table: &mut BlockTable, ids: &[u32], tokens: usize) {
         while table.chain.len() < tokens / self.size {
             let i = table.chain.len();
             let parent = table.chain.last().copied().unwrap_or(0);
@@ -248,7 +248,7 @@ impl Cache {
                     }
                     self.serial += 1;
                     let block = table.blocks[i];
-                    let entry = Entry { key, serial: self.serial, parent, ids: part.to_vec() };
+                    let entry = CacheEntry { key, serial: self.serial, parent, ids: part.to_vec() };
                     self.blocks[block as usize].entry = Some(entry);
                     self.index.insert(key, block);
                     self.serial
@@ -259,7 +259,7 @@ impl Cache {
     }
 
     /// Gives all blocks back.
-    pub fn release(&mut self, table: &mut Table) {
+    pub fn release(&mut self, table: &mut BlockTable) {
         table.chain.clear();
         // Last first: the ends of sequences make room before their beginnings.
         while let Some(block) = table.blocks.pop() {
@@ -349,15 +349,15 @@ mod tests {
     fn copies_that_wait_for_each_other_are_not_made_at_once() {
         let model = model();
         let b = &*model.backend;
-        let mut cache = Cache::new(&model, 6 * block_bytes(&model)).unwrap();
-        let mut tables: Vec<Table> = Vec::new();
+        let mut cache = KvCache::new(&model, 6 * block_bytes(&model)).unwrap();
+        let mut tables: Vec<BlockTable> = Vec::new();
         let mut most = 0;
         for i in 0..4000u32 {
             let [what, which, ..] = ferrl_kernels::philox::philox4x32([i, 0, 0, 0], [7, 0]);
             let at = which as usize % tables.len().max(1);
             match what % 4 {
                 0 => {
-                    let mut table = Table::default();
+                    let mut table = BlockTable::default();
                     if cache.reserve(b, &mut table, 0, 1).unwrap() {
                         tables.push(table);
                     }
@@ -385,10 +385,10 @@ mod tests {
     #[test]
     fn a_hash_that_lies_is_not_believed() {
         let model = model();
-        let mut cache = Cache::new(&model, 1 << 20).unwrap();
+        let mut cache = KvCache::new(&model, 1 << 20).unwrap();
         let n = cache.size;
         let (one, other) = (vec![1; 2 * n + 1], vec![2; 2 * n + 1]);
-        let mut table = Table::default();
+        let mut table = BlockTable::default();
         assert!(cache.reserve(&*model.backend, &mut table, 0, one.len()).unwrap());
         cache.publish(&mut table, &one, one.len());
         let mut found = cache.find(&one);

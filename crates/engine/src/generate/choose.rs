@@ -1,7 +1,7 @@
 //! Choosing a token.
 
 use super::SamplingParams;
-use super::sequence::Sequence;
+use super::sequence::RunningSequence;
 use super::shared::choose_together;
 use crate::model::Model;
 use crate::{Error, Result};
@@ -11,7 +11,7 @@ use ferrl_kernels::philox::{philox4x32, uniform};
 use ferrl_kernels::truncate::Kept;
 
 /// A chosen token.
-pub(super) struct Pick {
+pub(super) struct PickedToken {
     pub token: u32,
     pub logp: f32,
     pub sampled_logp: f32,
@@ -29,12 +29,12 @@ pub(super) struct Chooser {
 /// Tokens that the device is choosing, one for each of some sequences.
 pub(super) struct Choosing {
     /// One for each temperature.
-    groups: Vec<Group>,
+    groups: Vec<TokenGroup>,
     /// Of each sequence its group and its row there.
     places: Vec<(usize, u32)>,
 }
 
-pub(super) struct Group {
+pub(super) struct TokenGroup {
     /// Kept where the host has to look at a row.
     pub logits: Option<Buffer>,
     pub choices: Choices,
@@ -53,12 +53,12 @@ pub(super) struct HeadOrder {
 }
 
 impl HeadOrder {
-    fn choose(&self, model: &Model, h: &Buffer) -> Result<Group> {
+    fn choose(&self, model: &Model, h: &Buffer) -> Result<TokenGroup> {
         let all = self.rows.len() * model.config.hidden == h.len() && self.rows.is_sorted();
         let selected = if all { None } else { Some(model.select_rows(h, &self.rows)?) };
         let (logits, lse) = model.logits(selected.as_ref().unwrap_or(h), self.divisor)?;
         let choices = model.backend.choose(&logits, &lse, &self.asks)?;
-        Ok(Group { logits: self.looked_at.contains(&true).then_some(logits), choices })
+        Ok(TokenGroup { logits: self.looked_at.contains(&true).then_some(logits), choices })
     }
 }
 
@@ -66,7 +66,7 @@ impl HeadOrder {
 /// `ahead` tokens are being chosen before these and are not among the sequences' ids yet.
 pub(super) fn orders(
     rows: &[u32],
-    wanted: &[&Sequence],
+    wanted: &[&RunningSequence],
     ahead: usize,
 ) -> (Vec<HeadOrder>, Vec<(usize, u32)>) {
     let (mut orders, mut places): (Vec<HeadOrder>, Vec<_>) = (Vec::new(), Vec::new());
@@ -101,7 +101,7 @@ impl Chooser {
         model: &Model,
         h: &Buffer,
         rows: &[u32],
-        wanted: &[&Sequence],
+        wanted: &[&RunningSequence],
         ahead: usize,
     ) -> Result<Choosing> {
         let (orders, places) = orders(rows, wanted, ahead);
@@ -117,8 +117,8 @@ impl Chooser {
         &mut self,
         model: &Model,
         choosing: &Choosing,
-        wanted: &[Option<&Sequence>],
-    ) -> Result<Vec<Option<Pick>>> {
+        wanted: &[Option<&RunningSequence>],
+    ) -> Result<Vec<Option<PickedToken>>> {
         let b = &*model.backend;
         let all = choosing.groups.iter().map(|g| b.chosen(&g.choices)).collect::<Result<Vec<_>>>()?;
         let mut picks = Vec::with_capacity(wanted.len());
@@ -135,7 +135,7 @@ impl Chooser {
                 ))
                 .fix("look at the weights: a checkpoint before this one may still be sound"));
             }
-            let mut pick = Pick {
+            let mut pick = PickedToken {
                 token: choice.token,
                 logp: choice.logit - choice.lse,
                 sampled_logp: choice.kept,
@@ -196,14 +196,14 @@ impl Chooser {
 }
 
 /// How the token after the next `ahead` ones is chosen. A greedy request ignores truncation.
-fn ask(s: &Sequence, ahead: usize) -> Ask {
+fn ask(s: &RunningSequence, ahead: usize) -> Ask {
     let p = &s.params;
     let draw = (!p.is_greedy()).then(|| draw(s, ahead));
     Ask { draw, top_k: p.top_k, top_p: p.top_p, min_p: p.min_p }
 }
 
 /// The number a token is drawn with: a function of seed, stream and index alone.
-fn draw(s: &Sequence, ahead: usize) -> f32 {
+fn draw(s: &RunningSequence, ahead: usize) -> f32 {
     let [a, b, c] = s.stream;
     let index = (s.ids.len() - s.completion() + ahead) as u32;
     uniform(philox4x32([a, b, c, index], [s.params.seed as u32, (s.params.seed >> 32) as u32])[0])

@@ -1,6 +1,6 @@
 //! The seam between generation and everything that needs completions.
 
-use super::{Completion, Event, Id, Request};
+use super::{Completion, Event, GenerationRequest, Id};
 use crate::Result;
 use crate::model::Model;
 use std::collections::HashMap;
@@ -13,10 +13,10 @@ use std::collections::HashMap;
 /// new tokens alone. Every token carries the version of the policy that sampled it ([`Completion::versions`]).
 pub trait Generator: Send {
     /// Refuses a request that this generator cannot complete: bad parameters, or more tokens than it has room for.
-    fn check(&self, request: &Request) -> Result<()>;
+    fn check(&self, request: &GenerationRequest) -> Result<()>;
 
     /// Queues a request after the same check.
-    fn submit(&mut self, request: Request) -> Result<Id>;
+    fn submit(&mut self, request: GenerationRequest) -> Result<Id>;
 
     /// Advances all requests and returns what happened since the last call. `policy` is the model as it is now: the local
     /// sampler reads these weights; a generator with weights of its own loads them when the version has changed.
@@ -45,7 +45,7 @@ pub trait Generator: Send {
     }
 
     /// Completes all requests and returns their completions in order. Events of other requests stay unread.
-    fn generate(&mut self, policy: &Model, requests: Vec<Request>) -> Result<Vec<Completion>> {
+    fn generate(&mut self, policy: &Model, requests: Vec<GenerationRequest>) -> Result<Vec<Completion>> {
         for (i, request) in requests.iter().enumerate() {
             self.check(request).map_err(|e| e.at(format!("request {i}")))?;
         }

@@ -6,7 +6,7 @@
 use crate::Result;
 use crate::model::Model;
 use crate::model::config::QkNorm;
-use crate::model::decoder::{Context, Keep, Tokens};
+use crate::model::decoder::{Keep, PastKv, Tokens};
 use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::{Graph, PagedRows};
 use std::collections::HashMap;
@@ -20,13 +20,13 @@ pub(super) struct DecodeGraphs {
     /// Whose steps these are: graphs name the addresses of its weights.
     place: Vec<usize>,
     /// By rows, and by positions of the rotary table.
-    steps: HashMap<(usize, usize), Step>,
+    steps: HashMap<(usize, usize), GraphStep>,
     /// The step that ran last.
     last: (usize, usize),
 }
 
 /// The buffers that the CUDA graph of one batch size reads and writes.
-struct Step {
+struct GraphStep {
     tokens: Tokens,
     /// Hidden states of the last run.
     h: Option<Buffer>,
@@ -81,17 +81,17 @@ impl DecodeGraphs {
                 self.steps.clear();
             }
             let tokens = model.tokens(&vec![0; batch], &padded)?;
-            self.steps.insert(key, Step { tokens, h: None, graph: Graph::default() });
+            self.steps.insert(key, GraphStep { tokens, h: None, graph: Graph::default() });
         }
         self.last = key;
-        let Some(Step { tokens, h, graph }) = self.steps.get_mut(&key) else {
+        let Some(GraphStep { tokens, h, graph }) = self.steps.get_mut(&key) else {
             unreachable!("inserted before")
         };
         fill(&mut tokens.ids)?;
         backend.set_indices(&mut tokens.positions, &padded)?;
         tokens.reach = reach;
         backend.repeat(graph, rows, batch, &mut || {
-            *h = Some(model.forward(tokens, Context::Paged(rows, cache), Keep::Nothing)?.0);
+            *h = Some(model.forward(tokens, PastKv::Paged(rows, cache), Keep::Nothing)?.0);
             Ok(())
         })
     }
@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::InitOptions;
-    use crate::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams};
+    use crate::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams};
     use crate::model::Options;
 
     /// A sampler launched the graphs it had captured of one model when it was given another.
@@ -126,10 +126,10 @@ mod tests {
         let (one, other) = (model(1), model(2));
         let mut sampler = Sampler::new(&one, CacheOptions::default()).unwrap();
         let params = SamplingParams { max_new_tokens: 6, ..SamplingParams::greedy() };
-        let ask = || Request { prompt: vec![1, 2], params: params.clone(), stream: [0; 3] };
+        let ask = || GenerationRequest { prompt: vec![1, 2], params: params.clone(), stream: [0; 3] };
         let record = |sampler: &mut Sampler, model: &Model| {
             let tokens = model.tokens(&[0], &[0]).unwrap();
-            sampler.graphs.steps.insert((1, 256), Step { tokens, h: None, graph: Graph::default() });
+            sampler.graphs.steps.insert((1, 256), GraphStep { tokens, h: None, graph: Graph::default() });
         };
         sampler.generate(&one, vec![ask()]).unwrap();
         record(&mut sampler, &one);

@@ -22,7 +22,7 @@ mod team;
 pub use cache::CacheOptions;
 pub use generator::Generator;
 pub use params::SamplingParams;
-pub use request::{Completion, Event, Id, Request, Stop};
+pub use request::{Completion, Event, GenerationRequest, Id, StopReason};
 pub use sampler::{Sampler, Usage};
 pub use stops::{StopStream, Stops};
 pub use team::dismiss;

@@ -4,7 +4,7 @@ use super::SamplingParams;
 
 /// A prompt to complete.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Request {
+pub struct GenerationRequest {
     /// Token ids; at least one.
     pub prompt: Vec<u32>,
     /// How tokens are chosen.
@@ -20,7 +20,7 @@ pub struct Id(pub u64);
 
 /// Why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopReason {
     /// One of the stop ids was sampled; it is the last token.
     Token(u32),
     /// The last token completed the stop string of this index.
@@ -49,7 +49,7 @@ pub struct Completion {
     /// Tokens of the prompt whose keys and values were in the cache when the request first ran: they were not computed again.
     pub shared: usize,
     /// Why it ended.
-    pub stop: Stop,
+    pub stop: StopReason,
 }
 
 /// What was sampled is equal; `shared` tells what it cost, which depends on what else was in the cache.

@@ -2,12 +2,12 @@
 //!
 //! `scheduler.rs` decides which sequences run, `step.rs` runs one forward pass, `choose.rs` draws the tokens.
 
-use super::cache::Cache;
+use super::cache::KvCache;
 use super::choose::Chooser;
 use super::graphs::DecodeGraphs;
-use super::sequence::Sequence;
+use super::sequence::RunningSequence;
 use super::step::InFlight;
-use super::{CacheOptions, Completion, Event, Generator, Id, Request, SamplingParams, Stop};
+use super::{CacheOptions, Completion, Event, GenerationRequest, Generator, Id, SamplingParams, StopReason};
 use crate::model::{Config, Model};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -18,10 +18,10 @@ use std::sync::Arc;
 /// Completes many requests together, in any order of arrival.
 pub struct Sampler {
     pub(super) options: CacheOptions,
-    pub(super) cache: Cache,
+    pub(super) cache: KvCache,
     /// In the order of ids, as is `waiting`.
-    pub(super) running: Vec<Sequence>,
-    pub(super) waiting: VecDeque<Sequence>,
+    pub(super) running: Vec<RunningSequence>,
+    pub(super) waiting: VecDeque<RunningSequence>,
     pub(super) usage: Usage,
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
     /// Of the model it samples from.
@@ -80,7 +80,7 @@ impl Sampler {
         }
         Ok(Sampler {
             options,
-            cache: Cache::new(model, options.bytes)?,
+            cache: KvCache::new(model, options.bytes)?,
             running: Vec::new(),
             waiting: VecDeque::new(),
             usage: Usage::default(),
@@ -125,7 +125,7 @@ impl Sampler {
                 .fix(format!("a number from 1 to {len}")));
         }
         let prompt = parent.ids[..at_token].to_vec();
-        let new = self.submit(Request { prompt, params, stream })?;
+        let new = self.submit(GenerationRequest { prompt, params, stream })?;
         let child = self.waiting.pop_back();
         let parent = self.running.iter().chain(&self.waiting).find(|s| s.id == id);
         if let (Some(mut child), Some(parent)) = (child, parent) {
@@ -177,15 +177,15 @@ impl Sampler {
 }
 
 impl Generator for Sampler {
-    fn check(&self, request: &Request) -> Result<()> {
+    fn check(&self, request: &GenerationRequest) -> Result<()> {
         self.check_request(request)
     }
 
-    fn submit(&mut self, request: Request) -> Result<Id> {
+    fn submit(&mut self, request: GenerationRequest) -> Result<Id> {
         self.check(&request)?;
         let id = Id(self.next);
         self.next += 1;
-        self.waiting.push_back(Sequence::new(id, request));
+        self.waiting.push_back(RunningSequence::new(id, request));
         Ok(id)
     }
 
@@ -214,7 +214,7 @@ impl Generator for Sampler {
             self.waiting.remove(i)?
         };
         self.cache.release(&mut s.table);
-        Some(s.finish(Stop::Cancelled))
+        Some(s.finish(StopReason::Cancelled))
     }
 
     fn is_idle(&self) -> bool {

@@ -3,16 +3,16 @@
 //! `running` and `waiting` are in the order of ids, which is that of submission: the oldest run first, the youngest are
 //! preempted first. A preempted sequence keeps its tokens; its keys and values are recomputed from them later.
 
-use super::cache::Table;
+use super::cache::BlockTable;
 use super::sampler::Sampler;
-use super::sequence::Sequence;
-use super::{Id, Request};
+use super::sequence::RunningSequence;
+use super::{GenerationRequest, Id};
 use crate::{Error, Result};
 use ferrl_kernels::Backend;
 
 impl Sampler {
     /// Refuses what cannot be completed.
-    pub(super) fn check_request(&self, request: &Request) -> Result<()> {
+    pub(super) fn check_request(&self, request: &GenerationRequest) -> Result<()> {
         let (p, vocab) = (&request.params, self.config.vocab);
         p.validate()?;
         if request.prompt.is_empty() {
@@ -76,7 +76,7 @@ impl Sampler {
     /// where more than their ids is missing: a prompt is being computed, a request waits for a free place, the host
     /// chooses a token, or blocks are short.
     pub(super) fn schedule_ahead(&mut self, backend: &dyn Backend, step: &[Id]) -> Result<bool> {
-        let simple = |s: &Sequence| s.pending() == 0 && s.params.is_chosen_by_device();
+        let simple = |s: &RunningSequence| s.pending() == 0 && s.params.is_chosen_by_device();
         if !self.looks_ahead || !self.running.iter().all(simple) {
             return Ok(false);
         }
@@ -241,9 +241,9 @@ impl Sampler {
     }
 }
 
-impl Sequence {
+impl RunningSequence {
     /// Begins with the `computed` tokens whose blocks are in `table`.
-    pub(super) fn take_over(&mut self, table: Table, computed: usize) {
+    pub(super) fn take_over(&mut self, table: BlockTable, computed: usize) {
         (self.table, self.computed) = (table, computed);
     }
 }

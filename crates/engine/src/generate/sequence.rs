@@ -1,12 +1,12 @@
 //! A request on its way.
 
-use super::cache::Table;
-use super::choose::Pick;
-use super::{Completion, Id, Request, SamplingParams, Stop};
+use super::cache::BlockTable;
+use super::choose::PickedToken;
+use super::{Completion, GenerationRequest, Id, SamplingParams, StopReason};
 use crate::Result;
 use crate::tokenizer::Tokenizer;
 
-pub(super) struct Sequence {
+pub(super) struct RunningSequence {
     pub id: Id,
     pub params: SamplingParams,
     pub stream: [u32; 3],
@@ -16,7 +16,7 @@ pub(super) struct Sequence {
     pub prompt: usize,
     /// Tokens whose keys and values are in the blocks of `table`.
     pub computed: usize,
-    pub table: Table,
+    pub table: BlockTable,
     /// Tokens of the prompt that were in the cache when it first ran.
     pub shared: Option<usize>,
     /// Rows it has in the step under way.
@@ -31,16 +31,16 @@ pub(super) struct Sequence {
     versions: Vec<u64>,
 }
 
-impl Sequence {
-    pub fn new(id: Id, request: Request) -> Self {
-        Sequence {
+impl RunningSequence {
+    pub fn new(id: Id, request: GenerationRequest) -> Self {
+        RunningSequence {
             id,
             prompt: request.prompt.len(),
             ids: request.prompt,
             params: request.params,
             stream: request.stream,
             computed: 0,
-            table: Table::default(),
+            table: BlockTable::default(),
             shared: None,
             rows: 0,
             fresh: false,
@@ -78,7 +78,12 @@ impl Sequence {
     }
 
     /// Takes a sampled token and says whether it was the last.
-    pub fn push(&mut self, pick: Pick, version: u64, tokenizer: Option<&Tokenizer>) -> Result<Option<Stop>> {
+    pub fn push(
+        &mut self,
+        pick: PickedToken,
+        version: u64,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Option<StopReason>> {
         self.ids.push(pick.token);
         self.logp.push(pick.logp);
         self.sampled_logp.push(pick.sampled_logp);
@@ -87,13 +92,13 @@ impl Sequence {
             self.top.push(pick.top);
         }
         if self.params.stop_ids.contains(&pick.token) {
-            return Ok(Some(Stop::Token(pick.token)));
+            return Ok(Some(StopReason::Token(pick.token)));
         }
         if let Some(i) = self.stop_string(tokenizer)? {
-            return Ok(Some(Stop::String(i)));
+            return Ok(Some(StopReason::String(i)));
         }
         let full = self.ids.len() - self.prompt >= self.params.max_new_tokens;
-        Ok(full.then_some(Stop::Length))
+        Ok(full.then_some(StopReason::Length))
     }
 
     /// The stop string that the end of the completion holds. Earlier text has been looked at before.
@@ -110,7 +115,7 @@ impl Sequence {
     }
 
     /// What has been sampled.
-    pub fn finish(mut self, stop: Stop) -> Completion {
+    pub fn finish(mut self, stop: StopReason) -> Completion {
         Completion {
             ids: self.ids.split_off(self.prompt),
             logp: self.logp,

@@ -5,12 +5,12 @@
 //! chosen. Only `top_p` without `top_k`, penalties and the log-probabilities of other tokens need every logit of a row: those
 //! rows are sent to the first rank.
 
-use super::choose::{Group, HeadOrder};
+use super::choose::{TokenGroup, HeadOrder};
 use crate::model::Model;
 use crate::model::tensor::Team;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Ask, Choice, Choices, Draw};
+use ferrl_kernels::backend::{Ask, TokenChoice, Choices, Draw};
 use ferrl_kernels::math::ln;
 use ferrl_kernels::truncate::Kept;
 use std::ops::Range;
@@ -59,7 +59,7 @@ impl Sent {
 }
 
 /// Chooses a token for each row that is asked for. All members call it together; the first one's choices are those of all.
-pub(super) fn choose_together(model: &Model, team: &Team, h: &Buffer, order: &HeadOrder) -> Result<Group> {
+pub(super) fn choose_together(model: &Model, team: &Team, h: &Buffer, order: &HeadOrder) -> Result<TokenGroup> {
     let (x, op, (member, size)) =
         (model.select_rows(h, &order.rows)?, model.logp_head(order.divisor), team.member());
     let (rows, tokens) = (order.rows.len(), model.config.vocab_of((member, size)));
@@ -71,7 +71,7 @@ pub(super) fn choose_together(model: &Model, team: &Team, h: &Buffer, order: &He
     let lists = listed(model, team, &here, order)?;
     let lse = model.read_f32s(&folded.lse)?;
     if member > 0 {
-        return Ok(Group { logits: None, choices: Choices::new(Box::new(Vec::<Choice>::new())) });
+        return Ok(TokenGroup { logits: None, choices: Choices::new(Box::new(Vec::<TokenChoice>::new())) });
     }
     let (mut kept, mut choices) = (Kept::default(), Vec::with_capacity(rows));
     let vocab = model.config.vocab;
@@ -81,10 +81,10 @@ pub(super) fn choose_together(model: &Model, team: &Team, h: &Buffer, order: &He
         let lse = lse[row];
         let choice = if is_drawn(ask) {
             let (token, logit) = draws[row].token.or(draws[row].last).unwrap_or((0, f32::NAN));
-            Choice { token, logit, lse, kept: logit - lse }
+            TokenChoice { token, logit, lse, kept: logit - lse }
         } else {
             let (token, logit, kept) = kept.choose_among(&list, ask);
-            Choice { token, logit, lse, kept }
+            TokenChoice { token, logit, lse, kept }
         };
         choices.push(choice);
         if let Some(whole) = whole.as_mut().filter(|_| order.looked_at[row]) {
@@ -92,7 +92,7 @@ pub(super) fn choose_together(model: &Model, team: &Team, h: &Buffer, order: &He
             model.backend.write(whole, row * vocab, &values)?;
         }
     }
-    Ok(Group { logits: whole, choices: Choices::new(Box::new(choices)) })
+    Ok(TokenGroup { logits: whole, choices: Choices::new(Box::new(choices)) })
 }
 
 /// Whether a token is drawn from all of them.

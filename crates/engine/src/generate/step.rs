@@ -7,11 +7,11 @@
 use super::choose::{Chooser, Choosing, orders};
 use super::graphs::DecodeGraphs;
 use super::sampler::Sampler;
-use super::sequence::Sequence;
+use super::sequence::RunningSequence;
 use super::{Event, Id};
 use crate::Result;
 use crate::model::Model;
-use crate::model::decoder::{Context, Keep};
+use crate::model::decoder::{Keep, PastKv};
 use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::PagedSequence;
 
@@ -25,7 +25,7 @@ pub(super) struct InFlight {
 
 /// The rows of a step.
 #[derive(Default)]
-struct Batch {
+struct StepRows {
     /// 0 where the token is still being chosen.
     ids: Vec<u32>,
     positions: Vec<u32>,
@@ -60,7 +60,7 @@ impl Sampler {
         let backend = &*model.backend;
         let batch = self.lay_out();
         assert!(!batch.ids.is_empty(), "a sequence that fits the cache alone always runs");
-        let wanted: Vec<&Sequence> = batch.sequences.iter().map(|&i| &self.running[i]).collect();
+        let wanted: Vec<&RunningSequence> = batch.sequences.iter().map(|&i| &self.running[i]).collect();
         let ahead = usize::from(before.is_some());
         self.lead(model, (&batch.ids, &batch.positions), || orders(&batch.last, &wanted, ahead).0)?;
         self.cache.copy(backend)?;
@@ -78,7 +78,7 @@ impl Sampler {
             if before.is_some() {
                 fill(&mut tokens.ids)?;
             }
-            let context = Context::Paged(&self.rows, &mut self.cache.layers);
+            let context = PastKv::Paged(&self.rows, &mut self.cache.layers);
             once = Some(model.forward(&tokens, context, Keep::Nothing)?.0);
         }
         let h = once.as_ref().unwrap_or_else(|| self.graphs.hidden());
@@ -105,7 +105,7 @@ impl Sampler {
     /// Reads the tokens of a step and appends them to their sequences.
     fn take_tokens(&mut self, model: &Model, step: &InFlight, events: &mut Vec<Event>) -> Result<()> {
         let find = |id: &Id| self.running.binary_search_by_key(id, |s| s.id).ok().map(|i| &self.running[i]);
-        let wanted: Vec<Option<&Sequence>> = step.ids.iter().map(find).collect();
+        let wanted: Vec<Option<&RunningSequence>> = step.ids.iter().map(find).collect();
         let picks = self.chooser.end(model, &step.choosing, &wanted)?;
         let mut picks = step.ids.iter().zip(picks).peekable();
         let mut result = Ok(());
@@ -131,8 +131,8 @@ impl Sampler {
     }
 
     /// The rows of the running sequences, and for the device where their keys and values are.
-    fn lay_out(&mut self) -> Batch {
-        let (mut batch, mut count) = (Batch::default(), 0);
+    fn lay_out(&mut self) -> StepRows {
+        let (mut batch, mut count) = (StepRows::default(), 0);
         for (i, s) in self.running.iter().enumerate().filter(|(_, s)| s.rows > 0) {
             if self.rows.sequences.len() == count {
                 self.rows.sequences.push(PagedSequence::default());

@@ -5,7 +5,7 @@
 //! The last is found by rendering a conversation, so no list of names can miss it. Rollouts, evaluations and the commands
 //! that generate all ask here: a model that stops in one of them stops in the others.
 
-use super::{Completion, Stop};
+use super::{Completion, StopReason};
 use crate::Result;
 use crate::chat::ChatTemplate;
 use crate::tokenizer::{StreamDecoder, Tokenizer, eos_ids};
@@ -64,7 +64,7 @@ impl Stops {
     /// The text of a completion: no special tokens, no stop token, and nothing from the stop string on that ended it.
     pub fn text(&self, tokenizer: &Tokenizer, c: &Completion) -> Result<String> {
         let said = match c.stop {
-            Stop::Token(_) => c.ids.split_last().map_or(&c.ids[..], |(_, said)| said),
+            StopReason::Token(_) => c.ids.split_last().map_or(&c.ids[..], |(_, said)| said),
             _ => &c.ids[..],
         };
         let mut text = tokenizer.decode(said, true)?;
@@ -77,8 +77,8 @@ impl Stops {
         StopStream { stops: self, decoder: tokenizer.stream(true), held: String::new() }
     }
 
-    fn cut(&self, text: &mut String, stop: Stop) {
-        let Stop::String(i) = stop else { return };
+    fn cut(&self, text: &mut String, stop: StopReason) {
+        let StopReason::String(i) = stop else { return };
         let Some(at) = self.strings.get(i).filter(|_| !self.include).and_then(|s| text.rfind(s.as_str()))
         else {
             return;
@@ -113,7 +113,7 @@ impl StopStream<'_> {
     }
 
     /// The rest of the text, once it is known why it ended.
-    pub fn finish(mut self, stop: Stop) -> Result<String> {
+    pub fn finish(mut self, stop: StopReason) -> Result<String> {
         self.held += &self.decoder.finish()?;
         self.stops.cut(&mut self.held, stop);
         Ok(self.held)

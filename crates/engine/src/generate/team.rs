@@ -8,13 +8,13 @@ use super::choose::HeadOrder;
 use super::sampler::Sampler;
 use super::shared::choose_together;
 use crate::model::Model;
-use crate::model::decoder::{Context, Keep};
+use crate::model::decoder::{Keep, PastKv};
 use crate::{Error, Result};
 use ferrl_kernels::backend::{Ask, PagedRows, PagedSequence};
 
 /// A forward pass that the leader asks for.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Order {
+pub(super) struct TeamOrder {
     /// Blocks of the cache that are copied before it.
     pub copies: Vec<(u32, u32)>,
     pub ids: Vec<u32>,
@@ -24,7 +24,7 @@ pub(super) struct Order {
     pub rows: PagedRows,
 }
 
-impl Order {
+impl TeamOrder {
     fn to_bytes(&self) -> Vec<u8> {
         let mut all = vec![self.copies.len() as u32];
         all.extend(self.copies.iter().flat_map(|&(from, to)| [from, to]));
@@ -51,7 +51,7 @@ impl Order {
         let mut numbers = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
         let lost = || Error::rank("an order of the first rank cannot be read").fix("one binary on all ranks");
         let mut next = || numbers.next().ok_or_else(lost);
-        let mut order = Order::default();
+        let mut order = TeamOrder::default();
         for _ in 0..next()? {
             order.copies.push((next()?, next()?));
         }
@@ -100,7 +100,8 @@ impl Sampler {
     ) -> Result<()> {
         let Some(team) = model.team() else { return Ok(()) };
         let (copies, rows) = (self.cache.copies_due().to_vec(), self.rows.clone());
-        let order = Order { copies, ids: ids.to_vec(), positions: positions.to_vec(), heads: heads(), rows };
+        let order =
+            TeamOrder { copies, ids: ids.to_vec(), positions: positions.to_vec(), heads: heads(), rows };
         team.ranks().broadcast(&order.to_bytes()).map(drop)
     }
 
@@ -112,10 +113,10 @@ impl Sampler {
             if bytes.is_empty() {
                 return Ok(());
             }
-            let Order { copies, ids, positions, heads, rows } = Order::of_bytes(&bytes)?;
+            let TeamOrder { copies, ids, positions, heads, rows } = TeamOrder::of_bytes(&bytes)?;
             self.cache.copy_pairs(&*model.backend, &copies)?;
             let tokens = model.tokens(&ids, &positions)?;
-            let context = Context::Paged(&rows, &mut self.cache.layers);
+            let context = PastKv::Paged(&rows, &mut self.cache.layers);
             let (h, _) = model.forward(&tokens, context, Keep::Nothing)?;
             heads.iter().try_for_each(|order| choose_together(model, team, &h, order).map(drop))?;
         }
@@ -137,8 +138,8 @@ mod tests {
         let asks = vec![Ask::plain(None), Ask { draw: Some(0.25), top_k: 7, top_p: 0.9, min_p: 0.1 }];
         let head = HeadOrder { divisor: 0.7, rows: vec![1, 5], asks, looked_at: vec![true, false] };
         let (ids, positions) = (vec![7; 6], vec![5, 6, 5, 6, 5, 6]);
-        let order = Order { copies: vec![(1, 2)], ids, positions, heads: vec![head], rows };
-        assert_eq!(Order::of_bytes(&order.to_bytes()).unwrap(), order);
-        assert!(Order::of_bytes(&order.to_bytes()[..40]).is_err());
+        let order = TeamOrder { copies: vec![(1, 2)], ids, positions, heads: vec![head], rows };
+        assert_eq!(TeamOrder::of_bytes(&order.to_bytes()).unwrap(), order);
+        assert!(TeamOrder::of_bytes(&order.to_bytes()[..40]).is_err());
     }
 }

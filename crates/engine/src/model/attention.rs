@@ -1,14 +1,14 @@
 //! Self-attention of a layer, forward above backward.
 
 use super::config::{LayerRope, QkNorm};
-use super::decoder::{Context, Tokens};
+use super::decoder::{PastKv, Tokens};
 use super::gradient::{Grads, added_to};
 use super::linear::Linear;
 use super::norm::NormLayer;
 use super::param::Slot;
 use super::residual::{Residual, ResidualGrad};
 use super::tensor::Columns;
-use super::weights::{Model, RotaryTables, Turns};
+use super::weights::{Model, RotaryTable, RotaryTables};
 use crate::Result;
 use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::{Attention, AttentionSaved, HeadNorm, Heads, Rotation, Segments};
@@ -43,7 +43,7 @@ impl SelfAttention {
         m: &Model,
         t: &Tokens,
         x: &mut Residual,
-        context: &mut Context<'_>,
+        context: &mut PastKv<'_>,
     ) -> Result<AttentionActivations> {
         let (b, op) = (&*m.backend, self.own_op(m));
         let mut qkv = m.activations(t.rows * qkv_width(op.heads))?;
@@ -52,8 +52,8 @@ impl SelfAttention {
             None => {
                 let tables = m.rotary(t.reach)?;
                 let cache = match &mut *context {
-                    Context::Packed(_) => None,
-                    Context::Paged(rows, caches) => Some((*rows, &mut caches[self.layer])),
+                    PastKv::Packed(_) => None,
+                    PastKv::Paged(rows, caches) => Some((*rows, &mut caches[self.layer])),
                 };
                 let rotation = self.rotation(tables.as_deref(), t);
                 x.qkv(m, (self.norm, self.qkv), (op.heads, rotation), cache, &mut qkv)?;
@@ -68,12 +68,12 @@ impl SelfAttention {
         let rows = qkv.len() / qkv_width(op.heads);
         let mut att = m.activations(rows * op.heads.heads * op.heads.head_dim)?;
         let lse = match context {
-            Context::Packed(segments) => {
+            PastKv::Packed(segments) => {
                 let mut lse = m.f32s(rows * op.heads.heads)?;
                 b.attention(op, &qkv, segments, &mut att, &mut lse)?;
                 lse
             }
-            Context::Paged(rows, caches) => {
+            PastKv::Paged(rows, caches) => {
                 b.attention_paged(op, &qkv, rows, &caches[self.layer], &mut att)?;
                 m.f32s(0)?
             }
@@ -116,7 +116,7 @@ impl SelfAttention {
     fn normed_heads(
         &self,
         m: &Model,
-        (t, context): (&Tokens, &mut Context<'_>),
+        (t, context): (&Tokens, &mut PastKv<'_>),
         x: &mut Residual,
         norms: (usize, usize),
         qkv: &mut Buffer,
@@ -134,7 +134,7 @@ impl SelfAttention {
             b.head_norm(self.head_norm(m, heads, norms), &raw, qkv)?;
         }
         self.rotate(m, t, false, qkv)?;
-        if let Context::Paged(rows, caches) = context {
+        if let PastKv::Paged(rows, caches) = context {
             b.cache_write(heads, qkv, rows, &mut caches[self.layer])?;
         }
         Ok(raw)
@@ -199,7 +199,7 @@ impl SelfAttention {
 
     /// How queries and keys are rotated, where they are.
     fn rotation<'a>(&self, tables: Option<&'a RotaryTables>, t: &'a Tokens) -> Option<Rotation<'a>> {
-        let Turns { dim, cos, sin } = tables?.of(self.rope)?;
+        let RotaryTable { dim, cos, sin } = tables?.of(self.rope)?;
         Some(Rotation { dim: *dim, cos, sin, positions: &t.positions })
     }
 

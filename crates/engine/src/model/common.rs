@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::{Activation, Config, LayerRope, Norm, NormKind, Position};
+use super::config::{Config, FfnActivation, LayerRope, NormConfig, NormKind, Position};
 use super::fields::Fields;
 use super::rope_json;
 use super::{Family, head_of};
@@ -75,7 +75,7 @@ pub(crate) fn llama_config(family: &Family, f: &Fields) -> Result<Config> {
         ffn: f.size(&["intermediate_size"])?,
         experts: None,
         max_positions,
-        norm: Norm { kind: NormKind::Rms, eps },
+        norm: NormConfig { kind: NormKind::Rms, eps },
         pre_norms: true,
         post_norms: false,
         qk_norm: None,
@@ -100,7 +100,7 @@ pub(crate) fn llama_config(family: &Family, f: &Fields) -> Result<Config> {
     Ok(config)
 }
 
-fn gated_activation(f: &Fields, defaults: &Defaults) -> Result<Activation> {
+fn gated_activation(f: &Fields, defaults: &Defaults) -> Result<FfnActivation> {
     let (mut key, mut name) = (defaults.activation_keys[0], defaults.activation);
     for candidate in defaults.activation_keys {
         if let Some(given) = f.text(candidate)? {
@@ -109,8 +109,8 @@ fn gated_activation(f: &Fields, defaults: &Defaults) -> Result<Activation> {
         }
     }
     match name {
-        "silu" | "swish" => Ok(Activation::SiluGated),
-        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluGated),
+        "silu" | "swish" => Ok(FfnActivation::SiluGated),
+        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(FfnActivation::GeluGated),
         other => Err(f
             .error(format!("{key} {other:?} is not supported"))
             .fix("supported are silu and gelu_pytorch_tanh")),
@@ -244,11 +244,11 @@ pub(crate) fn start_json(family: &Family, config: &Config) -> Map<String, Value>
 }
 
 /// The name transformers has for an activation.
-pub(crate) fn activation_name(activation: Activation) -> &'static str {
+pub(crate) fn activation_name(activation: FfnActivation) -> &'static str {
     match activation {
-        Activation::SiluGated => "silu",
-        Activation::GeluGated => "gelu_pytorch_tanh",
-        Activation::Gelu => "gelu_new",
+        FfnActivation::SiluGated => "silu",
+        FfnActivation::GeluGated => "gelu_pytorch_tanh",
+        FfnActivation::Gelu => "gelu_new",
     }
 }
 

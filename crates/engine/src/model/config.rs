@@ -5,7 +5,7 @@ use crate::{Error, Result};
 
 /// How a layer normalises.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Norm {
+pub struct NormConfig {
     /// RMS or mean-and-variance.
     pub kind: NormKind,
     /// Added to the variance.
@@ -25,7 +25,7 @@ pub enum NormKind {
 
 /// The feed-forward network of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
+pub enum FfnActivation {
     /// `down(silu(gate(x)) * up(x))`
     SiluGated,
     /// `down(gelu_tanh(gate(x)) * up(x))`
@@ -34,10 +34,10 @@ pub enum Activation {
     Gelu,
 }
 
-impl Activation {
+impl FfnActivation {
     /// Whether the network has a gate beside the up projection.
     pub fn is_gated(self) -> bool {
-        self != Activation::Gelu
+        self != FfnActivation::Gelu
     }
 }
 
@@ -193,7 +193,7 @@ pub struct Config {
     /// Longest sequence the model was made for; the size of the table where positions are learned.
     pub max_positions: usize,
     /// How every norm of the model normalises; there is one at the end.
-    pub norm: Norm,
+    pub norm: NormConfig,
     /// Whether the inputs of attention and of the feed-forward network are normalised (all but OLMo 2).
     pub pre_norms: bool,
     /// Whether their outputs are (Gemma 2, GLM 4, OLMo 2).
@@ -201,7 +201,7 @@ pub struct Config {
     /// Whether queries and keys are normalised before rotation.
     pub qk_norm: Option<QkNorm>,
     /// The feed-forward network.
-    pub activation: Activation,
+    pub activation: FfnActivation,
     /// Bias on query, key and value projections.
     pub qkv_bias: bool,
     /// Bias on attention's output projection.

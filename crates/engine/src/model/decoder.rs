@@ -15,7 +15,7 @@ use ferrl_kernels::backend::{PagedRows, Segments};
 use ferrl_kernels::{Buffer, DType};
 
 /// Where keys and values of earlier tokens are.
-pub enum Context<'a> {
+pub enum PastKv<'a> {
     /// All tokens of every sequence are in this batch.
     Packed(&'a Segments),
     /// Earlier tokens are in the cache, one buffer a layer.
@@ -116,7 +116,7 @@ impl Model {
     }
 
     /// Hidden states after the final norm, `(T, H)` in the compute type, and what backward needs.
-    pub fn forward(&self, t: &Tokens, context: Context<'_>, keep: Keep) -> Result<(Buffer, Activations)> {
+    pub fn forward(&self, t: &Tokens, context: PastKv<'_>, keep: Keep) -> Result<(Buffer, Activations)> {
         let mut whole = self;
         forward(&mut whole, t, context, keep)
     }
@@ -154,7 +154,7 @@ impl Model {
 
     /// Runs forward again and names the first activation that holds a NaN or infinity.
     pub fn first_bad_activation(&self, t: &Tokens, segments: &Segments) -> Result<Option<String>> {
-        let (h, kept) = self.forward(t, Context::Packed(segments), Keep::All)?;
+        let (h, kept) = self.forward(t, PastKv::Packed(segments), Keep::All)?;
         for (l, (p, LayerActivations { x, inner, .. })) in
             self.layout.layers.iter().zip(&kept.layers).enumerate()
         {
@@ -194,7 +194,7 @@ impl Model {
 pub fn forward(
     layers: &mut dyn Layers,
     t: &Tokens,
-    mut context: Context<'_>,
+    mut context: PastKv<'_>,
     keep: Keep,
 ) -> Result<(Buffer, Activations)> {
     let m = layers.model();
@@ -249,7 +249,7 @@ impl Layer {
         m: &Model,
         t: &Tokens,
         x: &mut Residual,
-        context: &mut Context<'_>,
+        context: &mut PastKv<'_>,
         keep: Keep,
     ) -> Result<Option<LayerActivations>> {
         let attention = self.attention.forward(m, t, x, context)?;
@@ -259,8 +259,8 @@ impl Layer {
             return Ok(None);
         };
         let load = match context {
-            Context::Packed(segments) => ffn.load(segments),
-            Context::Paged(..) => None,
+            PastKv::Packed(segments) => ffn.load(segments),
+            PastKv::Paged(..) => None,
         };
         let inner = attention.map(|attention| Interior { attention, delta, ffn });
         Ok(Some(LayerActivations { x, inner, load }))
@@ -278,7 +278,7 @@ impl Layer {
         let LayerActivations { x, inner, .. } = match kept.inner {
             Some(_) => kept,
             None => {
-                let (mut x, mut context) = (Residual::recomputed(kept.x), Context::Packed(segments));
+                let (mut x, mut context) = (Residual::recomputed(kept.x), PastKv::Packed(segments));
                 self.forward(m, t, &mut x, &mut context, Keep::All)?.expect("kept")
             }
         };

@@ -12,7 +12,7 @@ use super::gradient::Grads;
 use super::linear::Linear;
 use super::norm::NormLayer;
 use super::residual::{Added, Residual, ResidualGrad};
-use super::router::{Group, Routing};
+use super::router::{ExpertGroup, Routing};
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::backend::{Activation, RowMix, Segments};
@@ -48,12 +48,12 @@ pub(super) struct ExpertActivations {
 }
 
 /// Indices and weights of a weighted sum over sorted rows.
-struct Mix {
+struct MixIndices {
     rows: Buffer,
     weights: Buffer,
 }
 
-impl Mix {
+impl MixIndices {
     fn operand(&self, m: &Model, per_row: usize) -> RowMix<'_> {
         RowMix { rows: &self.rows, weights: &self.weights, per_row, width: m.config.hidden }
     }
@@ -71,7 +71,8 @@ impl MixtureOfExperts {
             up.push(self.expert(m, &h, group, &mut outputs)?);
         }
         let mut y = m.activations(h.len())?;
-        let mix = Mix { rows: m.backend.indices(&routing.places())?, weights: m.upload(&routing.weights)? };
+        let mix =
+            MixIndices { rows: m.backend.indices(&routing.places())?, weights: m.upload(&routing.weights)? };
         m.backend.mix_rows(mix.operand(m, self.options.per_token), &outputs, &mut y)?;
         let mixed = x.add_output(m, y, self.post_norm)?;
         Ok(added.map(|added| (added, ExpertActivations { routing, all, up, outputs, mixed })))
@@ -90,7 +91,7 @@ impl MixtureOfExperts {
     }
 
     /// Computes an expert's rows of `outputs`; returns the input of its activation.
-    fn expert(&self, m: &Model, h: &Buffer, group: &Group, outputs: &mut Buffer) -> Result<Buffer> {
+    fn expert(&self, m: &Model, h: &Buffer, group: &ExpertGroup, outputs: &mut Buffer) -> Result<Buffer> {
         let (b, rows, hidden) = (&*m.backend, group.tokens.len(), m.config.hidden);
         let Expert { up, down } = &self.experts[group.expert];
         if rows == 0 {
@@ -120,7 +121,7 @@ impl MixtureOfExperts {
         let dmixed = flow.before_norm(m, self.post_norm, a.mixed.take(), grads)?;
         let dmixed = dmixed.as_ref().unwrap_or(flow.output());
         let places = b.indices(&a.routing.places())?;
-        let mix = Mix { rows: places, weights: m.upload(&a.routing.weights)? };
+        let mix = MixIndices { rows: places, weights: m.upload(&a.routing.weights)? };
         let (mut doutputs, mut dweights) =
             (m.activations(a.outputs.len())?, m.f32s(a.routing.weights.len())?);
         b.mix_rows_backward(mix.operand(m, k), &a.outputs, dmixed, &mut doutputs, &mut dweights)?;
@@ -140,7 +141,7 @@ impl MixtureOfExperts {
         };
         let mut dsum = m.f32s(x.len())?;
         self.router.backward_input(m, &dlogits, &mut dsum)?;
-        let ones = Mix { weights: m.upload(&vec![1.0; a.routing.weights.len()])?, rows: mix.rows };
+        let ones = MixIndices { weights: m.upload(&vec![1.0; a.routing.weights.len()])?, rows: mix.rows };
         let mut dexperts = m.f32s(x.len())?;
         b.mix_rows(ones.operand(m, k), &dinputs, &mut dexperts)?;
         b.axpy(1.0, &dexperts, &mut dsum)?;
@@ -157,7 +158,7 @@ impl MixtureOfExperts {
     fn expert_backward(
         &self,
         m: &Model,
-        (group, mut up): (&Group, Buffer),
+        (group, mut up): (&ExpertGroup, Buffer),
         doutputs: &Buffer,
         dinputs: &mut Buffer,
         grads: Grads<'_>,
@@ -183,12 +184,12 @@ impl MixtureOfExperts {
 }
 
 /// The experts that have tokens of any rank, with those of this one.
-fn groups(own: &Routing, all: &Option<Routing>) -> Vec<Group> {
+fn groups(own: &Routing, all: &Option<Routing>) -> Vec<ExpertGroup> {
     own.groups(|expert| all.as_ref().is_some_and(|all| all.is_chosen(expert)))
 }
 
 /// The rows of an expert's tokens.
-fn gathered(m: &Model, h: &Buffer, group: &Group) -> Result<Buffer> {
+fn gathered(m: &Model, h: &Buffer, group: &ExpertGroup) -> Result<Buffer> {
     let mut x = m.activations(group.tokens.len() * m.config.hidden)?;
     if group.tokens.is_empty() {
         return Ok(x);

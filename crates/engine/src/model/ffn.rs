@@ -145,13 +145,13 @@ impl FeedForward {
     }
 }
 
-impl config::Activation {
+impl config::FfnActivation {
     /// The backend's name for it.
     pub(super) fn op(self) -> Activation {
         match self {
-            config::Activation::SiluGated => Activation::SiluGated,
-            config::Activation::GeluGated => Activation::GeluGated,
-            config::Activation::Gelu => Activation::Gelu,
+            config::FfnActivation::SiluGated => Activation::SiluGated,
+            config::FfnActivation::GeluGated => Activation::GeluGated,
+            config::FfnActivation::Gelu => Activation::Gelu,
         }
     }
 }

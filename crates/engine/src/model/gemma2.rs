@@ -8,7 +8,7 @@ use super::common::{
 };
 use super::config::NormKind;
 use super::fields::Fields;
-use super::naming::{LLAMA_NAMES, Naming, Rows};
+use super::naming::{LLAMA_NAMES, Naming, RowShare};
 use super::param::Slot;
 use super::{Architectures, Family, common};
 use crate::Result;
@@ -30,7 +30,10 @@ pub(super) const FAMILY: Family = Family {
         activation: "gelu_pytorch_tanh",
         ..Family::LLAMA.defaults
     },
-    names: Naming { slots: &[(Slot::MlpNorm, &[("pre_feedforward_layernorm", Rows::All)])], ..LLAMA_NAMES },
+    names: Naming {
+        slots: &[(Slot::MlpNorm, &[("pre_feedforward_layernorm", RowShare::All)])],
+        ..LLAMA_NAMES
+    },
     slides_by_default: true,
     read: |family, f| {
         let mut c = llama_config(family, f)?;

@@ -8,7 +8,7 @@ use super::common::{
 };
 use super::config::{LayerRope, NormKind, QkNorm, Rope, RopeScaling};
 use super::fields::Fields;
-use super::naming::{LLAMA_NAMES, Naming, Rows};
+use super::naming::{LLAMA_NAMES, Naming, RowShare};
 use super::param::Slot;
 use super::rope_json::RopeRules;
 use super::{Architectures, Family, common};
@@ -35,7 +35,10 @@ pub(super) const FAMILY: Family = Family {
         ..Family::LLAMA.defaults
     },
     rope: RopeRules { theta: 1_000_000.0, by_layer_type: true, ..RopeRules::USUAL },
-    names: Naming { slots: &[(Slot::MlpNorm, &[("pre_feedforward_layernorm", Rows::All)])], ..LLAMA_NAMES },
+    names: Naming {
+        slots: &[(Slot::MlpNorm, &[("pre_feedforward_layernorm", RowShare::All)])],
+        ..LLAMA_NAMES
+    },
     slides_by_default: true,
     read: |family, f| {
         let json = with_defaults(f);

@@ -8,28 +8,28 @@
 use serde_json::json;
 
 use super::common::{Defaults, llama_config, llama_json};
-use super::naming::{LLAMA_NAMES, Naming, Rows};
+use super::naming::{LLAMA_NAMES, Naming, RowShare};
 use super::param::Slot;
 use super::rope_json::RopeRules;
 use super::{Architectures, Family};
 
 const NAMES: Naming = Naming {
     slots: &[
-        (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
-        (Slot::AttnPostNorm, &[("post_self_attn_layernorm", Rows::All)]),
-        (Slot::MlpNorm, &[("post_attention_layernorm", Rows::All)]),
-        (Slot::MlpPostNorm, &[("post_mlp_layernorm", Rows::All)]),
+        (Slot::AttnNorm, &[("input_layernorm", RowShare::All)]),
+        (Slot::AttnPostNorm, &[("post_self_attn_layernorm", RowShare::All)]),
+        (Slot::MlpNorm, &[("post_attention_layernorm", RowShare::All)]),
+        (Slot::MlpPostNorm, &[("post_mlp_layernorm", RowShare::All)]),
         (
             Slot::Qkv,
             &[
-                ("self_attn.q_proj", Rows::InterleavedQuery),
-                ("self_attn.k_proj", Rows::InterleavedKey),
-                ("self_attn.v_proj", Rows::KeyOrValue),
+                ("self_attn.q_proj", RowShare::InterleavedQuery),
+                ("self_attn.k_proj", RowShare::InterleavedKey),
+                ("self_attn.v_proj", RowShare::KeyOrValue),
             ],
         ),
-        (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
-        (Slot::Up, &[("mlp.gate_up_proj", Rows::All)]),
-        (Slot::Down, &[("mlp.down_proj", Rows::All)]),
+        (Slot::AttnOut, &[("self_attn.o_proj", RowShare::All)]),
+        (Slot::Up, &[("mlp.gate_up_proj", RowShare::All)]),
+        (Slot::Down, &[("mlp.down_proj", RowShare::All)]),
     ],
     ..LLAMA_NAMES
 };

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::common::{activation_name, check, plain, refuse_unsupported, start_json};
-use super::config::{Activation, LayerRope, Norm, NormKind, Position};
+use super::config::{FfnActivation, LayerRope, NormConfig, NormKind, Position};
 use super::fields::Fields;
-use super::naming::{Naming, Rows};
+use super::naming::{Naming, RowShare};
 use super::param::Slot;
 use super::{Architectures, Config, Family, head_of};
 use crate::Result;
@@ -18,12 +18,12 @@ const NAMES: Naming = Naming {
     final_norm: "ln_f",
     transposed: true,
     slots: &[
-        (Slot::AttnNorm, &[("ln_1", Rows::All)]),
-        (Slot::MlpNorm, &[("ln_2", Rows::All)]),
-        (Slot::Qkv, &[("attn.c_attn", Rows::All)]),
-        (Slot::AttnOut, &[("attn.c_proj", Rows::All)]),
-        (Slot::Up, &[("mlp.c_fc", Rows::All)]),
-        (Slot::Down, &[("mlp.c_proj", Rows::All)]),
+        (Slot::AttnNorm, &[("ln_1", RowShare::All)]),
+        (Slot::MlpNorm, &[("ln_2", RowShare::All)]),
+        (Slot::Qkv, &[("attn.c_attn", RowShare::All)]),
+        (Slot::AttnOut, &[("attn.c_proj", RowShare::All)]),
+        (Slot::Up, &[("mlp.c_fc", RowShare::All)]),
+        (Slot::Down, &[("mlp.c_proj", RowShare::All)]),
     ],
 };
 
@@ -62,7 +62,7 @@ pub(super) const FAMILY: Family = Family {
             ffn: f.opt_size("n_inner")?.unwrap_or(4 * hidden),
             experts: None,
             max_positions: f.size(&["n_positions", "max_position_embeddings"])?,
-            norm: Norm {
+            norm: NormConfig {
                 kind: NormKind::Layer,
                 eps: f.opt_positive("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
             },
@@ -109,9 +109,9 @@ pub(super) const FAMILY: Family = Family {
     ..Family::LLAMA
 };
 
-fn activation(f: &Fields) -> Result<Activation> {
+fn activation(f: &Fields) -> Result<FfnActivation> {
     match f.text("activation_function")?.unwrap_or("gelu_new") {
-        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(FfnActivation::Gelu),
         other => Err(f
             .error(format!("activation_function {other:?} is not supported"))
             .fix("supported are gelu_new and gelu_pytorch_tanh")),

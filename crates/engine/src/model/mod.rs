@@ -51,7 +51,7 @@ use serde_json::{Map, Value};
 pub use config::{Config, Head};
 pub use frozen::Frozen;
 pub use naming::{Part, RowOrder, Tensor};
-pub use param::{Kind, ParamId, ParamShape, Slot};
+pub use param::{ParamId, ParamKind, ParamShape, Slot};
 pub use router::ExpertLoad;
 pub use weights::{Model, Options};
 pub use wrapper::text_config;

@@ -1,7 +1,7 @@
 //! Where the decoder's fused parameters are found in a checkpoint.
 
 use super::config::{Config, Head, Position};
-use super::param::{Kind, ParamShape, Slot};
+use super::param::{ParamKind, ParamShape, Slot};
 
 /// One parameter of the decoder and the stored tensors it is made of, stacked row on row.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ impl Part {
 
 /// How many of a parameter's rows (or of a vector's elements) one stored tensor holds.
 #[derive(Clone, Copy)]
-pub(crate) enum Rows {
+pub(crate) enum RowShare {
     /// All of them.
     All,
     /// Those of the queries.
@@ -90,7 +90,7 @@ pub(crate) enum Rows {
 }
 
 /// A slot of a layer and the stored tensors that it is stacked from.
-type SlotParts = (Slot, &'static [(&'static str, Rows)]);
+type SlotParts = (Slot, &'static [(&'static str, RowShare)]);
 
 /// The names a family uses.
 pub(crate) struct Naming {
@@ -145,15 +145,15 @@ impl Naming {
             return Vec::new();
         };
         let total = if id.is_vector() { cols } else { rows };
-        let part = |&(source, share): &(&str, Rows)| {
+        let part = |&(source, share): &(&str, RowShare)| {
             let rows = match share {
-                Rows::All => total,
-                Rows::Query | Rows::InterleavedQuery => config.attention_width(),
-                Rows::KeyOrValue | Rows::InterleavedKey => config.kv_heads * config.head_dim,
-                Rows::Half => total / 2,
+                RowShare::All => total,
+                RowShare::Query | RowShare::InterleavedQuery => config.attention_width(),
+                RowShare::KeyOrValue | RowShare::InterleavedKey => config.kv_heads * config.head_dim,
+                RowShare::Half => total / 2,
             };
             let order = match (share, &config.position) {
-                (Rows::InterleavedQuery | Rows::InterleavedKey, Position::Rotary(rope)) => {
+                (RowShare::InterleavedQuery | RowShare::InterleavedKey, Position::Rotary(rope)) => {
                     RowOrder::Interleaved { head_dim: config.head_dim, rotary_dim: rope.rotary_dim }
                 }
                 _ => RowOrder::Same,
@@ -179,11 +179,11 @@ impl Naming {
 const EXPERT: &str = "{expert}";
 
 /// The name of a tensor in a checkpoint, as PyTorch has it.
-fn stored_name(module: &str, kind: Kind) -> String {
+fn stored_name(module: &str, kind: ParamKind) -> String {
     match kind {
-        Kind::Weight => format!("{module}.weight"),
-        Kind::Bias => format!("{module}.bias"),
-        Kind::LoraA(_) | Kind::LoraB(_) => unreachable!("an adapter's tensors are named by PEFT"),
+        ParamKind::Weight => format!("{module}.weight"),
+        ParamKind::Bias => format!("{module}.bias"),
+        ParamKind::LoraA(_) | ParamKind::LoraB(_) => unreachable!("an adapter's tensors are named by PEFT"),
     }
 }
 
@@ -200,27 +200,30 @@ pub(crate) const LLAMA_NAMES: Naming = Naming {
 
 /// What the slots of a layer are stacked from in Llama and its descendants, where a family does not say otherwise.
 const LLAMA_SLOTS: &[SlotParts] = &[
-    (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
-    (Slot::AttnPostNorm, &[("post_attention_layernorm", Rows::All)]),
-    (Slot::MlpNorm, &[("post_attention_layernorm", Rows::All)]),
-    (Slot::MlpPostNorm, &[("post_feedforward_layernorm", Rows::All)]),
-    (Slot::QNorm, &[("self_attn.q_norm", Rows::All)]),
-    (Slot::KNorm, &[("self_attn.k_norm", Rows::All)]),
+    (Slot::AttnNorm, &[("input_layernorm", RowShare::All)]),
+    (Slot::AttnPostNorm, &[("post_attention_layernorm", RowShare::All)]),
+    (Slot::MlpNorm, &[("post_attention_layernorm", RowShare::All)]),
+    (Slot::MlpPostNorm, &[("post_feedforward_layernorm", RowShare::All)]),
+    (Slot::QNorm, &[("self_attn.q_norm", RowShare::All)]),
+    (Slot::KNorm, &[("self_attn.k_norm", RowShare::All)]),
     (
         Slot::Qkv,
         &[
-            ("self_attn.q_proj", Rows::Query),
-            ("self_attn.k_proj", Rows::KeyOrValue),
-            ("self_attn.v_proj", Rows::KeyOrValue),
+            ("self_attn.q_proj", RowShare::Query),
+            ("self_attn.k_proj", RowShare::KeyOrValue),
+            ("self_attn.v_proj", RowShare::KeyOrValue),
         ],
     ),
-    (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
-    (Slot::Up, &[("mlp.gate_proj", Rows::Half), ("mlp.up_proj", Rows::Half)]),
-    (Slot::Down, &[("mlp.down_proj", Rows::All)]),
-    (Slot::Router, &[("mlp.gate", Rows::All)]),
+    (Slot::AttnOut, &[("self_attn.o_proj", RowShare::All)]),
+    (Slot::Up, &[("mlp.gate_proj", RowShare::Half), ("mlp.up_proj", RowShare::Half)]),
+    (Slot::Down, &[("mlp.down_proj", RowShare::All)]),
+    (Slot::Router, &[("mlp.gate", RowShare::All)]),
     (
         Slot::ExpertUp(0),
-        &[("mlp.experts.{expert}.gate_proj", Rows::Half), ("mlp.experts.{expert}.up_proj", Rows::Half)],
+        &[
+            ("mlp.experts.{expert}.gate_proj", RowShare::Half),
+            ("mlp.experts.{expert}.up_proj", RowShare::Half),
+        ],
     ),
-    (Slot::ExpertDown(0), &[("mlp.experts.{expert}.down_proj", Rows::All)]),
+    (Slot::ExpertDown(0), &[("mlp.experts.{expert}.down_proj", RowShare::All)]),
 ];

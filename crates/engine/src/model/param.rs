@@ -11,7 +11,7 @@ pub struct ParamId {
     /// Which of the layer's (or the model's) modules it belongs to.
     pub slot: Slot,
     /// Weight or bias.
-    pub kind: Kind,
+    pub kind: ParamKind,
 }
 
 /// A module that has parameters.
@@ -57,7 +57,7 @@ pub enum Slot {
 
 /// The parameters of one module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ParamKind {
     /// `W` of `W x + b`, the scale of a norm, or a table.
     Weight,
     /// `b`.
@@ -137,27 +137,27 @@ impl Slot {
 impl ParamId {
     /// A weight outside the layers.
     pub const fn model(slot: Slot) -> Self {
-        ParamId { layer: None, slot, kind: Kind::Weight }
+        ParamId { layer: None, slot, kind: ParamKind::Weight }
     }
 
     /// A weight of a layer.
     pub const fn layer(layer: usize, slot: Slot) -> Self {
-        ParamId { layer: Some(layer), slot, kind: Kind::Weight }
+        ParamId { layer: Some(layer), slot, kind: ParamKind::Weight }
     }
 
     /// The bias of the same module.
     pub const fn bias(self) -> Self {
-        ParamId { kind: Kind::Bias, ..self }
+        ParamId { kind: ParamKind::Bias, ..self }
     }
 
     /// Whether it is a vector by its nature: a norm's scale, or a bias.
     pub fn is_vector(self) -> bool {
-        self.kind == Kind::Bias || self.slot.is_norm()
+        self.kind == ParamKind::Bias || self.slot.is_norm()
     }
 
     /// Whether it belongs to an adapter.
     pub fn is_adapter(self) -> bool {
-        matches!(self.kind, Kind::LoraA(_) | Kind::LoraB(_))
+        matches!(self.kind, ParamKind::LoraA(_) | ParamKind::LoraB(_))
     }
 }
 
@@ -171,11 +171,11 @@ impl fmt::Display for ParamId {
         }
         f.write_str(self.slot.name())?;
         match self.kind {
-            Kind::LoraA(part) => write!(f, ".lora_a.{part}"),
-            Kind::LoraB(part) => write!(f, ".lora_b.{part}"),
+            ParamKind::LoraA(part) => write!(f, ".lora_a.{part}"),
+            ParamKind::LoraB(part) => write!(f, ".lora_b.{part}"),
             _ if self.slot.is_table() => Ok(()),
-            Kind::Weight => f.write_str(".weight"),
-            Kind::Bias => f.write_str(".bias"),
+            ParamKind::Weight => f.write_str(".weight"),
+            ParamKind::Bias => f.write_str(".bias"),
         }
     }
 }
@@ -264,7 +264,7 @@ impl Config {
     /// Whether a matrix product reads the parameter: the weights of linear layers and routers, and a tied embedding.
     pub fn is_multiplied(&self, id: ParamId) -> bool {
         let tied_head = self.tied && self.head.has_lm() && id.slot == Slot::Embed;
-        id.kind == Kind::Weight && (id.slot.is_linear() || id.slot == Slot::Router || tied_head)
+        id.kind == ParamKind::Weight && (id.slot.is_linear() || id.slot == Slot::Router || tied_head)
     }
 }
 
@@ -308,8 +308,14 @@ mod tests {
             (ParamId::layer(12, Slot::Qkv).bias(), "layers.12.qkv.bias"),
             (ParamId::layer(7, Slot::Router), "layers.7.router.weight"),
             (ParamId::layer(7, Slot::ExpertDown(30)), "layers.7.experts.30.down.weight"),
-            (ParamId { kind: Kind::LoraA(2), ..ParamId::layer(12, Slot::Qkv) }, "layers.12.qkv.lora_a.2"),
-            (ParamId { kind: Kind::LoraB(0), ..ParamId::layer(0, Slot::Down) }, "layers.0.down.lora_b.0"),
+            (
+                ParamId { kind: ParamKind::LoraA(2), ..ParamId::layer(12, Slot::Qkv) },
+                "layers.12.qkv.lora_a.2",
+            ),
+            (
+                ParamId { kind: ParamKind::LoraB(0), ..ParamId::layer(0, Slot::Down) },
+                "layers.0.down.lora_b.0",
+            ),
         ];
         for (id, name) in ids {
             assert_eq!(id.to_string(), name);

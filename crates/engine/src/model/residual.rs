@@ -5,7 +5,7 @@
 //! the addition into the GEMM that computes it. Both have the same bits, and this file alone knows of them; layers are
 //! written once.
 
-use super::decoder::{Context, Keep};
+use super::decoder::{Keep, PastKv};
 use super::gradient::{Grads, Taken};
 use super::linear::{Linear, Rotated};
 use super::norm::NormLayer;
@@ -34,9 +34,9 @@ pub(super) struct Added {
 
 impl Residual {
     /// A stream for a forward pass of `rows` tokens that keeps something for backward, or nothing.
-    pub fn new(m: &Model, x: Buffer, context: &Context<'_>, keep: Keep) -> Self {
+    pub fn new(m: &Model, x: Buffer, context: &PastKv<'_>, keep: Keep) -> Self {
         let (c, rows) = (&m.config, x.len() / m.config.hidden);
-        let decodes = matches!(context, Context::Paged(..)) && keep == Keep::Nothing;
+        let decodes = matches!(context, PastKv::Paged(..)) && keep == Keep::Nothing;
         let known = c.pre_norms && !c.post_norms && c.residual_scale == 1.0;
         let fused =
             decodes && known && m.team().is_none() && rows <= m.backend.decode_rows(c.hidden.max(c.ffn));
@@ -299,7 +299,7 @@ mod tests {
             let t = m.tokens(&[3], &[position as u32]).unwrap();
             let values: Vec<f32> = (0..m.config.hidden).map(|i| (i + position) as f32 / 8.0 - 3.0).collect();
             let mut x = Residual { x: m.upload(&values).unwrap(), pending: None, fused };
-            let mut context = Context::Paged(&rows, &mut caches);
+            let mut context = PastKv::Paged(&rows, &mut caches);
             for layer in &m.layout.layers {
                 layer.attention.forward(m, &t, &mut x, &mut context).unwrap();
                 assert_eq!(layer.ffn.forward(m, &mut x).unwrap().is_none(), fused);

@@ -68,7 +68,7 @@ pub(crate) fn read(f: &Fields, head_dim: usize, max_positions: usize, rules: &Ro
         Some(n) => n,
         None => dict.opt_size("original_max_position_embeddings")?.unwrap_or(max_positions),
     };
-    let context = Context { rotary_dim, original, stretched: max_positions as f64 / original as f64 };
+    let context = RopeContext { rotary_dim, original, stretched: max_positions as f64 / original as f64 };
     let mut kind = dict.text("rope_type")?.or(dict.text("type")?).unwrap_or("default");
     if rules.longrope_aliases && matches!(kind, "su" | "yarn") {
         kind = "longrope";
@@ -81,7 +81,7 @@ pub(crate) fn read(f: &Fields, head_dim: usize, max_positions: usize, rules: &Ro
 }
 
 /// What a scaling depends on besides its own fields.
-struct Context {
+struct RopeContext {
     rotary_dim: usize,
     /// Positions of pre-training.
     original: usize,
@@ -92,10 +92,10 @@ struct Context {
 fn scaling(
     dict: &Fields,
     kind: &str,
-    context: &Context,
+    context: &RopeContext,
     error: impl Fn(String) -> Error,
 ) -> Result<RopeScaling> {
-    let &Context { rotary_dim, original, stretched } = context;
+    let &RopeContext { rotary_dim, original, stretched } = context;
     Ok(match kind {
         "default" => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: dict.positive("factor")? },

@@ -24,7 +24,7 @@ pub(super) struct Routing {
 }
 
 /// The tokens of one expert; their rows follow those of the experts before it.
-pub(super) struct Group {
+pub(super) struct ExpertGroup {
     pub expert: usize,
     pub tokens: Vec<u32>,
     /// First row of the group among those of all groups.
@@ -104,14 +104,14 @@ impl Routing {
     }
 
     /// The experts that have tokens, and those that are `listed` without, in their order, each with its tokens in theirs.
-    pub fn groups(&self, listed: impl Fn(usize) -> bool) -> Vec<Group> {
+    pub fn groups(&self, listed: impl Fn(usize) -> bool) -> Vec<ExpertGroup> {
         let mut tokens = vec![Vec::new(); self.experts];
         for (i, &expert) in self.chosen.iter().enumerate() {
             tokens[expert as usize].push((i / self.per_token) as u32);
         }
         let mut start = 0;
         let group = |(expert, tokens): (usize, Vec<u32>)| {
-            let group = Group { expert, start, tokens };
+            let group = ExpertGroup { expert, start, tokens };
             start += group.tokens.len();
             group
         };

@@ -12,7 +12,7 @@
 
 use super::config::Config;
 use super::context::other_batch;
-use super::param::{Kind, ParamId, ParamShape, Slot};
+use super::param::{ParamId, ParamKind, ParamShape, Slot};
 use super::shard::{read_f32s, write_f32s};
 use super::weights::{Model, Param};
 use crate::{Error, Result};
@@ -256,7 +256,7 @@ impl Model {
     /// Whether the members of this rank's team share the features of the layer.
     pub(super) fn is_shared(&self, param: usize) -> bool {
         let id = self.params[param].shape.id;
-        let kind = matches!(id.kind, Kind::Weight | Kind::Bias);
+        let kind = matches!(id.kind, ParamKind::Weight | ParamKind::Bias);
         self.place_in_layer().is_some() && kind && self.config.outputs(id.slot, (0, 1)).is_some()
     }
 
@@ -265,7 +265,7 @@ impl Model {
         let ParamId { slot, kind, .. } = self.params[param].shape.id;
         let features = slot.is_vocabulary() || self.config.outputs(slot, (0, 1)).is_some();
         // Every member computes the few numbers of an adapter.
-        self.team.is_some() && features && matches!(kind, Kind::Weight | Kind::Bias)
+        self.team.is_some() && features && matches!(kind, ParamKind::Weight | ParamKind::Bias)
     }
 
     /// All columns of an activation, of which each member has some, into `to`. All members call it together.
@@ -358,7 +358,7 @@ impl Model {
         let shape = self.params[param].shape;
         let rows = self.columns(Columns::Output(shape.id.slot), at);
         let own: Vec<f32> = rows.iter().flat_map(|r| &values[elements(&shape, r)]).copied().collect();
-        if shape.id.kind == Kind::Bias {
+        if shape.id.kind == ParamKind::Bias {
             self.params[param].whole = Some(self.upload(&own)?);
             return Ok(true);
         }
@@ -406,7 +406,7 @@ fn forms(team: &Option<Team>) -> Option<(usize, usize, usize, bool)> {
 /// The weights of some output features.
 pub(super) fn elements(shape: &ParamShape, rows: &Range<usize>) -> Range<usize> {
     let ParamId { kind, .. } = shape.id;
-    let each = if kind == Kind::Bias { 1 } else { shape.cols };
+    let each = if kind == ParamKind::Bias { 1 } else { shape.cols };
     rows.start * each..rows.end * each
 }
 

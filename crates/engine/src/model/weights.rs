@@ -76,12 +76,12 @@ pub struct Param {
 /// Cosines and sines for the first `positions` positions, of each rotation that the model has.
 pub struct RotaryTables {
     positions: usize,
-    global: Turns,
-    local: Option<Turns>,
+    global: RotaryTable,
+    local: Option<RotaryTable>,
 }
 
 /// One rotation's.
-pub(super) struct Turns {
+pub(super) struct RotaryTable {
     /// Dimensions of a head that are rotated.
     pub dim: usize,
     pub cos: Buffer,
@@ -90,7 +90,7 @@ pub(super) struct Turns {
 
 impl RotaryTables {
     /// Those of a layer; `None` where it does not rotate.
-    pub(super) fn of(&self, layer: LayerRope) -> Option<&Turns> {
+    pub(super) fn of(&self, layer: LayerRope) -> Option<&RotaryTable> {
         match layer {
             LayerRope::Global => Some(&self.global),
             LayerRope::Local => self.local.as_ref(),
@@ -465,7 +465,7 @@ impl Model {
         Ok(Some(tables))
     }
 
-    fn turns(&self, rope: &Rope, positions: usize) -> Result<Turns> {
+    fn turns(&self, rope: &Rope, positions: usize) -> Result<RotaryTable> {
         let (frequencies, gain) = rope.inv_freq(self.context);
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in 0..positions {
@@ -476,7 +476,7 @@ impl Model {
                 sin.push(s as f32 * gain);
             }
         }
-        Ok(Turns { dim: rope.rotary_dim, cos: self.upload(&cos)?, sin: self.upload(&sin)? })
+        Ok(RotaryTable { dim: rope.rotary_dim, cos: self.upload(&cos)?, sin: self.upload(&sin)? })
     }
 
     /// Parameters whose gradient a backward adds to more than once: embeddings and the language-model head.

@@ -16,7 +16,7 @@ const TEMPLATE: &str = "chat_template.jinja";
 
 /// The settings of a tokenizer; kept whole, so that saving loses nothing.
 #[derive(Clone, Default)]
-pub(crate) struct Config {
+pub(crate) struct TokenizerConfig {
     settings: Map<String, Value>,
     specials: Map<String, Value>,
     template: Option<String>,
@@ -26,7 +26,7 @@ pub(crate) struct Config {
     pub eos_ids: Vec<u32>,
 }
 
-impl Config {
+impl TokenizerConfig {
     /// Reads whichever of the files exist; a broken one is an error.
     pub fn read(dir: &Path) -> Result<Self> {
         let settings = read_json(&dir.join(CONFIG))?;
@@ -38,7 +38,7 @@ impl Config {
         let model = [generation.unwrap_or_default(), model.unwrap_or_default()];
         let first =
             |key: &str| model.iter().map(|m| ids(m.get(key))).find(|i| !i.is_empty()).unwrap_or_default();
-        Ok(Config {
+        Ok(TokenizerConfig {
             bos_id: first("bos_token_id").first().copied().filter(|_| alone),
             pad_id: first("pad_token_id").first().copied(),
             eos_ids: eos_ids(dir)?,
@@ -51,7 +51,7 @@ impl Config {
     /// The settings of a tokenizer made here.
     pub fn fresh(settings: Value) -> Self {
         let settings = settings.as_object().cloned().unwrap_or_default();
-        Config { settings, ..Config::default() }
+        TokenizerConfig { settings, ..TokenizerConfig::default() }
     }
 
     /// The name of the token with a role such as `eos_token`.

@@ -12,7 +12,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, SplitDelimiterBehavior};
 
-use super::config::Config;
+use super::config::TokenizerConfig;
 use super::{Backend, Tokenizer};
 use crate::{Error, Result};
 
@@ -88,7 +88,7 @@ pub fn train_chars(texts: impl Iterator<Item = String>, specials: &[String]) -> 
 }
 
 /// The settings file of a tokenizer made here.
-fn settings(specials: &[String]) -> Config {
+fn settings(specials: &[String]) -> TokenizerConfig {
     let mut value =
         json!({ "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false });
     for (name, _) in ROLES {
@@ -100,7 +100,7 @@ fn settings(specials: &[String]) -> Config {
     if has("<|im_start|>") && has("<|im_end|>") {
         value["chat_template"] = json!(CHATML);
     }
-    Config::fresh(value)
+    TokenizerConfig::fresh(value)
 }
 
 fn role<'a>(name: &str, specials: &'a [String]) -> Option<&'a str> {

@@ -1,7 +1,7 @@
 //! The gradient of an update while its batches are added up, and whether it is whole.
 //!
-//! A batch that fails on its way takes the update with it: what is left of the sum is not the gradient of anything. The
-//! trainer remembers that, so that no weight moves by it.
+//! A batch that fails invalidates the update, whose sum is then incomplete. The trainer remembers that, so that no weight
+//! changes by it.
 
 use super::{StatGrads, Trainer};
 use crate::model::decoder::Layers;
@@ -21,7 +21,7 @@ pub(super) enum Sum {
 }
 
 impl Sum {
-    /// What an update says to it.
+    /// The error of an update, if the sum is not whole.
     pub(super) fn check(self, waits: bool) -> Result<()> {
         let what = match self {
             Sum::Whole if !waits => return Ok(()),
@@ -87,7 +87,7 @@ impl Trainer {
         done
     }
 
-    /// Forgets the gradients added since the last update, and a forward that waits for its backward.
+    /// Discards the gradients added since the last update, and a forward that waits for its backward.
     pub fn zero_grads(&mut self) {
         match self.model.split_over() {
             Some(_) => self.grads.iter_mut().for_each(|slot| *slot = None),
@@ -97,7 +97,7 @@ impl Trainer {
         self.sum = Sum::Nothing;
     }
 
-    /// Room for the gradient of a parameter, unless it is frozen; of this rank's part, where weights are split.
+    /// Memory for the gradient of a parameter, unless it is frozen; for this rank's part if weights are sharded.
     pub(super) fn slot(&self, param: usize) -> Result<Option<Gradient>> {
         let len = self.model.params[param].own.len();
         let _gradients = Purpose::Gradients.on(&self.model.backend);

@@ -1,4 +1,4 @@
-//! What the trainer is given and what it gives back: tokens of whole sequences, numbers per token.
+//! Input and output of the trainer: tokens of whole sequences, statistics per token.
 //!
 //! Indexing: a statistic at input position `i` of a sequence is about what comes after token `i`. `logp[i]` and
 //! `entropy[i]` belong to token `i + 1` (at the last position there is none, and they are 0); `value[i]` is of the
@@ -10,7 +10,7 @@ use ferrl_kernels::backend::Segments;
 
 /// One sequence of a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sequence {
+pub struct BatchSequence {
     /// Token ids.
     pub ids: Vec<u32>,
     /// Whether the token at each position is a target whose logp is wanted; empty means all but the first.
@@ -23,7 +23,7 @@ pub struct Sequence {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// End to end, in this order.
-    pub sequences: Vec<Sequence>,
+    pub sequences: Vec<BatchSequence>,
     /// Other tokens at each position.
     pub others_per_row: usize,
 }
@@ -53,17 +53,17 @@ impl Stats {
 /// d loss / d each number of [`Stats`], in its layout; an empty vector means zero.
 pub type StatGrads = Stats;
 
-impl Sequence {
+impl BatchSequence {
     /// All tokens but the first are targets.
     pub fn new(ids: Vec<u32>) -> Self {
-        Sequence { ids, ..Default::default() }
+        BatchSequence { ids, ..Default::default() }
     }
 }
 
 impl Batch {
     /// All tokens but the first of each sequence are targets.
     pub fn of(sequences: impl IntoIterator<Item = Vec<u32>>) -> Self {
-        Batch { sequences: sequences.into_iter().map(Sequence::new).collect(), others_per_row: 0 }
+        Batch { sequences: sequences.into_iter().map(BatchSequence::new).collect(), others_per_row: 0 }
     }
     /// Number of tokens.
     pub fn tokens(&self) -> usize {

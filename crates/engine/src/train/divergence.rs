@@ -2,7 +2,7 @@
 //! position.
 
 use super::{Batch, StatGrads, Stats, Trainer};
-use crate::model::decoder::{Context, Keep};
+use crate::model::decoder::{Keep, PastKv};
 use crate::model::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
@@ -39,7 +39,7 @@ fn scored_states(model: &Model, batch: &Batch, rows: &[u32]) -> Result<Buffer> {
     batch.check(&model.config)?;
     let (ids, positions) = batch.flat();
     let tokens = model.tokens(&ids, &positions)?;
-    let (h, _) = model.forward(&tokens, Context::Packed(&batch.segments()), Keep::Nothing)?;
+    let (h, _) = model.forward(&tokens, PastKv::Packed(&batch.segments()), Keep::Nothing)?;
     model.select_rows(&h, rows)
 }
 

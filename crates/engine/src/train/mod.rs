@@ -1,8 +1,8 @@
-//! Training: `forward` gives numbers per token, `backward` takes their gradients, `update` changes the weights.
+//! Training: `forward` returns statistics per token, `backward` takes their gradients, `update` changes the weights.
 //!
 //! An update is cut into micro-batches by [`plan`]. Each micro-batch's gradient is summed from zero and added to
-//! the total in the order of the micro-batches, so it does not matter where each was computed. Most parameters are met
-//! once in a backward, by an operation that adds a whole sum in one addition: their gradients go into the total at once.
+//! the total in the order of the micro-batches, so it does not matter where each was computed. Most parameters get
+//! one gradient in a backward, by an operation that adds a whole sum in one addition: it goes into the total at once.
 
 mod accumulate;
 mod batch;
@@ -15,14 +15,14 @@ mod split;
 mod start;
 mod vector;
 
-pub use batch::{Batch, Sequence, StatGrads, Stats, plan};
+pub use batch::{Batch, BatchSequence, StatGrads, Stats, plan};
 pub use divergence::{comparable, kl};
 pub use moment::{StateKind, is_coded};
 pub use optimizer::{Optimizer, OptimizerOptions, Rule, UpdateReport, trained_weights};
 pub use schedule::{Decay, Schedule};
 pub use vector::ParamVector;
 
-use crate::model::decoder::{self, Activations, Context, Keep, Layers, Tokens};
+use crate::model::decoder::{self, Activations, Keep, Layers, PastKv, Tokens};
 use crate::model::gradient::Gradient;
 use crate::model::heads::{RowStats, Scored};
 use crate::model::weights::Model;
@@ -38,7 +38,7 @@ pub struct Trainer {
     pub model: Model,
     /// Turns gradients into steps.
     pub optimizer: Optimizer,
-    /// Whether layers are computed again in backward, to save memory.
+    /// Activation checkpointing: backward recomputes layers, to save memory.
     pub recompute: bool,
     /// Whether ranks that split the weights exchange while they compute. It changes no bit; all ranks have the same.
     pub overlap: bool,
@@ -95,7 +95,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Numbers per token, and activations kept for [`Trainer::backward`].
+    /// Statistics per token; stores activations for [`Trainer::backward`].
     pub fn forward(&mut self, batch: &Batch) -> Result<Stats> {
         self.for_update(|t| t.forward_kept(batch))
     }
@@ -108,7 +108,7 @@ impl Trainer {
         Ok(stats)
     }
 
-    /// Numbers per token; nothing is kept.
+    /// Statistics per token; stores nothing.
     pub fn stats(&self, batch: &Batch) -> Result<Stats> {
         stats(&self.model, batch, self.temperature)
     }
@@ -288,7 +288,7 @@ fn add_load(to: &mut Vec<ExpertLoad>, kept: &Activations) {
     to.iter_mut().zip(batch).for_each(|(sum, load)| sum.add(load));
 }
 
-/// Numbers per token of any model, trained or not.
+/// Statistics per token of any model, trained or not.
 pub fn stats(model: &Model, batch: &Batch, temperature: f32) -> Result<Stats> {
     Ok(run(&mut &*model, batch, temperature, Keep::Nothing)?.0)
 }
@@ -312,7 +312,7 @@ fn hidden(layers: &mut dyn Layers, batch: &Batch, keep: Keep) -> Result<(Stats, 
     let segments = batch.segments();
     let (ids, positions) = batch.flat();
     let tokens = layers.model().tokens(&ids, &positions)?;
-    let (h, kept) = decoder::forward(layers, &tokens, Context::Packed(&segments), keep)?;
+    let (h, kept) = decoder::forward(layers, &tokens, PastKv::Packed(&segments), keep)?;
     let value = layers.model().values(&h)?;
     let (n, j) = (segments.rows(), batch.others_per_row);
     let stats =

@@ -4,7 +4,7 @@
 //! short parameters keep f32: a row of a table that rarely has a gradient shares no block with others, and the rest is small.
 
 use crate::Result;
-use crate::model::{Kind, ParamShape};
+use crate::model::{ParamKind, ParamShape};
 use ferrl_kernels::codes::{BLOCK, SIGNED};
 use ferrl_kernels::{Backend, Buffer, DType};
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub enum StateKind {
 
 /// How the moments of a parameter are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stored {
+pub(super) struct MomentStorage {
     /// As 8-bit codes.
     pub coded: bool,
     /// In the machine's memory.
@@ -76,7 +76,7 @@ impl StateKind {
     }
 
     /// Memory for `len` of its numbers.
-    pub(super) fn room(self, backend: &dyn Backend, numbers: usize, stored: Stored) -> Result<Buffer> {
+    pub(super) fn room(self, backend: &dyn Backend, numbers: usize, stored: MomentStorage) -> Result<Buffer> {
         let dtype = self.dtype(stored.coded);
         // The average is read whenever the averaged model is; moments once a step.
         match stored.offload && self != StateKind::Average {
@@ -86,7 +86,12 @@ impl StateKind {
     }
 
     /// Zero moments of `len` weights.
-    pub(super) fn zeros(self, backend: &dyn Backend, weights: usize, stored: Stored) -> Result<Buffer> {
+    pub(super) fn zeros(
+        self,
+        backend: &dyn Backend,
+        weights: usize,
+        stored: MomentStorage,
+    ) -> Result<Buffer> {
         let mut buffer = self.room(backend, self.range(&(0..weights)).len(), stored)?;
         let zero = if self == StateKind::First && stored.coded { f32::from(SIGNED.code(0.0)) } else { 0.0 };
         backend.fill(&mut buffer, zero)?;
@@ -99,6 +104,6 @@ pub fn is_coded(shape: &ParamShape, trained: &[Range<usize>]) -> bool {
     let whole = |r: &Range<usize>| {
         r.start.is_multiple_of(BLOCK) && (r.end.is_multiple_of(BLOCK) || r.end == shape.len())
     };
-    let inside = shape.id.layer.is_some() && shape.id.kind == Kind::Weight && !shape.id.is_vector();
+    let inside = shape.id.layer.is_some() && shape.id.kind == ParamKind::Weight && !shape.id.is_vector();
     inside && shape.len() >= SMALLEST && trained.iter().all(whole)
 }

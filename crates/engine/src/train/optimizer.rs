@@ -1,6 +1,6 @@
 //! From gradients to weights: what is trained, clipping, AdamW or SGD, an average of the weights.
 
-use super::moment::{StateKind, Stored, is_coded};
+use super::moment::{MomentStorage, StateKind, is_coded};
 use crate::model::gradient::Gradient;
 use crate::model::weights::{Model, Param};
 use crate::model::{Config, Tensor, family};
@@ -19,11 +19,11 @@ pub struct OptimizerOptions {
     /// Moments are in the machine's memory; steps read and write them through the bus. Without effect on the bits, and on
     /// devices that compute there.
     pub offload: bool,
-    /// Decoupled for AdamW; norms and biases are left alone.
+    /// Weight decay, decoupled for AdamW; norms and biases have none.
     pub weight_decay: f64,
-    /// Gradients longer than this are scaled down to it.
+    /// Gradient clipping: maximum global norm; `None` disables it.
     pub max_grad_norm: Option<f32>,
-    /// Share of the old average kept at each step, where an average of the weights is wanted.
+    /// EMA decay; `None` disables the EMA of the weights.
     pub ema: Option<f32>,
     /// Tensors, by the name they have in the model's files, that are not trained: `model.embed_tokens`,
     /// `model.layers.0.`, `q_proj`; every tensor whose name contains one of these.
@@ -80,9 +80,9 @@ type State = [Option<Buffer>; StateKind::ALL.len()];
 /// What an update did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateReport {
-    /// Length of the whole gradient, before clipping.
+    /// Global gradient norm before clipping.
     pub grad_norm: f64,
-    /// The rate used.
+    /// Learning rate.
     pub learning_rate: f64,
 }
 
@@ -98,7 +98,7 @@ impl Optimizer {
         Ok(Optimizer { options, steps: 0, trained, state })
     }
 
-    /// Forgets steps, moments and averages.
+    /// Resets steps, moments and averages.
     pub fn restart(&mut self) {
         self.steps = 0;
         self.state.iter_mut().for_each(|state| *state = State::default());
@@ -129,7 +129,7 @@ impl Optimizer {
         here.filter(|r| !r.is_empty()).map(|r| r.start - own.start..r.end - own.start).collect()
     }
 
-    /// Clips, steps, and derives the weights anew. After an error nothing has changed: a gradient that is not finite, or
+    /// Clips the gradient, takes a step, and derives the compute weights from the masters. After an error nothing has changed: a gradient that is not finite, or
     /// memory that is missing, is found before the first weight moves.
     pub fn update(&mut self, model: &mut Model, grads: &[Option<Gradient>], lr: f64) -> Result<UpdateReport> {
         let grad_norm = self.norm(model, grads)?;
@@ -210,8 +210,8 @@ impl Optimizer {
         }
     }
 
-    fn stored(&self, model: &Model, param: usize) -> Stored {
-        Stored { coded: self.is_coded(model, param), offload: self.options.offload }
+    fn stored(&self, model: &Model, param: usize) -> MomentStorage {
+        MomentStorage { coded: self.is_coded(model, param), offload: self.options.offload }
     }
 
     /// Whether a parameter's moments are codes.
@@ -345,7 +345,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Length of the whole gradient.
+    /// Global gradient norm.
     fn norm(&self, model: &Model, grads: &[Option<Gradient>]) -> Result<f64> {
         let there = grads.iter().enumerate().filter_map(|(i, g)| g.as_ref().map(|g| (i, g.buffer())));
         let pairs: Vec<_> = there.map(|(i, g)| (i, g, g)).collect();

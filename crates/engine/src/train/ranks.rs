@@ -35,7 +35,7 @@ impl Trainer {
             Some(split) => split.part(param, len, rank),
             None => part(len, rank, ranks.size()),
         };
-        Exchange::new(&self.model, ranks, &parts).add(&all, &self.grads, &mut totals)?;
+        GradientExchange::new(&self.model, ranks, &parts).add(&all, &self.grads, &mut totals)?;
         self.zero_grads();
         self.totals = Some(totals);
         Ok(())
@@ -90,7 +90,7 @@ impl Trainer {
 type Parts<'a> = &'a dyn Fn(usize, usize, usize) -> Range<usize>;
 
 /// How gradients reach the ranks that sum them up.
-pub(super) struct Exchange<'a> {
+pub(super) struct GradientExchange<'a> {
     model: &'a Model,
     ranks: &'a Ranks,
     parts: Parts<'a>,
@@ -98,10 +98,10 @@ pub(super) struct Exchange<'a> {
     team: usize,
 }
 
-impl<'a> Exchange<'a> {
+impl<'a> GradientExchange<'a> {
     pub fn new(model: &'a Model, ranks: &'a Ranks, parts: Parts<'a>) -> Self {
         let team = model.team().map_or(1, |team| team.ranks().size());
-        Exchange { model, ranks, parts, team }
+        GradientExchange { model, ranks, parts, team }
     }
 
     /// Adds this rank's part of every micro-batch's gradients of these parameters to the totals, in the order of the ranks.
@@ -166,7 +166,7 @@ impl<'a> Exchange<'a> {
         let mut all: Numbers = vec![None; bucket.len()];
         for (member, arrived) in arrived.iter().enumerate() {
             let pieces = |&i: &usize| self.pieces(i, member, self.ranks.rank());
-            let pieces: Vec<Vec<Piece>> = bucket.iter().map(pieces).collect();
+            let pieces: Vec<Vec<GradientPiece>> = bucket.iter().map(pieces).collect();
             let lengths = pieces.iter().map(|p| p.iter().map(|p| p.len).sum());
             let values = unpack(arrived, lengths)?;
             for (slot, (&i, (values, pieces))) in
@@ -196,7 +196,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// What a member of a team has of the gradients that rank `to` sums up.
-    fn pieces(&self, param: usize, member: usize, to: usize) -> Vec<Piece> {
+    fn pieces(&self, param: usize, member: usize, to: usize) -> Vec<GradientPiece> {
         let part = self.part(param, to);
         let cut = self.model.is_cut(param);
         let (mut at, mut all) = (0, Vec::new());
@@ -205,7 +205,7 @@ impl<'a> Exchange<'a> {
             if start < end {
                 // A gradient that every member has all of lies there whole.
                 let held = if cut { at + start - has.start } else { start };
-                all.push(Piece { held, element: start, len: end - start });
+                all.push(GradientPiece { held, element: start, len: end - start });
             }
             at += has.len();
         }
@@ -217,7 +217,7 @@ impl<'a> Exchange<'a> {
         let member = self.ranks.rank() % self.team;
         let there: Vec<Option<&Gradient>> =
             bucket.iter().map(|&i| grads[i].as_ref().filter(|slot| !slot.is_empty())).collect();
-        let pieces: Vec<Vec<Piece>> = bucket.iter().map(|&i| self.pieces(i, member, to)).collect();
+        let pieces: Vec<Vec<GradientPiece>> = bucket.iter().map(|&i| self.pieces(i, member, to)).collect();
         let sent = there.iter().zip(&pieces).filter(|(slot, _)| slot.is_some());
         let count: usize = sent.flat_map(|(_, pieces)| pieces).map(|piece| piece.len).sum();
         let mut bytes = room(bucket.len() + 4 * count);
@@ -258,7 +258,7 @@ pub(super) struct Leaving {
 }
 
 /// Numbers of a gradient that go from one rank to another.
-struct Piece {
+struct GradientPiece {
     /// Where they begin in the sender's gradient, and among all weights of the parameter.
     held: usize,
     element: usize,

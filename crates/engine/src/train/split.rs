@@ -9,7 +9,7 @@
 use super::Trainer;
 use super::accumulate::Sum;
 use super::moment::StateKind;
-use super::ranks::{Exchange, Leaving, Totals};
+use super::ranks::{GradientExchange, Leaving, Totals};
 use crate::Result;
 use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
@@ -67,10 +67,10 @@ impl Gathered<'_> {
     }
 
     /// Calls `f` with how gradients reach their ranks.
-    fn exchanged<T>(&mut self, f: impl FnOnce(&Exchange<'_>, &mut Totals) -> Result<T>) -> Result<T> {
+    fn exchanged<T>(&mut self, f: impl FnOnce(&GradientExchange<'_>, &mut Totals) -> Result<T>) -> Result<T> {
         let split = &self.split;
         let parts = |param: usize, len: usize, rank: usize| split.part(param, len, rank);
-        f(&Exchange::new(self.model, split.ranks(), &parts), self.totals)
+        f(&GradientExchange::new(self.model, split.ranks(), &parts), self.totals)
     }
 
     /// Waits for gradients that are on their way.

@@ -2,7 +2,7 @@
 
 use ferrl_engine::Class;
 use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns, today, unix_day};
-use ferrl_engine::generate::{Completion, Stop, Stops};
+use ferrl_engine::generate::{Completion, StopReason, Stops};
 use ferrl_engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -402,29 +402,29 @@ fn the_template_says_which_token_ends_a_turn() {
 fn text_is_cut_at_what_ended_it() {
     let t = tokenizer("qwen");
     let stops = Stops::of(&t, None).with_strings(&["</a>".into(), "x</a>".into()], false);
-    let completion = |text: &str, last: Option<&str>, stop: Stop| {
+    let completion = |text: &str, last: Option<&str>, stop: StopReason| {
         let mut ids = t.encode_text(text).unwrap();
         ids.extend(last.map(|name| t.token_id(name).unwrap()));
         Completion { ids, logp: vec![], sampled_logp: vec![], top: vec![], versions: vec![], shared: 0, stop }
     };
     let eos = t.token_id("<|im_end|>").unwrap();
     let cases = [
-        (completion("yes", Some("<|im_end|>"), Stop::Token(eos)), "yes"),
+        (completion("yes", Some("<|im_end|>"), StopReason::Token(eos)), "yes"),
         // `<think>` is no special token, so only its being the stop token keeps it out of the text.
-        (completion("yes", Some("<think>"), Stop::Token(t.token_id("<think>").unwrap())), "yes"),
-        (completion("no</a>", None, Stop::String(0)), "no"),
-        (completion("no x</a>", None, Stop::String(0)), "no "),
-        (completion("never</a>", None, Stop::Length), "never</a>"),
+        (completion("yes", Some("<think>"), StopReason::Token(t.token_id("<think>").unwrap())), "yes"),
+        (completion("no</a>", None, StopReason::String(0)), "no"),
+        (completion("no x</a>", None, StopReason::String(0)), "no "),
+        (completion("never</a>", None, StopReason::Length), "never</a>"),
     ];
     for (c, want) in cases {
         assert_eq!(stops.text(&t, &c).unwrap(), want);
         let (mut stream, mut text) = (stops.stream(&t), String::new());
-        let said = if matches!(c.stop, Stop::Token(_)) { &c.ids[..c.ids.len() - 1] } else { &c.ids };
+        let said = if matches!(c.stop, StopReason::Token(_)) { &c.ids[..c.ids.len() - 1] } else { &c.ids };
         for &id in said {
             text += &stream.push(id).unwrap();
         }
         assert_eq!(text + &stream.finish(c.stop).unwrap(), want, "streamed");
     }
     let kept = stops.with_strings(&["</a>".into()], true);
-    assert_eq!(kept.text(&t, &completion("5</a>", None, Stop::String(0))).unwrap(), "5</a>");
+    assert_eq!(kept.text(&t, &completion("5</a>", None, StopReason::String(0))).unwrap(), "5</a>");
 }

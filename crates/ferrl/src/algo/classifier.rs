@@ -11,7 +11,7 @@
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
 use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
-use crate::experience::{ByRole, Experience, Kind, Loss, Metrics, MicroBatch, Role};
+use crate::experience::{ByRole, Evidence, Experience, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::train::Stats;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -49,7 +49,7 @@ impl Algorithm for Classifier {
     }
 
     fn prepare(&mut self, e: &mut Experience) -> Result<Prepared> {
-        match e.sequences.iter().find(|s| !matches!(s.kind, Kind::Target(_))) {
+        match e.sequences.iter().find(|s| !matches!(s.kind, Evidence::Target(_))) {
             Some(s) => Err(Error::data(format!("a completion without a target: {:?}", s.kind))),
             None => Ok(Prepared::default()),
         }
@@ -65,7 +65,7 @@ impl Algorithm for Classifier {
         grads.value = vec![0.0; batch.len()];
         let (mut value, mut metrics) = (0.0, Metrics::default());
         for (row, s) in batch.rows() {
-            let Kind::Target(target) = s.kind else { continue };
+            let Evidence::Target(target) = s.kind else { continue };
             let (at, target) = (row + s.ids.len() - 1, target as f64);
             let score = stats.value[at] as f64;
             let w = s.weight as f64 / batch.counts.sequences;

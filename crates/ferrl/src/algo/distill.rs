@@ -14,7 +14,9 @@
 use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
 use super::metrics::{REWARDED, SURROGATE, metric};
-use super::policy::{Advantage, Baseline, Kl, NOTHING_TO_COMPARE, Place, Policy, merged, reward_metrics};
+use super::policy::{
+    Advantage, Baseline, Kl, KlPlacement, NOTHING_TO_COMPARE, Policy, merged, reward_metrics,
+};
 use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::Result;
@@ -85,7 +87,7 @@ fn build(values: Value) -> Result<Box<dyn Algorithm>> {
     let o: Options = settings("distill", merged(json!(Options::default()), values))?;
     // The teacher is the reference, and leaving it is the whole penalty.
     let coef = if o.full { 0.0 } else { 1.0 };
-    let kl = Kl { coef, place: Place::Advantage, estimator: Estimator::K1, ..Default::default() };
+    let kl = Kl { coef, place: KlPlacement::Advantage, estimator: Estimator::K1, ..Default::default() };
     let baseline = if o.reward_coef > 0.0 { Baseline::Group } else { Baseline::None };
     let policy = Policy {
         aggregate: o.aggregate,

@@ -25,7 +25,7 @@ pub enum Feed {
 }
 
 /// What is known of a kind.
-struct Kind {
+struct FeedFacts {
     words: &'static str,
     row: RowKind,
     /// Whether a row may bring a group of completions with rewards instead.
@@ -33,7 +33,7 @@ struct Kind {
 }
 
 impl Feed {
-    fn kind(self) -> Kind {
+    fn kind(self) -> FeedFacts {
         let (words, row, groups) = match self {
             Feed::Demonstrations => ("demonstrations", RowKind::Sft, false),
             Feed::Weighted => ("completions with weights or rewards", RowKind::Sft, true),
@@ -43,7 +43,7 @@ impl Feed {
             Feed::Targets => ("completions with a probability", RowKind::Target, false),
             Feed::Rollouts => ("its own completions and their rewards", RowKind::Prompt, true),
         };
-        Kind { words, row, groups }
+        FeedFacts { words, row, groups }
     }
 
     /// In words.

@@ -9,7 +9,7 @@
 
 use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
-use super::policy::{Advantage, Kl, Place, Policy, method};
+use super::policy::{Advantage, Kl, KlPlacement, Policy, method};
 use super::{Entry, Feed, metrics};
 use schemars::schema_for;
 use serde_json::json;
@@ -27,7 +27,7 @@ pub(super) const ENTRY: Entry = Entry {
 };
 
 fn defaults() -> Policy {
-    let kl = Kl { coef: 0.04, place: Place::Loss, estimator: Estimator::K3, ..Default::default() };
+    let kl = Kl { coef: 0.04, place: KlPlacement::Loss, estimator: Estimator::K3, ..Default::default() };
     let advantage = Advantage { divide_by_std: true, ..Default::default() };
     Policy { aggregate: Aggregate::Sequence, kl, advantage, ..Default::default() }
 }

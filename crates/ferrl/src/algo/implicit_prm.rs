@@ -14,7 +14,7 @@ use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
 use super::preference::answer_logp;
 use super::{Algorithm, Entry, Feed, Needs, settings};
-use crate::experience::{ByRole, Kind, Loss, Metrics, MicroBatch, Role};
+use crate::experience::{ByRole, Evidence, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -61,7 +61,7 @@ impl Algorithm for ImplicitPrm {
         let mut grads = Loss::zeros(batch.len());
         let (mut value, mut metrics) = (0.0, Metrics::default());
         for (row, s) in batch.rows() {
-            let right = s.kind == Kind::Labelled(true);
+            let right = s.kind == Evidence::Labelled(true);
             let side = if right { 1.0 } else { -1.0 };
             let reward = self.0.beta * (answer_logp(stats, row, s) - s.sum(&s.ref_logp));
             let w = s.weight as f64 / batch.counts.sequences;

@@ -15,7 +15,7 @@ use super::math::sigmoid;
 use super::metrics::metric;
 use super::preference::answer_logp;
 use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
-use crate::experience::{ByRole, Experience, Kind, Loss, Metrics, MicroBatch, Role};
+use crate::experience::{ByRole, Evidence, Experience, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
@@ -77,11 +77,11 @@ impl Algorithm for Kto {
         let gains: Vec<f64> = e
             .sequences
             .iter()
-            .filter(|s| s.kind == Kind::Probe)
+            .filter(|s| s.kind == Evidence::Probe)
             .map(|s| s.sum(&s.old_logp) - s.sum(&s.ref_logp))
             .collect();
         self.reference_point = (gains.iter().sum::<f64>() / gains.len().max(1) as f64).max(0.0);
-        e.sequences.retain(|s| s.kind != Kind::Probe);
+        e.sequences.retain(|s| s.kind != Evidence::Probe);
         let mut metrics = Metrics::default();
         metrics.add("kl", self.reference_point);
         Ok(metrics.into())
@@ -93,7 +93,7 @@ impl Algorithm for Kto {
         let mut grads = Loss::zeros(batch.len());
         let (mut value, mut metrics) = (0.0, Metrics::default());
         for (row, s) in batch.rows() {
-            let good = s.kind == Kind::Labelled(true);
+            let good = s.kind == Evidence::Labelled(true);
             let logp = answer_logp(stats, row, s);
             let gain = logp - s.sum(&s.ref_logp);
             let (side, weight, name) = if good {

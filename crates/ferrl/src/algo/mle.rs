@@ -45,7 +45,7 @@ struct Options {
     /// Fixed length of `aggregate = "constant"`. [1, 1048576]
     length: usize,
     /// What is subtracted from rewards.
-    baseline: Baseline,
+    baseline: MleBaseline,
     /// Divide by the standard deviation within the group.
     divide_by_std: bool,
     /// Take completions worse than the baseline as 0 instead of making them less probable.
@@ -55,7 +55,7 @@ struct Options {
 /// What a reward is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-enum Baseline {
+enum MleBaseline {
     /// Nothing: the reward itself.
     None,
     /// The mean of the completions to the same prompt.
@@ -67,7 +67,7 @@ impl Default for Options {
         Options {
             aggregate: Aggregate::Token,
             length: 1024,
-            baseline: Baseline::None,
+            baseline: MleBaseline::None,
             divide_by_std: false,
             clip_negative: true,
         }
@@ -90,7 +90,7 @@ impl Algorithm for Mle {
         for members in groups.into_values() {
             let mut all: Vec<f64> = members.iter().map(|&i| e.sequences[i].total_reward()).collect();
             all.iter().for_each(|r| metrics.add("reward", *r));
-            if self.0.baseline == Baseline::Group {
+            if self.0.baseline == MleBaseline::Group {
                 all = centre(&all, self.0.divide_by_std);
             }
             for (&i, a) in members.iter().zip(&all) {

@@ -88,7 +88,7 @@ pub struct Kl {
     /// KL coefficient; 0 needs no reference. [0, 1000]
     pub coef: f64,
     /// Where the penalty is applied.
-    pub place: Place,
+    pub place: KlPlacement,
     /// KL estimator.
     pub estimator: Estimator,
     /// Clip each token's estimate to 0 and this; VinePPO has 10. (0, 1000000]
@@ -104,7 +104,7 @@ pub struct Kl {
 /// Where the KL penalty is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Place {
+pub enum KlPlacement {
     /// Subtracted from each token's reward.
     Reward,
     /// Added to each token's loss.
@@ -211,7 +211,7 @@ impl Default for Kl {
     fn default() -> Self {
         Kl {
             coef: 0.0,
-            place: Place::Loss,
+            place: KlPlacement::Loss,
             estimator: Estimator::K3,
             clip: None,
             sum: false,
@@ -326,7 +326,7 @@ impl Policy {
                 "a kl.coef to start from, such as 0.05",
             ),
             (
-                kl.place != Place::Loss && (full || kl.sum),
+                kl.place != KlPlacement::Loss && (full || kl.sum),
                 "algo.kl.estimator = \"full\" and kl.sum belong to a KL in the loss",
                 "algo.kl.place = \"loss\"",
             ),
@@ -349,7 +349,7 @@ impl Policy {
 
     fn advantage_rules(&self) -> Vec<Rule> {
         let a = &self.advantage;
-        let apart = a.baseline == Baseline::Group && !a.to_go && self.kl.place != Place::Reward;
+        let apart = a.baseline == Baseline::Group && !a.to_go && self.kl.place != KlPlacement::Reward;
         vec![
             (
                 a.to_go && a.baseline == Baseline::Critic,
@@ -396,7 +396,7 @@ impl Policy {
                 "algo.advantage.baseline = \"steps\"",
             ),
             (
-                steps && (shaped || self.kl.place == Place::Reward && self.uses_reference()),
+                steps && (shaped || self.kl.place == KlPlacement::Reward && self.uses_reference()),
                 "the advantages of steps come from the rewards of whole completions",
                 "algo.kl.place = \"loss\", and none of algo.overlong, algo.scores, algo.advantage.divide_by_std, \
                  algo.advantage.parts and algo.advantage.to_go",
@@ -431,7 +431,7 @@ impl Policy {
     /// Whether every gradient of prepared experience is zero: no advantage differs from 0 and the loss has no other
     /// term.
     pub fn no_signal(&self, e: &Experience, kl_coef: f64) -> bool {
-        let kl_in_loss = kl_coef > 0.0 && self.kl.place == Place::Loss;
+        let kl_in_loss = kl_coef > 0.0 && self.kl.place == KlPlacement::Loss;
         let other_terms =
             kl_in_loss || self.entropy_coef != 0.0 || self.advantage.baseline == Baseline::Critic;
         !other_terms && e.sequences.iter().all(|s| s.advantage.iter().all(|a| *a == 0.0))

@@ -9,7 +9,7 @@ use ferrl_engine::train::Stats;
 
 /// One completion of a pair.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Side {
+pub(super) struct PairSide {
     /// Log-probability of the completion: the sum over its tokens.
     pub logp: f64,
     /// The same under the reference; 0 where there is none.
@@ -18,7 +18,7 @@ pub(super) struct Side {
     pub tokens: f64,
 }
 
-impl Side {
+impl PairSide {
     /// How much more probable the completion has become than under the reference.
     pub fn gain(&self) -> f64 {
         self.logp - self.reference
@@ -33,9 +33,9 @@ impl Side {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
     /// The better one.
-    pub chosen: Side,
+    pub chosen: PairSide,
     /// The worse one.
-    pub rejected: Side,
+    pub rejected: PairSide,
     /// What the pair counts for in a mean over the update's pairs.
     pub share: f64,
     /// What a token of the better completion counts for in a mean over all such tokens.
@@ -69,7 +69,7 @@ pub(super) fn loss(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, term: impl Fn(
     let stats = stats.get(Role::Policy).expect("the policy was computed");
     let mut grads = Loss::zeros(batch.len());
     let (mut value, mut metrics) = (0.0, Metrics::default());
-    let side = |row: usize, s: &Sequence| Side {
+    let side = |row: usize, s: &Sequence| PairSide {
         logp: answer_logp(stats, row, s),
         reference: if s.ref_logp.is_empty() { 0.0 } else { s.sum(&s.ref_logp) },
         tokens: s.action_count() as f64,

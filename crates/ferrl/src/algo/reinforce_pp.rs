@@ -9,7 +9,7 @@
 
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
-use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
+use super::policy::{Advantage, Baseline, Kl, KlPlacement, Policy, method};
 use super::{Entry, Feed, metrics};
 use schemars::schema_for;
 use serde_json::json;
@@ -27,7 +27,7 @@ pub(super) const ENTRY: Entry = Entry {
 };
 
 fn defaults() -> Policy {
-    let kl = Kl { coef: 0.01, place: Place::Reward, estimator: Estimator::K1, ..Default::default() };
+    let kl = Kl { coef: 0.01, place: KlPlacement::Reward, estimator: Estimator::K1, ..Default::default() };
     let (baseline, normalise) = (Baseline::None, Normalise::Whiten);
     let advantage = Advantage { baseline, normalise, to_go: true, ..Default::default() };
     Policy { kl, advantage, ..Default::default() }

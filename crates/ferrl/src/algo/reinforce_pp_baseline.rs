@@ -9,7 +9,7 @@
 
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
-use super::policy::{Advantage, Kl, Place, Policy, method};
+use super::policy::{Advantage, Kl, KlPlacement, Policy, method};
 use super::{Entry, Feed, metrics};
 use schemars::schema_for;
 use serde_json::json;
@@ -27,7 +27,7 @@ pub(super) const ENTRY: Entry = Entry {
 };
 
 fn defaults() -> Policy {
-    let kl = Kl { coef: 0.001, place: Place::Loss, estimator: Estimator::K2, ..Default::default() };
+    let kl = Kl { coef: 0.001, place: KlPlacement::Loss, estimator: Estimator::K2, ..Default::default() };
     let advantage = Advantage { normalise: Normalise::Whiten, ..Default::default() };
     Policy { kl, advantage, ..Default::default() }
 }

@@ -33,7 +33,7 @@ pub(super) const ENTRY: Entry = Entry {
     ]],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
-    build: |values| Ok(Box::new(RewardModel(settings("rm", values)?))),
+    build: |values| Ok(Box::new(BradleyTerry(settings("rm", values)?))),
 };
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -45,9 +45,9 @@ struct Options {
     head_only_steps: u64,
 }
 
-struct RewardModel(Options);
+struct BradleyTerry(Options);
 
-impl Algorithm for RewardModel {
+impl Algorithm for BradleyTerry {
     fn needs(&self) -> Needs {
         Needs { score: true, ..Default::default() }
     }

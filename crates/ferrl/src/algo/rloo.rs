@@ -10,7 +10,7 @@
 use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
 use super::math::surrogate::Ratio;
-use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
+use super::policy::{Advantage, Baseline, Kl, KlPlacement, Policy, method};
 use super::{Entry, Feed, metrics};
 use schemars::schema_for;
 use serde_json::json;
@@ -28,7 +28,7 @@ pub(super) const ENTRY: Entry = Entry {
 };
 
 fn defaults() -> Policy {
-    let kl = Kl { coef: 0.05, place: Place::Reward, estimator: Estimator::K1, ..Default::default() };
+    let kl = Kl { coef: 0.05, place: KlPlacement::Reward, estimator: Estimator::K1, ..Default::default() };
     let advantage = Advantage { baseline: Baseline::Others, ..Default::default() };
     Policy { ratio: Ratio::Product, aggregate: Aggregate::Sequence, kl, advantage, ..Default::default() }
 }

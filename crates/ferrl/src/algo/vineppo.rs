@@ -22,7 +22,7 @@
 
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
-use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
+use super::policy::{Advantage, Baseline, Kl, KlPlacement, Policy, method};
 use super::{Entry, Feed, metrics};
 use schemars::schema_for;
 use serde_json::json;
@@ -43,7 +43,7 @@ pub(super) const ENTRY: Entry = Entry {
 fn defaults() -> Policy {
     let kl = Kl {
         coef: 1e-4,
-        place: Place::Loss,
+        place: KlPlacement::Loss,
         estimator: Estimator::K3,
         clip: Some(10.0),
         sum: true,

@@ -102,17 +102,17 @@ fn saved(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
 }
 
 /// A model of the run with what samples from it.
-struct Loaded {
+struct LoadedModel {
     model: Model,
     tokenizer: Arc<Tokenizer>,
     dir: PathBuf,
 }
 
-impl Loaded {
+impl LoadedModel {
     fn open(dir: &Path, recipe: &Recipe, backend: &Arc<dyn Backend>) -> Result<Self> {
         let options = Options { dtype: recipe.dtype()?, training: false, context: 0 };
         let model = Model::load(backend.clone(), &ModelDir::open(dir)?, options)?;
-        Ok(Loaded { model, tokenizer: Arc::new(Tokenizer::from_dir(dir)?), dir: dir.into() })
+        Ok(LoadedModel { model, tokenizer: Arc::new(Tokenizer::from_dir(dir)?), dir: dir.into() })
     }
 }
 
@@ -138,7 +138,7 @@ fn checkpoints(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result
         if !ModelDir::open(&dir)?.config.head.has_lm() {
             continue;
         }
-        let loaded = Loaded::open(&dir, &recipe, backend)?;
+        let loaded = LoadedModel::open(&dir, &recipe, backend)?;
         let sampled = measure(&loaded, &recipe, backend, (recipe.rollout.temperature, effort.prompts))?;
         let greedy = measure(&loaded, &recipe, backend, (0.0, effort.prompts))?;
         let get = |m: &Metrics, name: &str| m.get(name).map_or(serde_json::Value::Null, |v| v.into());
@@ -156,7 +156,7 @@ fn checkpoints(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result
 
 /// Figures of a model on held-out prompts.
 fn measure(
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     recipe: &Recipe,
     backend: &Arc<dyn Backend>,
     (temperature, prompts): (f64, usize),
@@ -256,7 +256,7 @@ impl Spread {
 }
 
 /// States of completions with their true values and what the estimators say of them.
-struct State {
+struct StateValues {
     /// Prompt and place of the state among those of its completion.
     of: (usize, usize),
     truth: f64,
@@ -273,13 +273,14 @@ fn critic(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result<Tabl
             .at(run.display())
             .fix("a run of ppo with critic.shared = false"));
     };
-    let policy = Loaded::open(&dir.join("model"), &recipe, backend)?;
-    let critic = Loaded::open(&dir.join("model_critic"), &recipe, backend)?;
+    let policy = LoadedModel::open(&dir.join("model"), &recipe, backend)?;
+    let critic = LoadedModel::open(&dir.join("model_critic"), &recipe, backend)?;
     let states = states(&policy, &critic, &recipe, backend, effort)?;
     let mut table = Table::of(&["estimate", "states", "error", "correlation", "pairs", "ranked right"]);
-    for (name, of) in
-        [("critic", (|s: &State| s.critic) as fn(&State) -> f64), ("Monte Carlo", |s: &State| s.monte_carlo)]
-    {
+    for (name, of) in [
+        ("critic", (|s: &StateValues| s.critic) as fn(&StateValues) -> f64),
+        ("Monte Carlo", |s: &StateValues| s.monte_carlo),
+    ] {
         let error = states.iter().map(|s| (of(s) - s.truth).abs()).sum::<f64>() / states.len().max(1) as f64;
         let (pairs, right) = ranking(&states, of);
         let pair: Vec<(f64, f64)> = states.iter().map(|s| (of(s), s.truth)).collect();
@@ -306,7 +307,7 @@ fn correlation(pairs: &[(f64, f64)]) -> f64 {
 
 /// Of the states after the first step of two completions to a prompt, how often an estimate ranks two as the truth does, where
 /// the truth tells them apart; equal estimates are half right.
-fn ranking(states: &[State], of: fn(&State) -> f64) -> (usize, f64) {
+fn ranking(states: &[StateValues], of: fn(&StateValues) -> f64) -> (usize, f64) {
     let (mut pairs, mut right) = (0, 0.0);
     for (i, a) in states.iter().enumerate() {
         for b in states[i + 1..].iter().filter(|b| a.of == b.of && a.of.1 == 1 && a.truth != b.truth) {
@@ -321,12 +322,12 @@ fn ranking(states: &[State], of: fn(&State) -> f64) -> (usize, f64) {
 
 /// Samples completions and continues them from every step's end.
 fn states(
-    policy: &Loaded,
-    critic: &Loaded,
+    policy: &LoadedModel,
+    critic: &LoadedModel,
     recipe: &Recipe,
     backend: &Arc<dyn Backend>,
     effort: Effort,
-) -> Result<Vec<State>> {
+) -> Result<Vec<StateValues>> {
     let hooks = Hooks::default();
     let rewards = setup::rewards(recipe, Feed::Rollouts, backend, &hooks)?;
     let (dir, tokenizer) = (&policy.dir, &policy.tokenizer);
@@ -364,11 +365,11 @@ fn states(
 
 /// Puts the critic's values beside those of the continuations.
 fn judge(
-    critic: &Loaded,
+    critic: &LoadedModel,
     (experience, tokenizer, effort): (&Experience, &Tokenizer, Effort),
     credits: &[Option<StepCredit>],
-    answers: &[crate::rollout::Answer],
-) -> Result<Vec<State>> {
+    answers: &[crate::rollout::RolloutCompletion],
+) -> Result<Vec<StateValues>> {
     let mut out = Vec::new();
     for s in &experience.sequences {
         let (Some(credit), answer) = (&credits[s.trajectory], &answers[s.trajectory]) else { continue };
@@ -379,7 +380,7 @@ fn judge(
         let ends = [0].into_iter().chain(steps.iter().map(|step| step.end));
         for (place, (end, rewards)) in ends.zip(&credit.rollouts).enumerate() {
             let (estimate, truth) = rewards.split_at(effort.estimate.min(rewards.len()));
-            out.push(State {
+            out.push(StateValues {
                 of: (answer.prompt, place),
                 truth: mean(truth),
                 monte_carlo: mean(estimate),
@@ -406,7 +407,7 @@ mod tests {
 
     #[test]
     fn ranking_and_correlation_by_hand() {
-        let state = |of, truth, critic| State { of, truth, critic, monte_carlo: truth };
+        let state = |of, truth, critic| StateValues { of, truth, critic, monte_carlo: truth };
         let states = [
             state((0, 1), 0.1, 0.5),
             state((0, 1), 0.9, 0.4),

@@ -5,8 +5,8 @@ use super::vine::{Continuations, Continued, State, noise};
 use crate::episode::{Branch, Episode, EpisodeLoop, Played, Prefix, Reach};
 use crate::experience::Sequence;
 use crate::reward::Completions;
-use crate::rollout::{Actor, Answer};
-use ferrl_engine::generate::{Completion, SamplingParams, Stop};
+use crate::rollout::{Actor, RolloutCompletion};
+use ferrl_engine::generate::{Completion, SamplingParams, StopReason};
 use ferrl_engine::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ pub(super) fn turns(sequences: &[&Sequence], played: &Played, stop_ids: &[u32]) 
         let ids = s.ids.get(tokens.clone()).ok_or_else(wrong)?.to_vec();
         read[turn.sequence] = tokens.end;
         let stop = match ids.last() {
-            Some(last) if stop_ids.contains(last) => Stop::Token(*last),
-            _ => Stop::Length,
+            Some(last) if stop_ids.contains(last) => StopReason::Token(*last),
+            _ => StopReason::Length,
         };
         let (logp, versions) = (s.sampled_logp[before.clone()].to_vec(), s.version[before].to_vec());
         let (sampled_logp, top) = Default::default();
@@ -65,7 +65,7 @@ pub(super) fn play_on(
         let tokens = e.branch.as_ref().map_or(0, |b| b.sampled.0) as usize;
         let played = e.played.unwrap_or_default();
         let (text, truncated) = (played.text(), played.truncated);
-        let answer = Answer { prompt: state.prompt, text, tokens: e.tokens, truncated, played: Some(played) };
+        let answer = RolloutCompletion { prompt: state.prompt, text, tokens: e.tokens, truncated, played: Some(played) };
         Continued { place, answer, ids: Vec::new(), tokens }
     };
     Ok(wanted.iter().zip(played?).map(answer).collect())

@@ -57,8 +57,8 @@ pub(crate) fn steps(
 /// The steps of a text; `None` where it cannot be split, and where only tokens can say.
 pub(crate) fn texts(split: Split, text: &str) -> Option<Vec<&str>> {
     match split {
-        Split::Gsm8k => solution::steps(solution::Kind::Gsm8k, text).ok(),
-        Split::Math => solution::steps(solution::Kind::Math, text).ok(),
+        Split::Gsm8k => solution::steps(solution::SolutionKind::Gsm8k, text).ok(),
+        Split::Math => solution::steps(solution::SolutionKind::Math, text).ok(),
         Split::Lines => Some(text.split_inclusive('\n').collect()),
         Split::Tokens => None,
     }

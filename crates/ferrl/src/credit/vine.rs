@@ -13,8 +13,8 @@ use crate::episode::Prefix;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::ranks::{Teams, gather};
 use crate::reward::{Completions, Graded, Rewards};
-use crate::rollout::{Actor, Answer, texts};
-use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
+use crate::rollout::{Actor, RolloutCompletion, texts};
+use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, StopReason};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Ranks;
@@ -117,7 +117,7 @@ enum Tokens {
 #[derive(Serialize, Deserialize)]
 pub(super) struct Continued {
     pub place: usize,
-    pub answer: Answer,
+    pub answer: RolloutCompletion,
     /// Of the whole completion; none of an episode.
     pub ids: Vec<u32>,
     pub tokens: usize,
@@ -186,7 +186,7 @@ fn place_turns(e: &mut Experience, sequences: &[usize], turns: &[PlayedTurn], ad
 /// Every state whose value is wanted, once, and the completions that pass them.
 fn find_states(
     c: &Continuations<'_>,
-    answers: &[Answer],
+    answers: &[RolloutCompletion],
     experience: &Experience,
 ) -> Result<(Vec<State>, Vec<Path>)> {
     let mut found = Found::default();
@@ -332,7 +332,7 @@ fn complete(
         let prompt = completions.prompts[state.prompt].index as u32;
         let stream = [completions.at.step as u32, prompt, state.noise.0];
         let params = SamplingParams { seed, max_new_tokens: left, ..params.clone() };
-        Request { prompt: state.ids.clone(), params, stream }
+        GenerationRequest { prompt: state.ids.clone(), params, stream }
     };
     let requests = wanted.iter().map(request).collect();
     let mut sampled = actor.generator.generate(actor.policy, requests)?;
@@ -342,8 +342,8 @@ fn complete(
     }
     let texts = texts(actor.tokenizer, actor.stops, &sampled)?;
     let answer = |((&(place, state, _), c), text): ((&(usize, &State, u32), Completion), String)| {
-        let (prompt, truncated) = (state.prompt, c.stop == Stop::Length);
-        let answer = Answer { prompt, text, tokens: c.ids.len(), truncated, played: None };
+        let (prompt, truncated) = (state.prompt, c.stop == StopReason::Length);
+        let answer = RolloutCompletion { prompt, text, tokens: c.ids.len(), truncated, played: None };
         Continued { place, answer, tokens: c.ids.len() - state.prefix, ids: c.ids }
     };
     Ok(wanted.iter().zip(sampled).zip(texts).map(answer).collect())
@@ -379,7 +379,7 @@ fn join(prefix: &[u32], c: &mut Completion, stops: &[String], tokenizer: &Tokeni
             let tail = &c.ids[c.ids.len().saturating_sub(longest + 4)..];
             let text = tokenizer.decode(tail, false)?;
             if let Some(stop) = stops.iter().position(|s| text.contains(s.as_str())) {
-                c.stop = Stop::String(stop);
+                c.stop = StopReason::String(stop);
                 break;
             }
         }

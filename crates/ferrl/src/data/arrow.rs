@@ -6,14 +6,14 @@ use std::path::Path;
 use arrow_ipc::reader::{FileReader, StreamReader};
 use ferrl_engine::{Error, Result};
 
-use super::{Each, Format, columns, unreadable};
+use super::{Each, FileFormat, columns, unreadable};
 
 /// Arrow IPC with a footer.
 pub struct ArrowFile;
 /// Arrow IPC as a stream of messages.
 pub struct ArrowStream;
 
-impl Format for ArrowFile {
+impl FileFormat for ArrowFile {
     fn name(&self) -> &'static str {
         "Arrow file"
     }
@@ -31,7 +31,7 @@ impl Format for ArrowFile {
     }
 }
 
-impl Format for ArrowStream {
+impl FileFormat for ArrowStream {
     fn name(&self) -> &'static str {
         "Arrow stream"
     }

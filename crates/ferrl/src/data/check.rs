@@ -7,28 +7,28 @@ use std::ops::Range;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 
-use super::hub::Cache;
+use super::hub::HubCache;
 use super::schema::RowKind;
-use super::{Counts, Dataset, Encoder, Example, Findings, Sample, Source, Tokens, portions};
+use super::{DataSource, Dataset, EncodedRow, Encoder, Example, Findings, MaskedTokens, RowCounts, portions};
 
 /// How much is shown.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ReportLimits {
     /// Examples shown in full.
     pub examples: usize,
     /// Kinds of problems kept; all are counted.
     pub problems: usize,
 }
 
-impl Default for Limits {
+impl Default for ReportLimits {
     fn default() -> Self {
-        Limits { examples: 3, problems: 20 }
+        ReportLimits { examples: 3, problems: 20 }
     }
 }
 
 /// The same fault in some rows.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Problem {
+pub struct RowProblem {
     /// What is wrong and how to mend it, without a place.
     pub text: String,
     /// Rows that have it.
@@ -40,7 +40,7 @@ pub struct Problem {
 /// Places that are named of one problem.
 const PLACES: usize = 3;
 
-impl fmt::Display for Problem {
+impl fmt::Display for RowProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let more = self.rows.saturating_sub(self.places.len());
         let places = self.places.join(", ");
@@ -54,7 +54,7 @@ impl fmt::Display for Problem {
 
 /// What was found.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct DataReport {
     /// Rows read.
     pub rows: usize,
     /// Files read.
@@ -66,11 +66,11 @@ pub struct Report {
     /// Tokens that are trained.
     pub trained: usize,
     /// Sequences cut and rows dropped.
-    pub counts: Counts,
+    pub counts: RowCounts,
     /// What a run would warn of: name, message and fix.
     pub warnings: Vec<(&'static str, String, String)>,
     /// Problems by kind, up to the limit.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<RowProblem>,
     /// Rows with a problem.
     pub found: usize,
     /// Which of the problems a fault is.
@@ -83,8 +83,12 @@ pub const MARKS: [char; 2] = ['⟦', '⟧'];
 
 /// Every dataset of the sources that can be read, and the problems on the way. Only a source that cannot be found at all is
 /// an error.
-pub fn read(sources: &[Source], cache: &Cache, limits: Limits) -> Result<(Vec<Dataset>, Report)> {
-    let (mut datasets, mut report) = (Vec::new(), Report::default());
+pub fn read(
+    sources: &[DataSource],
+    cache: &HubCache,
+    limits: ReportLimits,
+) -> Result<(Vec<Dataset>, DataReport)> {
+    let (mut datasets, mut report) = (Vec::new(), DataReport::default());
     for source in sources {
         source.files(cache)?;
         let read = Dataset::read_with(source, cache, &mut |e| {
@@ -104,20 +108,20 @@ pub fn read(sources: &[Source], cache: &Cache, limits: Limits) -> Result<(Vec<Da
 /// reading them.
 pub fn check(
     datasets: &[Dataset],
-    mut report: Report,
+    mut report: DataReport,
     encoder: &Encoder,
     kind: RowKind,
-    limits: Limits,
-    more: &(dyn Fn(&Sample) -> Result<()> + Sync),
-) -> Result<Report> {
+    limits: ReportLimits,
+    more: &(dyn Fn(&EncodedRow) -> Result<()> + Sync),
+) -> Result<DataReport> {
     for dataset in datasets {
         report.files += dataset.files.len();
         let missing = limits.examples.saturating_sub(report.examples.len());
         let work = |range: Range<usize>| {
-            let mut part = Report::default();
+            let mut part = DataReport::default();
             let shown = missing.saturating_sub(range.start);
             range.for_each(|i| {
-                part.row(dataset, i, (encoder, kind), Limits { examples: shown, ..limits }, more)
+                part.row(dataset, i, (encoder, kind), ReportLimits { examples: shown, ..limits }, more)
             });
             Ok(part)
         };
@@ -134,17 +138,17 @@ pub fn check(
     Ok(report)
 }
 
-impl Report {
+impl DataReport {
     fn row(
         &mut self,
         dataset: &Dataset,
         number: usize,
         (encoder, kind): (&Encoder, RowKind),
-        limits: Limits,
-        more: &dyn Fn(&Sample) -> Result<()>,
+        limits: ReportLimits,
+        more: &dyn Fn(&EncodedRow) -> Result<()>,
     ) {
         self.rows += 1;
-        let (place, mut counts) = (dataset.place(number), Counts::default());
+        let (place, mut counts) = (dataset.place(number), RowCounts::default());
         let sample = dataset.row(number).and_then(|row| encoder.encode(&row, kind, &place, &mut counts));
         self.counts.truncated += counts.truncated;
         self.counts.dropped += counts.dropped;
@@ -170,7 +174,7 @@ impl Report {
     }
 
     /// Counts a problem to those of its kind: the same words but for numbers, wherever it is.
-    fn problem(&mut self, e: &Error, limits: Limits) {
+    fn problem(&mut self, e: &Error, limits: ReportLimits) {
         let whole = e.to_string();
         let (place, text) = split_place(&whole);
         self.found += 1;
@@ -181,12 +185,12 @@ impl Report {
         }
         let at = *self.kinds.entry(kind).or_insert(next);
         if at == next {
-            self.problems.push(Problem { text: text.to_owned(), rows: 0, places: Vec::new() });
+            self.problems.push(RowProblem { text: text.to_owned(), rows: 0, places: Vec::new() });
         }
         self.problems[at].count(1, vec![place.to_owned()]);
     }
 
-    fn join(&mut self, later: Report, limits: Limits) {
+    fn join(&mut self, later: DataReport, limits: ReportLimits) {
         self.rows += later.rows;
         self.trained += later.trained;
         self.found += later.found;
@@ -211,7 +215,7 @@ impl Report {
     }
 }
 
-impl Problem {
+impl RowProblem {
     fn count(&mut self, rows: usize, places: Vec<String>) {
         self.rows += rows;
         let missing = PLACES.saturating_sub(self.places.len());
@@ -232,7 +236,7 @@ fn split_place(whole: &str) -> (&str, &str) {
 }
 
 fn lengths(example: &Example) -> Vec<(usize, usize)> {
-    let one = |t: &Tokens| (t.ids.len(), t.mask.iter().filter(|m| **m).count());
+    let one = |t: &MaskedTokens| (t.ids.len(), t.mask.iter().filter(|m| **m).count());
     match example {
         Example::Text(t) => vec![one(t)],
         Example::Pair { chosen, rejected } => vec![one(chosen), one(rejected)],
@@ -245,8 +249,8 @@ fn lengths(example: &Example) -> Vec<(usize, usize)> {
 }
 
 /// The text of a sample with trained tokens between marks.
-pub fn show(tokenizer: &Tokenizer, sample: &Sample) -> Result<String> {
-    let text = |t: &Tokens| marked(tokenizer, t);
+pub fn show(tokenizer: &Tokenizer, sample: &EncodedRow) -> Result<String> {
+    let text = |t: &MaskedTokens| marked(tokenizer, t);
     Ok(match &sample.example {
         Example::Text(tokens) => text(tokens)?,
         Example::Pair { chosen, rejected } => {
@@ -268,7 +272,7 @@ pub fn show(tokenizer: &Tokenizer, sample: &Sample) -> Result<String> {
     })
 }
 
-fn marked(tokenizer: &Tokenizer, tokens: &Tokens) -> Result<String> {
+fn marked(tokenizer: &Tokenizer, tokens: &MaskedTokens) -> Result<String> {
     let mut text = String::new();
     let mut start = 0;
     for run in tokens.mask.chunk_by(|a, b| a == b) {
@@ -282,7 +286,7 @@ fn marked(tokenizer: &Tokenizer, tokens: &Tokens) -> Result<String> {
     Ok(text)
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for DataReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, text) in &self.examples {
             writeln!(f, "{place}\n  {}", text.replace('\n', "\n  "))?;
@@ -311,7 +315,7 @@ impl fmt::Display for Report {
     }
 }
 
-impl Report {
+impl DataReport {
     /// Lengths in classes that double.
     fn histogram(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Some(&least), Some(&most)) = (self.lengths.first(), self.lengths.last()) else { return Ok(()) };

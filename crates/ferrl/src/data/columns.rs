@@ -11,7 +11,7 @@ use arrow_schema::{DataType, TimeUnit};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
-use super::{Each, Line, Row};
+use super::{Each, FileRow, Row};
 
 /// Runs a step of a reader that may panic on a damaged file, and says what it complained about.
 pub fn guarded<T, E: Display>(
@@ -55,7 +55,7 @@ fn rows(batch: &RecordBatch, path: &Path, number: &mut usize, each: Each<'_>) ->
             row.insert(field.name().clone(), value);
         }
         *number += 1;
-        each(Line::new(*number, Ok(row)))?;
+        each(FileRow::new(*number, Ok(row)))?;
     }
     Ok(())
 }

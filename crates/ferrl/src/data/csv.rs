@@ -11,12 +11,12 @@ use ::csv::{ReaderBuilder, StringRecord};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
-use super::{BOM, Each, Format, Line, MAX_ROW, Row, extension, too_long, unreadable};
+use super::{BOM, Each, FileFormat, FileRow, MAX_ROW, Row, extension, too_long, unreadable};
 
 /// Comma- or tab-separated values.
 pub struct Csv;
 
-impl Format for Csv {
+impl FileFormat for Csv {
     fn name(&self) -> &'static str {
         "CSV"
     }
@@ -53,7 +53,7 @@ impl Format for Csv {
             }
             let cells = header.iter().zip(&record).zip(&types);
             let row: Row = cells.map(|((name, cell), kind)| (name.to_owned(), kind.value(cell))).collect();
-            each(Line::new(number, Ok(row)))?;
+            each(FileRow::new(number, Ok(row)))?;
         }
         Ok(())
     }

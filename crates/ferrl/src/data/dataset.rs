@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use ferrl_engine::{Error, Result};
 
-use super::hub::Cache;
-use super::store::{MEMORY, Span, Store};
-use super::{MAX_ROW, Row, Source, format_of, too_long};
+use super::hub::HubCache;
+use super::store::{MEMORY, RowSpan, RowStore};
+use super::{DataSource, MAX_ROW, Row, format_of, too_long};
 
 /// The rows of one source, in the order of its files. They are parsed when they are asked for.
 #[derive(Debug, Default)]
@@ -15,8 +15,8 @@ pub struct Dataset {
     pub name: String,
     /// The files it was read from.
     pub files: Vec<PathBuf>,
-    spans: Vec<Span>,
-    store: Store,
+    spans: Vec<RowSpan>,
+    store: RowStore,
     /// The suite whose published rows these are.
     suite: Option<&'static str>,
     /// Rows of a suite that were dropped because nothing could grade them.
@@ -25,14 +25,14 @@ pub struct Dataset {
 
 impl Dataset {
     /// Reads a source; the first row that cannot be read is an error.
-    pub fn read(source: &Source, cache: &Cache) -> Result<Self> {
+    pub fn read(source: &DataSource, cache: &HubCache) -> Result<Self> {
         Self::read_with(source, cache, &mut Err)
     }
 
     /// Reads a source; `bad` is given each row that cannot be read and may pass over it.
     pub fn read_with(
-        source: &Source,
-        cache: &Cache,
+        source: &DataSource,
+        cache: &HubCache,
         bad: &mut dyn FnMut(Error) -> Result<()>,
     ) -> Result<Self> {
         Self::within(source, cache, bad, MEMORY)
@@ -40,15 +40,15 @@ impl Dataset {
 
     /// The same with another bound on what is kept in memory.
     pub fn within(
-        source: &Source,
-        cache: &Cache,
+        source: &DataSource,
+        cache: &HubCache,
         bad: &mut dyn FnMut(Error) -> Result<()>,
         memory: u64,
     ) -> Result<Self> {
         let files = source.files(cache)?;
         let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |m| m.len());
         let large = files.iter().map(size).sum::<u64>() > memory;
-        let (mut spans, mut store) = (Vec::new(), Store::new(memory));
+        let (mut spans, mut store) = (Vec::new(), RowStore::new(memory));
         for (file, path) in files.iter().enumerate() {
             let format = format_of(path)?;
             if large && format.in_place() {
@@ -111,7 +111,7 @@ impl Dataset {
 
     /// A dataset made of rows that are already in memory.
     pub fn from_rows(name: &str, rows: Vec<Row>) -> Result<Self> {
-        let (mut spans, mut store) = (Vec::with_capacity(rows.len()), Store::new(u64::MAX));
+        let (mut spans, mut store) = (Vec::with_capacity(rows.len()), RowStore::new(u64::MAX));
         for (i, row) in rows.into_iter().enumerate() {
             let at = |e: Error| e.at(format!("{name}:{}", i + 1));
             spans.push(store.add(0, i + 1, None, &text(&row).map_err(at)?)?);

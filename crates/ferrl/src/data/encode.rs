@@ -11,17 +11,17 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 
-use super::prompt::{Apply, Prompts, Settings, Train};
-use super::schema::{self, Columns, Content, Fields, RowKind, is_assistant, is_strange};
-use super::{Counts, Example, Overlong, Row, Sample, Tokens, kind};
+use super::prompt::{Apply, PromptSettings, Prompts, TrainOn};
+use super::schema::{self, ColumnNames, Content, RowFields, RowKind, is_assistant, is_strange};
+use super::{EncodedRow, Example, MaskedTokens, Overlong, Row, RowCounts, kind};
 
 /// Turns rows into examples for one model.
 pub struct Encoder {
     tokenizer: Tokenizer,
     chat: Option<ChatTemplate>,
     prompts: Prompts,
-    columns: Columns,
-    settings: Settings,
+    columns: ColumnNames,
+    settings: PromptSettings,
     /// Why the model's chat template cannot be used, where it has one.
     broken: Option<Error>,
     /// Tokens that end a response, as text.
@@ -31,17 +31,17 @@ pub struct Encoder {
 }
 
 /// What belongs to one row while it is encoded.
-struct Chat<'a> {
+struct EncodedChat<'a> {
     tools: Option<Value>,
     kwargs: Kwargs,
-    counts: &'a mut Counts,
+    counts: &'a mut RowCounts,
     /// Some sequence has nothing left to train.
     empty: bool,
 }
 
 impl Encoder {
     /// An encoder for a model's tokenizer and chat template, where it has one.
-    pub fn new(tokenizer: Tokenizer, chat: Option<ChatTemplate>, settings: Settings) -> Result<Self> {
+    pub fn new(tokenizer: Tokenizer, chat: Option<ChatTemplate>, settings: PromptSettings) -> Result<Self> {
         if settings.max_length == Some(0) {
             return Err(
                 Error::usage("data.max_length is 0").fix("set it to a positive number, or leave it out")
@@ -54,7 +54,7 @@ impl Encoder {
     }
 
     /// An encoder for the model in a directory. A chat template that cannot be used is an error once a row needs it.
-    pub fn for_model(tokenizer: Tokenizer, dir: &Path, settings: Settings) -> Result<Self> {
+    pub fn for_model(tokenizer: Tokenizer, dir: &Path, settings: PromptSettings) -> Result<Self> {
         let day = settings.date.as_deref().map(|date| {
             unix_day(date).ok_or_else(|| {
                 Error::usage(format!("{date:?} is not a day"))
@@ -96,17 +96,23 @@ impl Encoder {
         row: &Row,
         kind: RowKind,
         place: &str,
-        counts: &mut Counts,
-    ) -> Result<Option<Sample>> {
+        counts: &mut RowCounts,
+    ) -> Result<Option<EncodedRow>> {
         self.row(row, kind, place, counts).map_err(|e| e.at(place))
     }
 
-    fn row(&self, row: &Row, kind: RowKind, place: &str, counts: &mut Counts) -> Result<Option<Sample>> {
+    fn row(
+        &self,
+        row: &Row,
+        kind: RowKind,
+        place: &str,
+        counts: &mut RowCounts,
+    ) -> Result<Option<EncodedRow>> {
         let row = &self.columns.apply(row)?;
         let begins = |name: &&str| row.get(*name).is_some_and(|value| !value.is_null());
         if self.settings.promptless && kind == RowKind::Prompt && !["prompt", "messages"].iter().any(begins) {
             let example = Example::Prompt { ids: Vec::new() };
-            return Ok(Some(Sample {
+            return Ok(Some(EncodedRow {
                 example,
                 prompt: Value::Null,
                 extra: row.clone(),
@@ -120,7 +126,7 @@ impl Encoder {
                 .fix("Ferrl trains models of text alone: leave such rows out"));
         }
         counts.other_prompt += usize::from(contradicts(&fields, &extra));
-        let mut chat = Chat {
+        let mut chat = EncodedChat {
             tools: tools(row)?.or_else(|| self.settings.tools.clone()),
             kwargs: self.kwargs(row)?,
             counts,
@@ -134,11 +140,11 @@ impl Encoder {
             chat.counts.dropped += 1;
             return Ok(None);
         }
-        Ok(Some(Sample { example, prompt, extra, place: place.to_owned() }))
+        Ok(Some(EncodedRow { example, prompt, extra, place: place.to_owned() }))
     }
 
     /// A prompt to sample from is never cut: half a question is another question.
-    fn fits(&self, length: usize, chat: &mut Chat<'_>) -> Result<()> {
+    fn fits(&self, length: usize, chat: &mut EncodedChat<'_>) -> Result<()> {
         chat.counts.longest = chat.counts.longest.max(length);
         let Some(most) = self.settings.max_length.filter(|&most| length > most) else { return Ok(()) };
         if self.settings.overlong == Overlong::Error {
@@ -152,51 +158,51 @@ impl Encoder {
     }
 
     /// The whole prompt of a row.
-    fn built(&self, prompt: Content, messages: bool, chat: &mut Chat<'_>) -> Result<Content> {
+    fn built(&self, prompt: Content, messages: bool, chat: &mut EncodedChat<'_>) -> Result<Content> {
         let prompt = self.prompts.build(prompt, messages)?;
         let raw = self.chat.is_some() && self.settings.apply_chat_template == Apply::Auto;
         chat.counts.raw += usize::from(raw && !is_messages(&prompt));
         Ok(prompt)
     }
 
-    fn fields(&self, fields: Fields, chat: &mut Chat<'_>) -> Result<(Value, Example)> {
+    fn fields(&self, fields: RowFields, chat: &mut EncodedChat<'_>) -> Result<(Value, Example)> {
         Ok(match fields {
-            Fields::Text(text) => (Value::Null, Example::Text(self.cut(self.whole_text(&text)?, chat)?)),
-            Fields::Conversation(messages) => {
+            RowFields::Text(text) => (Value::Null, Example::Text(self.cut(self.whole_text(&text)?, chat)?)),
+            RowFields::Conversation(messages) => {
                 let tokens = self.conversation(&self.prompts.conversation(messages)?, chat)?;
                 (Value::Null, Example::Text(self.cut(tokens, chat)?))
             }
-            Fields::Completion { prompt, completion } => {
+            RowFields::Completion { prompt, completion } => {
                 let prompt = self.built(prompt, is_messages(&completion), chat)?;
                 (prompt.value(), Example::Text(self.answer(&prompt, &completion, chat)?))
             }
-            Fields::Pair { prompt, chosen, rejected } => {
+            RowFields::Pair { prompt, chosen, rejected } => {
                 let prompt = self.built(prompt, is_messages(&chosen), chat)?;
                 let chosen = self.answer(&prompt, &chosen, chat).map_err(|e| e.at("chosen"))?;
                 let rejected = self.answer(&prompt, &rejected, chat).map_err(|e| e.at("rejected"))?;
                 (prompt.value(), Example::Pair { chosen, rejected })
             }
-            Fields::StepPair { prompt, before, chosen, rejected } => {
+            RowFields::StepPair { prompt, before, chosen, rejected } => {
                 let prompt = self.built(prompt, false, chat)?;
                 let chosen = self.step(&prompt, &before, &chosen, chat).map_err(|e| e.at("chosen"))?;
                 let rejected = self.step(&prompt, &before, &rejected, chat).map_err(|e| e.at("rejected"))?;
                 (prompt.value(), Example::Pair { chosen, rejected })
             }
-            Fields::Labelled { prompt, completion, label } => {
+            RowFields::Labelled { prompt, completion, label } => {
                 let prompt = self.built(prompt, is_messages(&completion), chat)?;
                 let tokens = self.answer(&prompt, &completion, chat)?;
                 (prompt.value(), Example::Labelled { tokens, label })
             }
-            Fields::Target { prompt, completion, target } => {
+            RowFields::Target { prompt, completion, target } => {
                 let prompt = self.built(prompt, is_messages(&completion), chat)?;
                 let tokens = self.answer(&prompt, &completion, chat)?;
                 (prompt.value(), Example::Target { tokens, target })
             }
-            Fields::Prompt(prompt) => {
+            RowFields::Prompt(prompt) => {
                 let prompt = self.built(prompt, false, chat)?;
                 (prompt.value(), Example::Prompt { ids: self.prompt(&prompt, chat)? })
             }
-            Fields::Group { prompt, completions, rewards } => {
+            RowFields::Group { prompt, completions, rewards } => {
                 let prompt = self.built(prompt, completions.iter().any(is_messages), chat)?;
                 let encode = |(i, c): (usize, &Content)| {
                     self.answer(&prompt, c, chat).map_err(|e| e.at(format!("completion {}", i + 1)))
@@ -204,7 +210,7 @@ impl Encoder {
                 let completions = completions.iter().enumerate().map(encode).collect::<Result<_>>()?;
                 (prompt.value(), Example::Group { completions, rewards })
             }
-            Fields::Steps { prompt, steps, labels } => {
+            RowFields::Steps { prompt, steps, labels } => {
                 let prompt = self.built(prompt, false, chat)?;
                 (prompt.value(), self.steps(&prompt, &steps, labels, chat)?)
             }
@@ -213,8 +219,8 @@ impl Encoder {
 
     /// The tokens and messages of a text prompt, as a row with it would have: no messages where it stays text.
     pub fn first(&self, text: &str) -> Result<(Vec<u32>, Vec<Value>)> {
-        let (counts, kwargs) = (&mut Counts::default(), self.settings.chat_template_kwargs.clone());
-        let chat = Chat { tools: self.settings.tools.clone(), kwargs, counts, empty: false };
+        let (counts, kwargs) = (&mut RowCounts::default(), self.settings.chat_template_kwargs.clone());
+        let chat = EncodedChat { tools: self.settings.tools.clone(), kwargs, counts, empty: false };
         let prompt = self.prompts.build(Content::Text(text.into()), false)?;
         let ids = self.prompt(&prompt, &chat)?;
         Ok((ids, if let Content::Messages(messages) = prompt { messages } else { Vec::new() }))
@@ -235,7 +241,7 @@ impl Encoder {
     }
 
     /// Everything that comes before what is sampled.
-    fn prompt(&self, prompt: &Content, chat: &Chat<'_>) -> Result<Vec<u32>> {
+    fn prompt(&self, prompt: &Content, chat: &EncodedChat<'_>) -> Result<Vec<u32>> {
         let prefill = self.settings.prefill.as_deref().unwrap_or("");
         match prompt {
             Content::Text(text) => self.text_prompt(&format!("{text}{prefill}")),
@@ -266,7 +272,7 @@ impl Encoder {
     }
 
     /// A text trained from its second token to its end; the first is predicted from nothing.
-    fn whole_text(&self, text: &str) -> Result<Tokens> {
+    fn whole_text(&self, text: &str) -> Result<MaskedTokens> {
         let mut ids = self.text_prompt(text)?;
         let eos = self.eos()?;
         if ids.last() != Some(&eos) {
@@ -274,11 +280,16 @@ impl Encoder {
         }
         let mut mask = vec![true; ids.len()];
         mask[0] = false;
-        Ok(Tokens { ids, mask })
+        Ok(MaskedTokens { ids, mask })
     }
 
     /// A prompt with an answer to it, of which the answer is trained.
-    fn answer(&self, prompt: &Content, completion: &Content, chat: &mut Chat<'_>) -> Result<Tokens> {
+    fn answer(
+        &self,
+        prompt: &Content,
+        completion: &Content,
+        chat: &mut EncodedChat<'_>,
+    ) -> Result<MaskedTokens> {
         let completion = &self.unended(completion, chat.counts);
         let tokens = match (prompt, completion) {
             (Content::Text(_), Content::Text(answer)) => {
@@ -300,7 +311,7 @@ impl Encoder {
     }
 
     /// A response without an end that is written into it: the end is added as a token, and would be learned twice.
-    fn unended(&self, completion: &Content, counts: &mut Counts) -> Content {
+    fn unended(&self, completion: &Content, counts: &mut RowCounts) -> Content {
         let blank = |text: &str| text.trim().is_empty();
         match completion {
             Content::Text(text) => {
@@ -319,7 +330,7 @@ impl Encoder {
         }
     }
 
-    fn without_ends(&self, messages: &[Value], counts: &mut Counts) -> Vec<Value> {
+    fn without_ends(&self, messages: &[Value], counts: &mut RowCounts) -> Vec<Value> {
         let mut messages = messages.to_vec();
         for message in messages.iter_mut().filter(|m| is_assistant(Some(m))) {
             if let Some(Value::String(text)) = message.get_mut("content") {
@@ -329,7 +340,7 @@ impl Encoder {
         messages
     }
 
-    fn without_end<'t>(&self, text: &'t str, counts: &mut Counts) -> &'t str {
+    fn without_end<'t>(&self, text: &'t str, counts: &mut RowCounts) -> &'t str {
         let cut = |text: &'t str| self.ends.iter().find_map(|end| text.trim_end().strip_suffix(end.as_str()));
         let Some(mut rest) = cut(text) else { return text };
         while let Some(shorter) = cut(rest) {
@@ -348,13 +359,13 @@ impl Encoder {
         matches!(prompt, Content::Text(text) if !meant && word(text.chars().next_back()) && word(answer.chars().next()))
     }
 
-    fn joined(&self, prompt: Vec<u32>, answer: &str, end: Option<u32>) -> Result<Tokens> {
+    fn joined(&self, prompt: Vec<u32>, answer: &str, end: Option<u32>) -> Result<MaskedTokens> {
         let mut ids = prompt;
         let start = ids.len();
         ids.extend(self.tokenizer.encode_text(answer)?);
         ids.extend(end);
         let mask = (0..ids.len()).map(|i| i >= start).collect();
-        Ok(Tokens { ids, mask })
+        Ok(MaskedTokens { ids, mask })
     }
 
     /// Messages that answer messages, of which the assistant's are trained.
@@ -363,8 +374,8 @@ impl Encoder {
         before: &[Value],
         answer: &[Value],
         prompt: &Content,
-        chat: &mut Chat<'_>,
-    ) -> Result<Tokens> {
+        chat: &mut EncodedChat<'_>,
+    ) -> Result<MaskedTokens> {
         let single = answer.len() == 1;
         if let Some(prefill) = &self.settings.prefill {
             let said = answer.first().and_then(|m| m.get("content")).and_then(Value::as_str);
@@ -393,7 +404,7 @@ impl Encoder {
         checked(tokens)
     }
 
-    fn conversation(&self, messages: &[Value], chat: &mut Chat<'_>) -> Result<Tokens> {
+    fn conversation(&self, messages: &[Value], chat: &mut EncodedChat<'_>) -> Result<MaskedTokens> {
         let messages = &self.without_ends(messages, chat.counts);
         let says = |m: &Value| {
             m["content"].as_str().is_some_and(|c| !c.trim().is_empty()) || m.get("tool_calls").is_some()
@@ -404,14 +415,14 @@ impl Encoder {
                 .fix("leave it out, or give rows with a prompt and a response"));
         }
         let turns = match self.settings.turns {
-            Train::All => Turns::All,
-            Train::Last => Turns::Last,
+            TrainOn::All => Turns::All,
+            TrainOn::Last => Turns::Last,
         };
         checked(self.training(messages, turns, chat)?)
     }
 
     /// A rendered conversation, up to its last trained token.
-    fn training(&self, messages: &[Value], turns: Turns, chat: &mut Chat<'_>) -> Result<Tokens> {
+    fn training(&self, messages: &[Value], turns: Turns, chat: &mut EncodedChat<'_>) -> Result<MaskedTokens> {
         let template = self.template()?;
         chat.counts.strange += usize::from(messages.iter().any(is_strange));
         chat.counts.endless += usize::from(self.endless);
@@ -421,11 +432,17 @@ impl Encoder {
         let end = mask.iter().rposition(|&m| m).map_or(0, |p| p + 1);
         ids.truncate(end);
         mask.truncate(end);
-        Ok(Tokens { ids, mask })
+        Ok(MaskedTokens { ids, mask })
     }
 
     /// A step after the steps before it; only the step is trained, and no end of sequence follows it.
-    fn step(&self, prompt: &Content, before: &str, step: &str, chat: &mut Chat<'_>) -> Result<Tokens> {
+    fn step(
+        &self,
+        prompt: &Content,
+        before: &str,
+        step: &str,
+        chat: &mut EncodedChat<'_>,
+    ) -> Result<MaskedTokens> {
         let mut begun = self.prompt(prompt, chat)?;
         begun.extend(self.tokenizer.encode_text(before)?);
         self.cut(self.joined(begun, step, None)?, chat)
@@ -437,7 +454,7 @@ impl Encoder {
         prompt: &Content,
         steps: &[String],
         mut labels: Vec<f32>,
-        chat: &mut Chat<'_>,
+        chat: &mut EncodedChat<'_>,
     ) -> Result<Example> {
         let mut ids = self.prompt(prompt, chat)?;
         let line = self.tokenizer.encode_text("\n")?;
@@ -448,14 +465,14 @@ impl Encoder {
             ends.push(ids.len() - 1);
         }
         let mask = (0..ids.len()).map(|i| ends.contains(&i)).collect();
-        let tokens = self.cut(Tokens { ids, mask }, chat)?;
+        let tokens = self.cut(MaskedTokens { ids, mask }, chat)?;
         ends.retain(|&end| end < tokens.ids.len());
         labels.truncate(ends.len());
         Ok(Example::Steps { tokens, ends, labels })
     }
 
     /// Cuts to `max_length` and counts it.
-    fn cut(&self, mut tokens: Tokens, chat: &mut Chat<'_>) -> Result<Tokens> {
+    fn cut(&self, mut tokens: MaskedTokens, chat: &mut EncodedChat<'_>) -> Result<MaskedTokens> {
         let length = tokens.ids.len();
         chat.counts.longest = chat.counts.longest.max(length);
         let Some(most) = self.settings.max_length.filter(|&most| length > most) else {
@@ -535,8 +552,9 @@ fn filled(value: Option<&Value>) -> bool {
 }
 
 /// Whether a column `prompt` that nothing used says something else than the conversation of `chosen` and `rejected`.
-fn contradicts(fields: &Fields, extra: &Row) -> bool {
-    let (Fields::Pair { prompt: Content::Messages(turns), .. }, Some(prompt)) = (fields, extra.get("prompt"))
+fn contradicts(fields: &RowFields, extra: &Row) -> bool {
+    let (RowFields::Pair { prompt: Content::Messages(turns), .. }, Some(prompt)) =
+        (fields, extra.get("prompt"))
     else {
         return false;
     };
@@ -576,7 +594,7 @@ fn tools(row: &Row) -> Result<Option<Value>> {
     }
 }
 
-fn checked(tokens: Tokens) -> Result<Tokens> {
+fn checked(tokens: MaskedTokens) -> Result<MaskedTokens> {
     if tokens.mask.contains(&true) {
         return Ok(tokens);
     }

@@ -7,7 +7,7 @@ use super::Row;
 
 /// Token ids and, for each, whether it is trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tokens {
+pub struct MaskedTokens {
     /// The ids.
     pub ids: Vec<u32>,
     /// Whether each is something to learn to say; of the same length.
@@ -18,25 +18,25 @@ pub struct Tokens {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Example {
     /// Tokens to imitate.
-    Text(Tokens),
+    Text(MaskedTokens),
     /// A better and a worse completion.
     Pair {
         /// The better one, prompt included.
-        chosen: Tokens,
+        chosen: MaskedTokens,
         /// The worse one, prompt included.
-        rejected: Tokens,
+        rejected: MaskedTokens,
     },
     /// A completion that is good or bad.
     Labelled {
         /// Prompt and completion.
-        tokens: Tokens,
+        tokens: MaskedTokens,
         /// Whether it is good.
         label: bool,
     },
     /// A completion with a probability.
     Target {
         /// Prompt and completion.
-        tokens: Tokens,
+        tokens: MaskedTokens,
         /// The probability.
         target: f32,
     },
@@ -48,14 +48,14 @@ pub enum Example {
     /// Completions to one prompt, with rewards.
     Group {
         /// Each completion, prompt included.
-        completions: Vec<Tokens>,
+        completions: Vec<MaskedTokens>,
         /// Rewards by name, one per completion.
         rewards: Vec<(String, Vec<f32>)>,
     },
     /// A completion in steps.
     Steps {
         /// Prompt and steps; the last token of each step is marked.
-        tokens: Tokens,
+        tokens: MaskedTokens,
         /// Where each step ends.
         ends: Vec<usize>,
         /// Whether each step is right.
@@ -65,7 +65,7 @@ pub enum Example {
 
 /// A row ready for training.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sample {
+pub struct EncodedRow {
     /// Its tokens.
     pub example: Example,
     /// The prompt as rewards see it: text, or a list of messages; null where there is none.
@@ -90,7 +90,7 @@ pub enum Overlong {
 /// What was counted on the way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Counts {
+pub struct RowCounts {
     /// Sequences cut to `max_length`.
     pub truncated: usize,
     /// Rows left out because the cut left nothing to train.

@@ -1,10 +1,10 @@
 //! What is doubtful about rows: counted, with the first place of each kind, and said once.
 
-use super::Counts;
+use super::RowCounts;
 
 /// Something that was found in some rows.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Found {
+pub struct Finding {
     /// How many.
     pub rows: usize,
     /// Where it was found first, and how long the row is.
@@ -13,7 +13,7 @@ pub struct Found {
     pub longest: usize,
 }
 
-impl Found {
+impl Finding {
     /// Counts a row; `length` is 0 where it says nothing.
     pub fn add(&mut self, yes: bool, place: &str, length: usize) {
         if yes {
@@ -26,7 +26,7 @@ impl Found {
     }
 
     /// Adds what was found in later rows.
-    pub fn join(&mut self, later: Found) {
+    pub fn join(&mut self, later: Finding) {
         if self.rows == 0 {
             self.first = later.first;
         }
@@ -39,30 +39,30 @@ impl Found {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Findings {
     /// Cut to `data.max_length`.
-    pub truncated: Found,
+    pub truncated: Finding,
     /// Left out because nothing would be left to learn.
-    pub dropped: Found,
+    pub dropped: Finding,
     /// Responses with their end written out.
-    pub ended: Found,
+    pub ended: Finding,
     /// Responses without text.
-    pub empty: Found,
+    pub empty: Finding,
     /// Plain text for a model with a chat template.
-    pub raw: Found,
+    pub raw: Finding,
     /// Pairs that do not differ.
-    pub equal: Found,
+    pub equal: Finding,
     /// Messages of unknown roles.
-    pub strange: Found,
+    pub strange: Finding,
     /// Turns that no token ends.
-    pub endless: Found,
+    pub endless: Finding,
     /// Prompts that run into their responses.
-    pub glued: Found,
+    pub glued: Finding,
     /// Pairs whose prompt is another.
-    pub other_prompt: Found,
+    pub other_prompt: Finding,
 }
 
 impl Findings {
     /// Counts what the encoder noted of one row.
-    pub fn add(&mut self, counts: &Counts, place: &str) {
+    pub fn add(&mut self, counts: &RowCounts, place: &str) {
         self.truncated.add(counts.truncated > 0 && counts.dropped == 0, place, counts.longest);
         self.dropped.add(counts.dropped > 0, place, counts.longest);
         self.ended.add(counts.ended > 0, place, 0);
@@ -102,70 +102,70 @@ impl Findings {
 }
 
 /// A kind of finding, as it is said; `{max}` is `data.max_length`, `{longest}` the longest row found.
-struct Kind {
+struct FindingKind {
     name: &'static str,
-    of: fn(&Findings) -> &Found,
+    of: fn(&Findings) -> &Finding,
     what: &'static str,
     fix: &'static str,
 }
 
-const KINDS: &[Kind] = &[
-    Kind {
+const KINDS: &[FindingKind] = &[
+    FindingKind {
         name: "truncated-rows",
         of: |f| &f.truncated,
         what: "are cut to data.max_length = {max}",
         fix: "data.max_length = {longest} for whole rows",
     },
-    Kind {
+    FindingKind {
         name: "dropped-rows",
         of: |f| &f.dropped,
         what: "are left out: data.max_length = {max} leaves nothing of them to learn",
         fix: "data.max_length = {longest} for whole rows",
     },
-    Kind {
+    FindingKind {
         name: "equal-pairs",
         of: |f| &f.equal,
         what: "have chosen = rejected, which gives no learning signal",
         fix: "remove them",
     },
-    Kind {
+    FindingKind {
         name: "empty-responses",
         of: |f| &f.empty,
         what: "have a response without text: the model learns to say nothing",
         fix: "remove them",
     },
-    Kind {
+    FindingKind {
         name: "written-end",
         of: |f| &f.ended,
         what: "end their response with the end-of-turn token as text; it is taken for the token itself, not learned \
                twice",
         fix: "remove it from the text: every response is ended anyway",
     },
-    Kind {
+    FindingKind {
         name: "raw-prompts",
         of: |f| &f.raw,
         what: "are plain text although the model has a chat template: prompt and response are joined without a separator",
         fix: "data.apply_chat_template = true puts them into the template; false says that plain text is meant",
     },
-    Kind {
+    FindingKind {
         name: "unknown-roles",
         of: |f| &f.strange,
         what: "have a message whose role is none of system, user, assistant and tool: such turns are never trained",
         fix: "rename the role, if it is one of them by another name",
     },
-    Kind {
+    FindingKind {
         name: "endless-turns",
         of: |f| &f.endless,
         what: "end their turn in no token that stops: completions go on until the limit of new tokens",
         fix: "a chat template that ends turns with the eos token, or the text that ends them in rollout.stop",
     },
-    Kind {
+    FindingKind {
         name: "joined-words",
         of: |f| &f.glued,
         what: "join the prompt's last word and the response's first, with nothing between them",
         fix: "data.template = \"{{ prompt }}\\n\" puts an end of line between, or train with a chat template",
     },
-    Kind {
+    FindingKind {
         name: "other-prompts",
         of: |f| &f.other_prompt,
         what: "have a prompt that chosen and rejected do not begin with; it is not used",

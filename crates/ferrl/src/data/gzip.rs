@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ferrl_engine::{Error, Result};
 use flate2::read::MultiGzDecoder;
 
-use super::{Each, Format, Line, extension, format_of, unreadable};
+use super::{Each, FileFormat, FileRow, extension, format_of, unreadable};
 
 /// Any other format, compressed.
 pub struct Gzip;
 
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-impl Format for Gzip {
+impl FileFormat for Gzip {
     fn name(&self) -> &'static str {
         "gzip"
     }
@@ -32,7 +32,7 @@ impl Format for Gzip {
             return Err(Error::data("is compressed twice").at(path.display()).fix("unpack it with gunzip"));
         }
         // Where a row stands in the temporary file says nothing once that is gone.
-        let mut kept = |line: Line| each(Line { at: None, ..line });
+        let mut kept = |line: FileRow| each(FileRow { at: None, ..line });
         inside.read(&unpacked.0, &mut kept).map_err(|e| e.at(path.display()))
     }
 }

@@ -36,14 +36,14 @@ impl Repo {
 
 /// The cache that Hugging Face's own tools fill.
 #[derive(Clone, Debug)]
-pub struct Cache {
+pub struct HubCache {
     /// The folder of `models--ORG--NAME` and `datasets--ORG--NAME`.
     pub root: PathBuf,
     /// Nothing may be fetched from the network.
     pub offline: bool,
 }
 
-impl Cache {
+impl HubCache {
     /// Where the environment says: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `~/.cache/huggingface/hub`.
     pub fn from_env() -> Self {
         Self::from_vars(&|name| std::env::var_os(name))
@@ -60,7 +60,7 @@ impl Cache {
             .unwrap_or_else(|| get("HF_HOME").unwrap_or_else(cache).join("hub"));
         let on =
             |v: OsString| ["1", "true", "yes", "on"].contains(&v.to_string_lossy().to_lowercase().as_str());
-        Cache { root: expand(root), offline: var("HF_HUB_OFFLINE").is_some_and(on) }
+        HubCache { root: expand(root), offline: var("HF_HUB_OFFLINE").is_some_and(on) }
     }
 
     /// The snapshot folder of a repository; `revision` is a branch, tag or commit and `main` by default.
@@ -179,7 +179,7 @@ pub fn model_dir(path: &Path) -> Result<PathBuf> {
     if !named || path.parent().is_some_and(|parent| parent.is_dir()) {
         return Ok(path.to_path_buf());
     }
-    let cache = Cache::from_env();
+    let cache = HubCache::from_env();
     cache.resolve(Repo::Model, &text, None)
 }
 
@@ -255,7 +255,7 @@ mod tests {
         let cache = |vars: &[(&str, &str)]| {
             let vars: Vec<(String, String)> =
                 vars.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-            Cache::from_vars(&move |name| vars.iter().find(|(k, _)| k == name).map(|(_, v)| v.into()))
+            HubCache::from_vars(&move |name| vars.iter().find(|(k, _)| k == name).map(|(_, v)| v.into()))
         };
         let home = ("HOME", "/home/u");
         assert_eq!(cache(&[home]).root, Path::new("/home/u/.cache/huggingface/hub"));

@@ -10,12 +10,12 @@ use ferrl_engine::{Error, Result};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::{BOM, Each, Format, Line, MAX_ROW, object, too_long, unreadable};
+use super::{BOM, Each, FileFormat, FileRow, MAX_ROW, object, too_long, unreadable};
 
 /// A JSON array of objects.
-pub struct Json;
+pub struct JsonFormat;
 
-impl Format for Json {
+impl FileFormat for JsonFormat {
     fn name(&self) -> &'static str {
         "JSON"
     }
@@ -32,10 +32,10 @@ impl Format for Json {
         let mut file = File::open(path).map_err(|e| unreadable(path, &e))?;
         skip_mark(&mut file).map_err(|e| unreadable(path, &e))?;
         let left = Cell::new(MAX_ROW);
-        let reader = BufReader::with_capacity(BUFFER, Bounded { file, left: &left });
+        let reader = BufReader::with_capacity(BUFFER, BoundedFile { file, left: &left });
         let mut parser = serde_json::Deserializer::from_reader(reader);
         let (mut failed, mut count) = (None, 0);
-        let rows = Rows { each, failed: &mut failed, count: &mut count, left: &left };
+        let rows = RowVisitor { each, failed: &mut failed, count: &mut count, left: &left };
         let parsed = parser.deserialize_seq(rows).and_then(|()| parser.end());
         if let Some(error) = failed {
             return Err(error);
@@ -63,13 +63,13 @@ fn skip_mark(file: &mut File) -> std::io::Result<()> {
 }
 
 /// A file of which no row is read much beyond the longest: a quote that is never closed must not fill the memory.
-struct Bounded<'a> {
+struct BoundedFile<'a> {
     file: File,
     /// Bytes that the row under way may still take.
     left: &'a Cell<usize>,
 }
 
-impl Read for Bounded<'_> {
+impl Read for BoundedFile<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if self.left.get() == 0 {
             return Err(std::io::Error::other("a row is too long"));
@@ -92,7 +92,7 @@ fn conversation(value: Value) -> Value {
 }
 
 /// Gives rows on as they are parsed, so that only one tree is in memory beside what the taker keeps.
-struct Rows<'a, 'b> {
+struct RowVisitor<'a, 'b> {
     each: Each<'a>,
     /// What the taker refused; the parser's own error type cannot carry it.
     failed: &'b mut Option<Error>,
@@ -100,7 +100,7 @@ struct Rows<'a, 'b> {
     left: &'b Cell<usize>,
 }
 
-impl<'de> Visitor<'de> for Rows<'_, '_> {
+impl<'de> Visitor<'de> for RowVisitor<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,7 +111,7 @@ impl<'de> Visitor<'de> for Rows<'_, '_> {
         while let Some(value) = items.next_element::<Value>()? {
             *self.count += 1;
             self.left.set(MAX_ROW + BUFFER);
-            if let Err(error) = (self.each)(Line::new(*self.count, object(conversation(value)))) {
+            if let Err(error) = (self.each)(FileRow::new(*self.count, object(conversation(value)))) {
                 *self.failed = Some(error);
                 return Err(serde::de::Error::custom("stopped"));
             }

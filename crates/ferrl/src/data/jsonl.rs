@@ -6,12 +6,12 @@ use std::path::Path;
 
 use ferrl_engine::{Error, Result};
 
-use super::{BOM, Each, Format, Line, MAX_ROW, Row, object, too_long, unreadable};
+use super::{BOM, Each, FileFormat, FileRow, MAX_ROW, Row, object, too_long, unreadable};
 
 /// One JSON object per line.
 pub struct Jsonl;
 
-impl Format for Jsonl {
+impl FileFormat for Jsonl {
     fn name(&self) -> &'static str {
         "JSONL"
     }
@@ -43,14 +43,14 @@ impl Format for Jsonl {
             if read > MAX_ROW && line.last() != Some(&b'\n') {
                 line.clear();
                 length += pass_over(&mut reader).map_err(failed)?;
-                each(Line::new(number, Err(too_long(length as usize))))?;
+                each(FileRow::new(number, Err(too_long(length as usize))))?;
             }
             let bytes = if number == 1 { line.strip_prefix(BOM).unwrap_or(&line) } else { &line };
             let text = bytes.trim_ascii();
             if !text.is_empty() {
                 let before = line.len() - bytes.len() + (bytes.len() - bytes.trim_ascii_start().len());
                 let at = Some((start + before as u64, text.len() as u32));
-                each(Line { number, row: row(bytes), at })?;
+                each(FileRow { number, row: row(bytes), at })?;
             }
             start += length;
         }

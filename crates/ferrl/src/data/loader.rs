@@ -45,7 +45,7 @@ impl Size {
 
 /// A row of one of the datasets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Pick {
+pub struct PickedRow {
     /// Which dataset.
     pub dataset: u32,
     /// Which row of it, counted from where the epoch begins if the dataset is endless.
@@ -54,7 +54,7 @@ pub struct Pick {
 
 /// Rows drawn together; a batch never spans two epochs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Draw {
+pub struct DrawnRows {
     /// The epoch they belong to, from 0.
     pub epoch: u64,
     /// Dataset and row of each.
@@ -63,7 +63,7 @@ pub struct Draw {
 
 /// Everything a checkpoint needs to go on with the very next row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct State {
+pub struct LoaderState {
     /// The seed of the order.
     pub seed: u64,
     /// The epoch under way, from 0.
@@ -86,7 +86,7 @@ pub struct Loader {
     sizes: Vec<Size>,
     epoch: u64,
     cursor: usize,
-    order: Vec<Pick>,
+    order: Vec<PickedRow>,
 }
 
 /// Largest weight of a dataset.
@@ -130,7 +130,7 @@ impl Loader {
     }
 
     /// The next `count` rows, or what is left of the epoch.
-    pub fn next_batch(&mut self, count: usize) -> Result<Draw> {
+    pub fn next_batch(&mut self, count: usize) -> Result<DrawnRows> {
         if count == 0 {
             return Err(Error::usage("a batch of 0 rows").fix("set the batch size to at least 1"));
         }
@@ -138,14 +138,14 @@ impl Loader {
             self.advance();
         }
         let end = (self.cursor + count).min(self.order.len());
-        let row = |p: &Pick| {
+        let row = |p: &PickedRow| {
             let dataset = p.dataset as usize;
             let before = if self.sizes[dataset].endless { self.share(dataset, self.epoch).start } else { 0 };
             (dataset, before + u64::from(p.row))
         };
         let picks = self.order[self.cursor..end].iter().map(row).collect();
         self.cursor = end;
-        Ok(Draw { epoch: self.epoch, picks })
+        Ok(DrawnRows { epoch: self.epoch, picks })
     }
 
     /// Number of batches of up to `count` rows in `epochs` epochs; a fraction of an epoch counts as that fraction of its batches.
@@ -184,8 +184,8 @@ impl Loader {
     }
 
     /// What a checkpoint keeps.
-    pub fn state(&self) -> State {
-        State {
+    pub fn state(&self) -> LoaderState {
+        LoaderState {
             seed: self.options.seed,
             epoch: self.epoch,
             cursor: self.cursor,
@@ -200,7 +200,7 @@ impl Loader {
     }
 
     /// Goes on where a checkpoint stopped; refused when the data is not what it was.
-    pub fn restore(&mut self, state: &State) -> Result<()> {
+    pub fn restore(&mut self, state: &LoaderState) -> Result<()> {
         if state.sizes != self.plain_sizes() {
             let show = |sizes: &[(usize, f64)]| {
                 sizes.iter().map(|(n, w)| format!("{n} rows x {w}")).collect::<Vec<_>>().join(", ")
@@ -261,11 +261,11 @@ impl Loader {
     }
 
     /// All rows of the epoch, in order.
-    fn arrange(&self) -> Vec<Pick> {
+    fn arrange(&self) -> Vec<PickedRow> {
         let mut order = Vec::with_capacity(self.rows_of(self.epoch) as usize);
         for dataset in 0..self.sizes.len() {
             let share = self.share(dataset, self.epoch);
-            let pick = |row: usize| Pick { dataset: dataset as u32, row: row as u32 };
+            let pick = |row: usize| PickedRow { dataset: dataset as u32, row: row as u32 };
             if self.sizes[dataset].endless {
                 order.extend((0..share.end - share.start).map(|row| pick(row as usize)));
                 continue;
@@ -304,7 +304,7 @@ impl Loader {
     }
 
     /// Rows of endless datasets, back in their own order: they are random already, and number 7 follows number 6.
-    fn in_turn(&self, order: &mut [Pick]) {
+    fn in_turn(&self, order: &mut [PickedRow]) {
         let mut next = vec![0; self.sizes.len()];
         for pick in order.iter_mut().filter(|p| self.sizes[p.dataset as usize].endless) {
             let next = &mut next[pick.dataset as usize];
@@ -394,7 +394,7 @@ mod tests {
         let sizes = vec![Size::of(11, 1.0), Size::of(5, 2.0), endless(16, 0.7), Size::of(9, 0.4)];
         let new = || Loader::new(sizes.clone(), options).unwrap();
         let mut whole = new();
-        let draws: Vec<Draw> = (0..40).map(|i| whole.next_batch(1 + i % 5).unwrap()).collect();
+        let draws: Vec<DrawnRows> = (0..40).map(|i| whole.next_batch(1 + i % 5).unwrap()).collect();
         for stop in 0..40 {
             let mut first = new();
             (0..stop).for_each(|i| drop(first.next_batch(1 + i % 5).unwrap()));
@@ -468,7 +468,7 @@ mod tests {
     #[test]
     fn without_shuffle_rows_come_in_file_order() {
         let mut l = loader(&[(3, 1.0)], Options { shuffle: false, ..Options::default() });
-        let rows = |d: Draw| d.picks.iter().map(|p| p.1).collect::<Vec<_>>();
+        let rows = |d: DrawnRows| d.picks.iter().map(|p| p.1).collect::<Vec<_>>();
         assert_eq!(rows(l.next_batch(2).unwrap()), [0, 1]);
         assert_eq!(rows(l.next_batch(2).unwrap()), [2]);
         assert_eq!(rows(l.next_batch(2).unwrap()), [0, 1]);

@@ -1,6 +1,6 @@
 //! Data: files of any format to rows, rows to examples, examples in a reproducible order.
 //!
-//! A [`Source`] names files; a [`Format`] reads them into [`Row`]s; [`schema`] says what a row means to an
+//! A [`DataSource`] names files; a [`FileFormat`] reads them into [`Row`]s; [`schema`] says what a row means to an
 //! algorithm; [`prompt`] turns it into tokens with a mask; [`loader`] decides which rows come next.
 
 #[cfg(feature = "parquet")]
@@ -37,10 +37,10 @@ use serde_json::Value;
 
 pub use dataset::Dataset;
 pub use encode::Encoder;
-pub use example::{Counts, Example, Overlong, Sample, Tokens};
-pub use findings::{Findings, Found};
+pub use example::{EncodedRow, Example, MaskedTokens, Overlong, RowCounts};
+pub use findings::{Finding, Findings};
 pub use portions::{PORTION, portions};
-pub use source::{Bound, Slice, Source, nearest_path};
+pub use source::{Bound, DataSource, RowSlice, nearest_path};
 pub use texts::{Texts, strings};
 
 /// One row of data: column names and JSON values, in the order of the file.
@@ -50,7 +50,7 @@ pub type Row = serde_json::Map<String, Value>;
 pub const MAX_ROW: usize = 8 << 20;
 
 /// One row of a file.
-pub struct Line {
+pub struct FileRow {
     /// Its number, from 1: the line of a JSONL file, the row of any other.
     pub number: usize,
     /// Its columns; a row that cannot be read is an error the taker may pass over.
@@ -59,17 +59,17 @@ pub struct Line {
     pub at: Option<(u64, u32)>,
 }
 
-impl Line {
+impl FileRow {
     fn new(number: usize, row: Result<Row>) -> Self {
-        Line { number, row, at: None }
+        FileRow { number, row, at: None }
     }
 }
 
 /// Takes each row of a file.
-pub type Each<'a> = &'a mut dyn FnMut(Line) -> Result<()>;
+pub type Each<'a> = &'a mut dyn FnMut(FileRow) -> Result<()>;
 
 /// A kind of file that holds rows.
-pub trait Format: Sync {
+pub trait FileFormat: Sync {
     /// Its name in messages.
     fn name(&self) -> &'static str;
     /// File extensions, in lower case.
@@ -85,8 +85,8 @@ pub trait Format: Sync {
 }
 
 /// Every format that can be read.
-pub const FORMATS: &[&dyn Format] = &[
-    &json::Json,
+pub const FORMATS: &[&dyn FileFormat] = &[
+    &json::JsonFormat,
     &jsonl::Jsonl,
     &csv::Csv,
     &text::Text,
@@ -100,7 +100,7 @@ pub const FORMATS: &[&dyn Format] = &[
 ];
 
 /// The format of a file: what it begins with decides, then its extension.
-pub fn format_of(path: &Path) -> Result<&'static dyn Format> {
+pub fn format_of(path: &Path) -> Result<&'static dyn FileFormat> {
     let head = head(path)?;
     let at = |e: Error| Err(e.at(path.display()));
     if head.is_empty() {

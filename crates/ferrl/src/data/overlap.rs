@@ -20,16 +20,16 @@ const TEMPLATE: u32 = 10;
 
 /// What is compared of a test row.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Marks {
+pub struct RowMarks {
     exact: Vec<u64>,
     runs: Vec<u64>,
 }
 
-impl Marks {
+impl RowMarks {
     /// Of a prompt as the model reads it and as its row has it, with runs of that many words.
     pub fn of(prompts: &[String], words: usize) -> Self {
         let runs = prompts.iter().flat_map(|p| runs(p, words)).collect();
-        Marks { exact: prompts.iter().filter_map(|p| exact(p)).collect(), runs }
+        RowMarks { exact: prompts.iter().filter_map(|p| exact(p)).collect(), runs }
     }
 }
 
@@ -44,15 +44,15 @@ pub struct Meeting {
 
 /// Test rows, to be met.
 #[derive(Debug, Default)]
-pub struct Index {
+pub struct OverlapIndex {
     exact: HashMap<u64, u32>,
     runs: HashMap<u64, u32>,
     words: usize,
 }
 
-impl Index {
+impl OverlapIndex {
     /// Of the marks of all test rows, in their order; runs have that many words.
-    pub fn new<'a>(rows: impl IntoIterator<Item = &'a Marks>, words: usize) -> Self {
+    pub fn new<'a>(rows: impl IntoIterator<Item = &'a RowMarks>, words: usize) -> Self {
         let (mut exact, mut runs) = (Counted::default(), Counted::default());
         let mut count = 0u32;
         for marks in rows {
@@ -61,7 +61,7 @@ impl Index {
             count += 1;
         }
         let most = TEMPLATE.min((count / 2).max(1));
-        Index { exact: exact.rare(most), runs: runs.rare(most), words }
+        OverlapIndex { exact: exact.rare(most), runs: runs.rare(most), words }
     }
 
     /// Whether a training row meets a test row: by a prompt, or by a run of words in any of its texts.
@@ -156,7 +156,7 @@ pub(crate) fn said(value: Value) -> String {
 
 /// A training row and a test row that meet.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pair {
+pub struct OverlapPair {
     /// File and number of the training row.
     pub train: String,
     /// File and number of the test row.
@@ -167,9 +167,9 @@ pub struct Pair {
 
 /// What two sets of rows share.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
+pub struct OverlapReport {
     /// Training rows that meet a test row, with the first test row each meets.
-    pub pairs: Vec<Pair>,
+    pub pairs: Vec<OverlapPair>,
     /// Training rows.
     pub train_rows: usize,
     /// Test rows.
@@ -179,11 +179,11 @@ pub struct Report {
 }
 
 /// Compares all rows of two sets, with all cores.
-pub fn between(train: &[Dataset], test: &[Dataset], words: usize) -> Result<Report> {
+pub fn between(train: &[Dataset], test: &[Dataset], words: usize) -> Result<OverlapReport> {
     let mut marks = Vec::new();
     let mut places = Vec::new();
     for dataset in test {
-        let one = |i: usize| Ok((Marks::of(&prompts(&dataset.row(i)?), words), dataset.place(i)));
+        let one = |i: usize| Ok((RowMarks::of(&prompts(&dataset.row(i)?), words), dataset.place(i)));
         let work = |range: Range<usize>| range.map(one).collect::<Result<Vec<_>>>();
         portions(dataset.len(), &work, &mut |part, _| {
             part.into_iter().for_each(|(m, place)| {
@@ -193,8 +193,8 @@ pub fn between(train: &[Dataset], test: &[Dataset], words: usize) -> Result<Repo
             Ok(true)
         })?;
     }
-    let index = Index::new(&marks, words);
-    let mut report = Report { test_rows: marks.len(), ..Default::default() };
+    let index = OverlapIndex::new(&marks, words);
+    let mut report = OverlapReport { test_rows: marks.len(), ..Default::default() };
     let mut met = vec![false; marks.len()];
     for dataset in train {
         let one = |i: usize| -> Result<Option<(usize, Meeting)>> {
@@ -206,7 +206,8 @@ pub fn between(train: &[Dataset], test: &[Dataset], words: usize) -> Result<Repo
         portions(dataset.len(), &work, &mut |part, _| {
             for (i, m) in part.into_iter().flatten() {
                 met[m.row] = true;
-                let pair = Pair { train: dataset.place(i), test: places[m.row].clone(), exact: m.exact };
+                let pair =
+                    OverlapPair { train: dataset.place(i), test: places[m.row].clone(), exact: m.exact };
                 report.pairs.push(pair);
             }
             Ok(true)
@@ -224,12 +225,12 @@ mod tests {
     const LONG: &str =
         "A farmer has seventeen sheep and three dogs, and every dog looks after five sheep at noon.";
 
-    fn index(rows: &[&str]) -> Index {
-        let marks: Vec<Marks> = rows.iter().map(|r| Marks::of(&[r.to_string()], WORDS)).collect();
-        Index::new(&marks, WORDS)
+    fn index(rows: &[&str]) -> OverlapIndex {
+        let marks: Vec<RowMarks> = rows.iter().map(|r| RowMarks::of(&[r.to_string()], WORDS)).collect();
+        OverlapIndex::new(&marks, WORDS)
     }
 
-    fn meets(index: &Index, prompt: &str, text: &str) -> Option<Meeting> {
+    fn meets(index: &OverlapIndex, prompt: &str, text: &str) -> Option<Meeting> {
         index.meets(&[prompt.to_string()], &[text.to_string()])
     }
 
@@ -264,11 +265,11 @@ mod tests {
     #[test]
     fn a_question_is_met_with_and_without_its_template() {
         let test = serde_json::json!({"prompt": "Why is the sky blue?\nBe brief.", "question": "Why is the sky blue?"});
-        let marks = [Marks::of(&prompts(test.as_object().expect("an object")), WORDS)];
+        let marks = [RowMarks::of(&prompts(test.as_object().expect("an object")), WORDS)];
         let train = serde_json::json!({"id": 1, "question": "why is the sky  blue?", "answer": "air"});
         let own = prompts(train.as_object().expect("an object"));
         assert_eq!(own, ["why is the sky  blue?"]);
-        assert!(Index::new(&marks, WORDS).meets(&own, &[]).is_some_and(|m| m.exact));
+        assert!(OverlapIndex::new(&marks, WORDS).meets(&own, &[]).is_some_and(|m| m.exact));
     }
 
     #[test]

@@ -6,12 +6,12 @@ use std::path::Path;
 use ::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use ferrl_engine::{Error, Result};
 
-use super::{Each, Format, columns, unreadable};
+use super::{Each, FileFormat, columns, unreadable};
 
 /// Apache Parquet.
 pub struct Parquet;
 
-impl Format for Parquet {
+impl FileFormat for Parquet {
     fn name(&self) -> &'static str {
         "Parquet"
     }

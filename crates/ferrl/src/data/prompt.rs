@@ -6,7 +6,7 @@ use minijinja::{Environment, UndefinedBehavior};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::schema::{self, Columns, Content, Fields, RowKind};
+use super::schema::{self, ColumnNames, Content, RowFields, RowKind};
 use super::{Overlong, Row};
 
 /// Whether prompts go through the model's chat template.
@@ -27,7 +27,7 @@ pub enum Apply {
 /// Which of the assistant's turns in a conversation are trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Train {
+pub enum TrainOn {
     /// Every turn.
     #[default]
     All,
@@ -38,7 +38,7 @@ pub enum Train {
 /// How rows become examples: the `data` part of a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Settings {
+pub struct PromptSettings {
     /// New column names for old ones: `prompt = "question"`.
     pub columns: Map<String, Value>,
     /// The prompt, with the columns of the row in braces: `{{ question }}`.
@@ -62,16 +62,16 @@ pub struct Settings {
     /// Whether rows may come without a prompt, because an environment says what an episode begins with.
     pub promptless: bool,
     /// Which turns of a conversation are trained.
-    pub turns: Train,
+    pub turns: TrainOn,
     /// Sequences are cut to this many tokens; longer prompts to sample from are refused or left out.
     pub max_length: Option<usize>,
     /// What happens to an example that has no trained token left after the cut.
     pub overlong: Overlong,
 }
 
-impl Default for Settings {
+impl Default for PromptSettings {
     fn default() -> Self {
-        Settings {
+        PromptSettings {
             columns: Map::new(),
             template: None,
             system: None,
@@ -83,22 +83,22 @@ impl Default for Settings {
             chat_template_kwargs: Map::new(),
             tools: None,
             promptless: false,
-            turns: Train::All,
+            turns: TrainOn::All,
             max_length: None,
             overlong: Overlong::Error,
         }
     }
 }
 
-impl Settings {
+impl PromptSettings {
     /// The columns as a map from old names to new ones.
-    pub fn column_map(&self) -> Result<Columns> {
+    pub fn column_map(&self) -> Result<ColumnNames> {
         let one = |(new, old): (&String, &Value)| match old.as_str() {
             Some(old) => Ok((new.clone(), old.to_owned())),
             None => Err(Error::usage(format!("data.columns.{new} is not the name of a column"))
                 .fix(format!("write {new} = \"old name\""))),
         };
-        self.columns.iter().map(one).collect::<Result<_>>().map(Columns)
+        self.columns.iter().map(one).collect::<Result<_>>().map(ColumnNames)
     }
 }
 
@@ -116,7 +116,7 @@ const NAME: &str = "data.template";
 
 impl Prompts {
     /// Compiles the template and prepares the worked examples.
-    pub fn new(settings: &Settings) -> Result<Self> {
+    pub fn new(settings: &PromptSettings) -> Result<Self> {
         let mut environment = Environment::new();
         environment.set_undefined_behavior(UndefinedBehavior::Strict);
         // A template of a recipe that loops or calls itself without end is an error, too.
@@ -151,12 +151,12 @@ impl Prompts {
         Ok(prompts)
     }
 
-    fn example(&self, columns: &Columns, row: &Row) -> Result<(String, String)> {
+    fn example(&self, columns: &ColumnNames, row: &Row) -> Result<(String, String)> {
         // An example written in the recipe may use the new names already.
         let row = columns.apply(row).unwrap_or_else(|_| row.clone());
         let prompt = self.render(&row)?;
         match schema::parse(&row, RowKind::Sft, prompt)?.0 {
-            Fields::Completion { prompt: Content::Text(prompt), completion: Content::Text(response) } => {
+            RowFields::Completion { prompt: Content::Text(prompt), completion: Content::Text(response) } => {
                 Ok((prompt, response))
             }
             _ => Err(Error::usage("a worked example is not a prompt and a response, both text")

@@ -9,7 +9,7 @@ use ferrl_engine::{Error, Result, nearest};
 use serde_json::Value;
 
 use super::{Row, list};
-use read::Reader;
+use read::RowReader;
 pub(super) use value::{is_assistant, is_strange};
 
 /// What an algorithm is trained on.
@@ -121,7 +121,7 @@ impl Content {
 
 /// A row that fits a schema.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Fields {
+pub enum RowFields {
     /// Text to imitate from its first token on.
     Text(String),
     /// A conversation whose assistant turns are imitated.
@@ -195,9 +195,9 @@ pub enum Fields {
 
 /// New column names for old ones.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Columns(pub Vec<(String, String)>);
+pub struct ColumnNames(pub Vec<(String, String)>);
 
-impl Columns {
+impl ColumnNames {
     /// The row under its new names; `a.b` reaches into an object.
     pub fn apply(&self, row: &Row) -> Result<Row> {
         let mut renamed = row.clone();
@@ -238,8 +238,8 @@ fn unmapped(row: &Row, new: &str, old: &str) -> Error {
 /// Reads a row as what is wanted; also gives the columns that no schema used.
 ///
 /// `prompt` replaces the prompt of the row.
-pub fn parse(row: &Row, kind: RowKind, prompt: Option<String>) -> Result<(Fields, Row)> {
-    let mut reader = Reader::new(row, prompt);
+pub fn parse(row: &Row, kind: RowKind, prompt: Option<String>) -> Result<(RowFields, Row)> {
+    let mut reader = RowReader::new(row, prompt);
     let fields = match kind {
         RowKind::Sft => reader.sft(),
         RowKind::Preference => reader.preference(),

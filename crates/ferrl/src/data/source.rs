@@ -4,19 +4,19 @@ use std::path::{Component, Path, PathBuf};
 
 use ferrl_engine::{Error, Result, nearest};
 
-use super::hub::{Cache, Repo, is_id};
+use super::hub::{HubCache, Repo, is_id};
 use super::{FORMATS, extension, is_text, known, list};
 use crate::suite;
 
 /// One set of files, read as one dataset.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Source {
+pub struct DataSource {
     /// A file, a folder, a glob, or `org/name` (with more path components for a part of it).
     pub path: String,
     /// The part of a folder to read: `train`, `test` or any name its files carry.
     pub split: Option<String>,
     /// Rows to take, as in `train[:1000]@path`.
-    pub slice: Option<Slice>,
+    pub slice: Option<RowSlice>,
     /// Branch, tag or commit of `org/name`.
     pub revision: Option<String>,
     /// The suite whose published rows these are, by its name.
@@ -28,7 +28,7 @@ const ALL: &str = "*";
 
 /// A range of rows; each end is a number of rows or a percentage, from the back when negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Slice {
+pub struct RowSlice {
     /// The first row.
     pub start: Option<Bound>,
     /// One past the last row.
@@ -55,7 +55,7 @@ const SPLITS: [(&str, &[&str]); 3] = [
 const NOT_DATA: [&str; 5] =
     ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "metadata.json"];
 
-impl Source {
+impl DataSource {
     /// Reads `path` or `split@path` or `split[a:b]@path`; a suite without a split is its rows to train on.
     pub fn parse(text: &str) -> Result<Self> {
         Self::suite(text, false).unwrap_or_else(|| Self::plain(text))
@@ -94,7 +94,8 @@ impl Source {
             None if held_out => entry.test,
             None => entry.train,
         };
-        let mut source = own.unwrap_or_else(|| Source::whole(&format!("{}{}", suite::PREFIX, entry.name)));
+        let mut source =
+            own.unwrap_or_else(|| DataSource::whole(&format!("{}{}", suite::PREFIX, entry.name)));
         if let Some(before) = before {
             source.slice = before.slice;
         }
@@ -112,7 +113,7 @@ impl Source {
     }
 
     fn whole(path: &str) -> Self {
-        Source { path: path.to_owned(), split: None, slice: None, revision: None, suite: None }
+        DataSource { path: path.to_owned(), split: None, slice: None, revision: None, suite: None }
     }
 
     fn plain(text: &str) -> Result<Self> {
@@ -137,17 +138,17 @@ impl Source {
                 let (start, end) = range.ok_or_else(|| bad("a range of rows that is not [start:end]"))?;
                 let bound =
                     |text: &str| Bound::parse(text).ok_or_else(|| bad("a range that is not of numbers"));
-                (name, Some(Slice { start: bound(start)?, end: bound(end)? }))
+                (name, Some(RowSlice { start: bound(start)?, end: bound(end)? }))
             }
         };
         if name.is_empty() || path.is_empty() {
             return Err(bad("a split or a path is missing"));
         }
-        Ok(Source { split: Some(name.to_owned()), slice, ..whole(path) })
+        Ok(DataSource { split: Some(name.to_owned()), slice, ..whole(path) })
     }
 
     /// The files of the source, in a fixed order.
-    pub fn files(&self, cache: &Cache) -> Result<Vec<PathBuf>> {
+    pub fn files(&self, cache: &HubCache) -> Result<Vec<PathBuf>> {
         if let Some(entry) = suite::named(&self.path) {
             return self.published(entry, cache);
         }
@@ -182,7 +183,7 @@ impl Source {
     }
 
     /// The files of a suite as they are in the hub's cache.
-    fn published(&self, entry: &suite::Entry, cache: &Cache) -> Result<Vec<PathBuf>> {
+    fn published(&self, entry: &suite::Entry, cache: &HubCache) -> Result<Vec<PathBuf>> {
         let absent = |e: Error| {
             e.at(&self.path).fix(format!(
                 "run `{}` where there is a network, or name the file: suite:{}=PATH",
@@ -323,7 +324,7 @@ impl Bound {
     }
 }
 
-impl Slice {
+impl RowSlice {
     /// The rows it takes out of `count`.
     pub fn range(&self, count: usize) -> std::ops::Range<usize> {
         let start = self.start.map_or(0, |b| b.index(count));

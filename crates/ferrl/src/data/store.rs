@@ -19,7 +19,7 @@ pub const MEMORY: u64 = 128 << 20;
 
 /// Where a row is.
 #[derive(Clone, Copy, Debug)]
-pub struct Span {
+pub struct RowSpan {
     start: u64,
     len: u32,
     /// Which file of the dataset.
@@ -30,7 +30,7 @@ pub struct Span {
 
 /// The text of a dataset's rows.
 #[derive(Debug, Default)]
-pub struct Store {
+pub struct RowStore {
     /// Text that was copied; what stands in a file of the dataset is read there.
     copied: Vec<u8>,
     /// The same once it has become too much for memory.
@@ -53,10 +53,10 @@ struct Original {
 
 type Stamp = (u64, Option<SystemTime>);
 
-impl Store {
+impl RowStore {
     /// An empty one that keeps this number of bytes in memory.
     pub fn new(limit: u64) -> Self {
-        Store { limit, ..Default::default() }
+        RowStore { limit, ..Default::default() }
     }
 
     /// Says that rows of this file are read where they stand.
@@ -69,10 +69,16 @@ impl Store {
     }
 
     /// Keeps a row; `at` is where its text stands in its file, where it is text.
-    pub fn add(&mut self, file: usize, number: usize, at: Option<(u64, u32)>, text: &[u8]) -> Result<Span> {
+    pub fn add(
+        &mut self,
+        file: usize,
+        number: usize,
+        at: Option<(u64, u32)>,
+        text: &[u8],
+    ) -> Result<RowSpan> {
         let (file, number) = (file as u32, number as u32);
         if let (Some((start, len)), Some(Some(_))) = (at, self.originals.get(file as usize)) {
-            return Ok(Span { start, len, file, number });
+            return Ok(RowSpan { start, len, file, number });
         }
         if self.spool.is_none() && self.copied.len() as u64 + text.len() as u64 > self.limit {
             self.spool = Some(Mutex::new(nameless()?));
@@ -82,7 +88,7 @@ impl Store {
         if self.spool.is_some() && self.copied.len() > 1 << 20 {
             self.flush()?;
         }
-        Ok(Span { start, len: text.len() as u32, file, number })
+        Ok(RowSpan { start, len: text.len() as u32, file, number })
     }
 
     /// Every row is there.
@@ -104,7 +110,7 @@ impl Store {
     }
 
     /// The text of a row.
-    pub fn text(&self, span: Span) -> Result<Vec<u8>> {
+    pub fn text(&self, span: RowSpan) -> Result<Vec<u8>> {
         if let Some(Some(original)) = self.originals.get(span.file as usize) {
             return original.text(span);
         }
@@ -121,7 +127,7 @@ impl Store {
 }
 
 impl Original {
-    fn text(&self, span: Span) -> Result<Vec<u8>> {
+    fn text(&self, span: RowSpan) -> Result<Vec<u8>> {
         let failed = |e: std::io::Error| unreadable(&self.path, &e);
         let mut held = lock(&self.open);
         let file = match &mut *held {
@@ -176,9 +182,9 @@ mod tests {
     #[test]
     fn rows_come_back_from_memory_and_from_the_spool() {
         for limit in [u64::MAX, 1000, 0] {
-            let mut store = Store::new(limit);
+            let mut store = RowStore::new(limit);
             let row = |i: usize| format!("{{\"n\": {i}}}").repeat(1 + i % 7);
-            let spans: Vec<Span> =
+            let spans: Vec<RowSpan> =
                 (0..500).map(|i| store.add(0, i + 1, None, row(i).as_bytes()).unwrap()).collect();
             store.finish().unwrap();
             assert_eq!(store.spool.is_some(), limit < 10_000, "limit {limit}");
@@ -194,7 +200,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rows.jsonl");
         std::fs::write(&path, "{\"a\": 1}\n{\"a\": 2}\n").unwrap();
-        let mut store = Store::new(0);
+        let mut store = RowStore::new(0);
         store.read_in_place(0, &path).unwrap();
         let span = store.add(0, 2, Some((9, 8)), b"not kept").unwrap();
         assert_eq!(store.text(span).unwrap(), b"{\"a\": 2}");

@@ -6,12 +6,12 @@ use std::path::Path;
 
 use ferrl_engine::{Error, Result};
 
-use super::{BOM, Each, Format, Line, MAX_ROW, Row, jsonl, too_long, unreadable};
+use super::{BOM, Each, FileFormat, FileRow, MAX_ROW, Row, jsonl, too_long, unreadable};
 
 /// One document per line.
 pub struct Text;
 
-impl Format for Text {
+impl FileFormat for Text {
     fn name(&self) -> &'static str {
         "text"
     }
@@ -35,7 +35,7 @@ impl Format for Text {
             }
             if read > MAX_ROW && line.last() != Some(&b'\n') {
                 let rest = jsonl::pass_over(&mut reader).map_err(failed)?;
-                each(Line::new(number, Err(too_long(read + rest as usize))))?;
+                each(FileRow::new(number, Err(too_long(read + rest as usize))))?;
                 continue;
             }
             let bytes = if number == 1 { line.strip_prefix(BOM).unwrap_or(&line) } else { &line };
@@ -46,7 +46,7 @@ impl Format for Text {
                 }
                 Err(_) => Err(Error::data("is not UTF-8 text").fix("save the file as UTF-8")),
             };
-            each(Line::new(number, row))?;
+            each(FileRow::new(number, row))?;
         }
         Ok(())
     }

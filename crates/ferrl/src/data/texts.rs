@@ -4,18 +4,18 @@ use ferrl_engine::Result;
 use serde_json::Value;
 
 use super::Row;
-use super::prompt::{Prompts, Settings};
-use super::schema::{self, Columns, Content, Fields, RowKind};
+use super::prompt::{PromptSettings, Prompts};
+use super::schema::{self, ColumnNames, Content, RowFields, RowKind};
 
 /// Finds the texts of rows.
 pub struct Texts {
     prompts: Prompts,
-    columns: Columns,
+    columns: ColumnNames,
 }
 
 impl Texts {
     /// As the data part of a recipe says.
-    pub fn new(settings: &Settings) -> Result<Self> {
+    pub fn new(settings: &PromptSettings) -> Result<Self> {
         Ok(Texts { prompts: Prompts::new(settings)?, columns: settings.column_map()? })
     }
 
@@ -28,20 +28,22 @@ impl Texts {
     pub fn of(&self, row: &Row, kind: RowKind) -> Result<(Vec<String>, bool)> {
         let row = &self.columns.apply(row)?;
         let (prompt, answers) = match schema::parse(row, kind, self.prompts.render(row)?)?.0 {
-            Fields::Text(text) => return Ok((vec![text], false)),
-            Fields::Conversation(turns) => {
+            RowFields::Text(text) => return Ok((vec![text], false)),
+            RowFields::Conversation(turns) => {
                 return Ok((said(&Content::Messages(self.prompts.conversation(turns)?)), true));
             }
-            Fields::Completion { prompt, completion }
-            | Fields::Labelled { prompt, completion, .. }
-            | Fields::Target { prompt, completion, .. } => (prompt, vec![completion]),
-            Fields::Pair { prompt, chosen, rejected } => (prompt, vec![chosen, rejected]),
-            Fields::StepPair { prompt, before, chosen, rejected } => {
+            RowFields::Completion { prompt, completion }
+            | RowFields::Labelled { prompt, completion, .. }
+            | RowFields::Target { prompt, completion, .. } => (prompt, vec![completion]),
+            RowFields::Pair { prompt, chosen, rejected } => (prompt, vec![chosen, rejected]),
+            RowFields::StepPair { prompt, before, chosen, rejected } => {
                 (prompt, [before, chosen, rejected].map(Content::Text).into())
             }
-            Fields::Prompt(prompt) => (prompt, Vec::new()),
-            Fields::Group { prompt, completions, .. } => (prompt, completions),
-            Fields::Steps { prompt, steps, .. } => (prompt, steps.into_iter().map(Content::Text).collect()),
+            RowFields::Prompt(prompt) => (prompt, Vec::new()),
+            RowFields::Group { prompt, completions, .. } => (prompt, completions),
+            RowFields::Steps { prompt, steps, .. } => {
+                (prompt, steps.into_iter().map(Content::Text).collect())
+            }
         };
         let messages = answers.iter().any(|a| matches!(a, Content::Messages(_)));
         let prompt = self.prompts.build(prompt, messages)?;

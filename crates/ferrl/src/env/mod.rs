@@ -20,7 +20,7 @@ pub use check::{Violation, check};
 pub use lost::{Fault, Lost, Result, Why};
 pub use numbered::Numbered;
 
-use crate::task::{self, Example, Task};
+use crate::task::{self, Task, TaskExample};
 use crate::verify;
 use ferrl_engine::Error;
 use ferrl_kernels::philox::philox4x32;
@@ -58,7 +58,7 @@ pub struct Turn {
     /// Logged only: how well the episode went, usually 1 for success. The last one of an episode counts.
     pub score: Option<f64>,
     /// Whether the episode is over.
-    pub end: Option<End>,
+    pub end: Option<EpisodeEnd>,
     /// Results of tools, where the observation is some: in a conversation each is a message of the tool.
     pub results: Vec<String>,
     /// What the environment wants shown beside the turn.
@@ -83,7 +83,7 @@ impl Default for Next {
 
 /// Why an episode is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum EpisodeEnd {
     /// By the rules: nothing more can be earned.
     Terminated,
     /// Cut off: there would have been more to earn.
@@ -129,7 +129,7 @@ pub fn open_row(
     one_turn(name, &*task, example)
 }
 
-fn one_turn(name: &str, task: &dyn Task, example: Example) -> ferrl_engine::Result<Box<dyn Environment>> {
+fn one_turn(name: &str, task: &dyn Task, example: TaskExample) -> ferrl_engine::Result<Box<dyn Environment>> {
     let none = || Error::usage(format!("{name} has neither turns nor a verifier"));
     let (verifier, settings) = task.reward().ok_or_else(none)?;
     let verifier = verify::build(verifier, &settings)?;

@@ -1,7 +1,7 @@
 //! Episodes of an environment in another process or on another machine, by number and without end.
 
 use super::{Environment, episode_seed};
-use crate::task::{Example, Task};
+use crate::task::{Task, TaskExample};
 use ferrl_engine::Result;
 use serde_json::{Map, Value, json};
 
@@ -23,9 +23,9 @@ impl Numbered {
 
 impl Task for Numbered {
     /// The environment gives the prompt when the episode begins.
-    fn example(&self, index: u64, _held_out: bool) -> Result<Example> {
+    fn example(&self, index: u64, _held_out: bool) -> Result<TaskExample> {
         let columns = json!({ "episode": index }).as_object().cloned().unwrap_or_default();
-        Ok(Example { columns, ..Default::default() })
+        Ok(TaskExample { columns, ..Default::default() })
     }
 
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {

@@ -1,13 +1,13 @@
 //! A prompt with a verifier as an environment of one turn.
 
-use super::{End, Environment, Result, Turn};
-use crate::task::Example;
+use super::{Environment, EpisodeEnd, Result, Turn};
+use crate::task::TaskExample;
 use crate::verify::{Sample, Verifier};
 use serde_json::json;
 
 /// One prompt of a generated task.
 pub(super) struct OneTurn {
-    pub example: Example,
+    pub example: TaskExample,
     pub verifier: Box<dyn Verifier>,
 }
 
@@ -17,7 +17,7 @@ impl Environment for OneTurn {
     }
 
     fn step(&mut self, action: &str) -> Result<Turn> {
-        let Example { prompt, columns, .. } = &self.example;
+        let TaskExample { prompt, columns, .. } = &self.example;
         let sample = Sample { prompt, completion: action, columns: columns.into(), ..Default::default() };
         let score = self.verifier.score(&sample)?;
         let mut extra = score.extra;
@@ -26,7 +26,7 @@ impl Environment for OneTurn {
         Ok(Turn {
             reward: score.reward,
             score: right,
-            end: Some(End::Terminated),
+            end: Some(EpisodeEnd::Terminated),
             extra,
             ..Default::default()
         })

@@ -5,7 +5,7 @@
 //! environment that answers otherwise the second time cannot be branched, and says so.
 
 use super::Episode;
-use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
+use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, StopReason};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::philox4x32;
 
@@ -74,12 +74,12 @@ impl Branch {
         prompt: Vec<u32>,
         params: SamplingParams,
         [a, b, c]: [u32; 3],
-    ) -> Request {
+    ) -> GenerationRequest {
         let turn = self.requests;
         self.requests += 1;
         let words = philox4x32([turn, a, TURN[0], TURN[1]], [b, c]);
         let stream = if turn == 0 { [a, b, c] } else { [a, words[0], words[1]] };
-        Request { prompt, params: self.first.take().unwrap_or(params), stream }
+        GenerationRequest { prompt, params: self.first.take().unwrap_or(params), stream }
     }
 
     /// The next action of the prefix, while there is one that was not taken again.
@@ -176,9 +176,9 @@ impl Episode {
             }
         };
         let ended = match whole.stop {
-            Stop::Token(_) => true,
-            Stop::String(i) => i < own_stops,
-            Stop::Length | Stop::Cancelled => false,
+            StopReason::Token(_) => true,
+            StopReason::String(i) => i < own_stops,
+            StopReason::Length | StopReason::Cancelled => false,
         };
         if branch.reach == Reach::Step && !ended && whole.ids.len() < longest {
             branch.prefix.acting = Some(whole);

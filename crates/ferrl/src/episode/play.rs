@@ -1,9 +1,9 @@
 //! The loop over all episodes of a step.
 
-use super::threads::{Ask, Reply, Threads};
+use super::threads::{EnvironmentCall, Reply, Threads};
 use super::tokens::EncodedTexts;
 use super::{Episode, TimeShares, TurnRecord};
-use crate::env::{self, End, Fault, Lost, Next, Turn, Why};
+use crate::env::{self, EpisodeEnd, Fault, Lost, Next, Turn, Why};
 use crate::interrupt;
 use crate::rollout::Actor;
 use crate::source::Prompt;
@@ -137,7 +137,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         let plays = episode.environment.is_some();
         self.episodes.insert(number, episode);
         match plays {
-            true => self.ask(number, Ask::Start)?,
+            true => self.ask(number, EnvironmentCall::Start)?,
             false => self.submit(number)?,
         }
         self.settle()?;
@@ -206,7 +206,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
     }
 
     /// Asks an episode's environment: here, or on a thread where it may have to wait.
-    fn ask(&mut self, i: usize, ask: Ask) -> Result<()> {
+    fn ask(&mut self, i: usize, ask: EnvironmentCall) -> Result<()> {
         match self.episode(i)?.environment.take() {
             None => Ok(()),
             Some(environment) if environment.waits() => self.threads.ask(i, environment, ask),
@@ -228,7 +228,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
                 Some((action, text)) => {
                     episode.act(&action);
                     episode.action_tokens = action.ids.len();
-                    self.ask(i, Ask::Step(text))?;
+                    self.ask(i, EnvironmentCall::Step(text))?;
                 }
                 None => self.submit(i)?,
             }
@@ -298,14 +298,14 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         if let Some(branch) = &mut e.branch {
             branch.prefix.actions.push((action, text.clone()));
         }
-        self.ask(i, Ask::Step(text))
+        self.ask(i, EnvironmentCall::Step(text))
     }
 
     /// An environment has answered: the policy goes on, or the episode is over.
     fn answered(&mut self, i: usize, reply: env::Result<Reply>) -> Result<()> {
         match reply {
             Err(Fault::Fatal(error)) => Err(error),
-            Err(Fault::Busy) => self.ask(i, Ask::Start),
+            Err(Fault::Busy) => self.ask(i, EnvironmentCall::Start),
             Err(Fault::Lost(lost)) => {
                 self.over.push(i);
                 self.episode(i)?.lose(*lost);
@@ -376,9 +376,9 @@ impl Episode {
             sequence,
             ..Default::default()
         });
-        match end.or_else(|| (played.turns.len() >= max_turns).then_some(End::Truncated)) {
+        match end.or_else(|| (played.turns.len() >= max_turns).then_some(EpisodeEnd::Truncated)) {
             Some(end) => {
-                played.truncated = end == End::Truncated;
+                played.truncated = end == EpisodeEnd::Truncated;
                 self.over = true;
                 None
             }

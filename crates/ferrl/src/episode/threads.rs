@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// What is asked of an environment.
-pub(super) enum Ask {
+pub(super) enum EnvironmentCall {
     Start,
     /// What the policy did.
     Step(String),
@@ -20,11 +20,11 @@ pub(super) enum Reply {
     Stepped(String, Turn),
 }
 
-impl Ask {
+impl EnvironmentCall {
     pub(super) fn of(self, environment: &mut dyn Environment) -> env::Result<Reply> {
         Ok(match self {
-            Ask::Start => Reply::Started(environment.start()?),
-            Ask::Step(action) => {
+            EnvironmentCall::Start => Reply::Started(environment.start()?),
+            EnvironmentCall::Step(action) => {
                 let turn = environment.step(&action)?;
                 Reply::Stepped(action, turn)
             }
@@ -33,7 +33,7 @@ impl Ask {
 }
 
 /// An environment at work for an episode.
-struct Job(usize, Box<dyn Environment>, Ask);
+struct EnvironmentJob(usize, Box<dyn Environment>, EnvironmentCall);
 
 /// One that is back.
 pub(super) struct Back {
@@ -52,8 +52,8 @@ pub(super) struct Threads {
     started: usize,
     /// Environments at work.
     pub waiting: usize,
-    jobs: Sender<Job>,
-    queue: Arc<Mutex<Receiver<Job>>>,
+    jobs: Sender<EnvironmentJob>,
+    queue: Arc<Mutex<Receiver<EnvironmentJob>>>,
     done: Sender<Back>,
     back: Receiver<Back>,
 }
@@ -73,7 +73,12 @@ impl Threads {
     }
 
     /// Sets an environment to work.
-    pub fn ask(&mut self, episode: usize, environment: Box<dyn Environment>, ask: Ask) -> Result<()> {
+    pub fn ask(
+        &mut self,
+        episode: usize,
+        environment: Box<dyn Environment>,
+        ask: EnvironmentCall,
+    ) -> Result<()> {
         self.waiting += 1;
         if self.started < self.limit.min(self.waiting) {
             self.started += 1;
@@ -81,7 +86,7 @@ impl Threads {
             let body = move || {
                 loop {
                     let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(Job(episode, mut environment, ask)) = job else { return };
+                    let Ok(EnvironmentJob(episode, mut environment, ask)) = job else { return };
                     let reply = ask.of(&mut *environment);
                     if done.send(Back { episode, environment, reply }).is_err() {
                         return;
@@ -94,7 +99,7 @@ impl Threads {
             })?;
         }
         let lost = |_| Error::resource("the threads of environments are gone");
-        self.jobs.send(Job(episode, environment, ask)).map_err(lost)
+        self.jobs.send(EnvironmentJob(episode, environment, ask)).map_err(lost)
     }
 
     /// The next environment that is back; with `wait`, one that comes within this time.

@@ -7,7 +7,7 @@ use crate::experience::Sequence;
 use crate::rollout::Actor;
 use crate::source::Prompt;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
+use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, StopReason};
 use ferrl_engine::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ pub(crate) struct Episode {
     /// Tokens of the last action.
     pub(super) action_tokens: usize,
     /// Why the last completion ended.
-    pub stop: Stop,
+    pub stop: StopReason,
     /// The completion of an episode without an environment: its text is decoded at the end.
     pub completion: Option<Completion>,
     pub played: Option<Played>,
@@ -64,7 +64,7 @@ impl Episode {
             begun: None,
             tokens: 0,
             action_tokens: 0,
-            stop: Stop::Length,
+            stop: StopReason::Length,
             completion: None,
             branch: None,
             over: false,
@@ -93,7 +93,7 @@ impl Episode {
     }
 
     /// What the policy is to complete next.
-    pub fn request(&mut self) -> Request {
+    pub fn request(&mut self) -> GenerationRequest {
         let (prompt, params) = (self.context().to_vec(), SamplingParams::clone(&self.params));
         if let Some(branch) = &mut self.branch {
             return branch.request(prompt, params, self.stream);
@@ -101,7 +101,7 @@ impl Episode {
         // Samples of a prompt are fewer than 2^16, and so are turns: every turn has random numbers of its own.
         let turn = self.played.as_ref().map_or(0, |p| p.turns.len()) as u32;
         let [step, prompt_number, sample] = self.stream;
-        Request { prompt, params, stream: [step, prompt_number, sample | turn << 16] }
+        GenerationRequest { prompt, params, stream: [step, prompt_number, sample | turn << 16] }
     }
 
     /// Takes in what the environment says first: the prompt, where it has no tokens yet.
@@ -190,7 +190,7 @@ impl Episode {
 
     /// A state may spell out the stop token that the policy sampled: it is there already.
     fn after_stop<'t>(&self, actor: &Actor<'_>, text: &'t str) -> &'t str {
-        let Stop::Token(id) = self.stop else { return text };
+        let StopReason::Token(id) = self.stop else { return text };
         let name = actor.tokenizer.token(id).unwrap_or_default();
         text.strip_prefix(name.as_str()).filter(|_| !name.is_empty()).unwrap_or(text)
     }
@@ -204,7 +204,7 @@ impl Episode {
             false => results.iter().map(|result| one("tool", result)).collect(),
         };
         let mut ids = encoder.next_turn(&messages)?;
-        if let Stop::Token(end) = self.stop
+        if let StopReason::Token(end) = self.stop
             && ids.first() == Some(&end)
         {
             ids.remove(0);

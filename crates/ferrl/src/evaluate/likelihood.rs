@@ -7,8 +7,8 @@
 use super::{Answered, Evaluation, question};
 use crate::experience::Metrics;
 use crate::reward::Graded;
-use crate::rollout::Answer;
-use crate::source::{Prompt, Source};
+use crate::rollout::RolloutCompletion;
+use crate::source::{Prompt, ExampleSource};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, plan, stats};
@@ -39,7 +39,7 @@ struct Choice {
 pub fn likelihood(
     model: &Model,
     tokenizer: &Tokenizer,
-    source: &mut dyn Source,
+    source: &mut dyn ExampleSource,
     prompts: usize,
     by: Continuation,
 ) -> Result<Evaluation> {
@@ -64,7 +64,7 @@ pub fn likelihood(
         let tokens = own[range.clone()].iter().sum();
         let (chosen, graded) = graded(&choice, &logps[range]);
         metrics.add("eval/pass@1", graded.reward.unwrap_or(0.0));
-        let answer = Answer { prompt: k, text: chosen, tokens, truncated: false, played: None };
+        let answer = RolloutCompletion { prompt: k, text: chosen, tokens, truncated: false, played: None };
         answers.push((choice.prompt, answer, graded));
     }
     Ok(Evaluation { metrics, answers })

@@ -5,7 +5,7 @@ use super::estimate::interval;
 use crate::data::{Dataset, Row};
 use crate::experience::{Experience, Metrics};
 use crate::reward::{Completions, Rewards};
-use crate::rollout::Answer;
+use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -45,7 +45,7 @@ const MATH: &str = "math-prm";
 
 /// Two completions to a prompt.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Pair {
+pub struct EvalPair {
     /// The prompt, with its messages where it is a conversation.
     pub prompt: Prompt,
     /// The better completion.
@@ -57,11 +57,11 @@ pub struct Pair {
 }
 
 /// The pairs of a data set with `prompt`, `chosen`, `rejected` and, where there are several, `subset`.
-pub fn read(data: &Dataset) -> Result<Vec<Pair>> {
+pub fn read(data: &Dataset) -> Result<Vec<EvalPair>> {
     (0..data.len()).map(|i| one(&data.row(i)?, i as u64).map_err(|e| e.at(data.place(i)))).collect()
 }
 
-fn one(row: &Row, index: u64) -> Result<Pair> {
+fn one(row: &Row, index: u64) -> Result<EvalPair> {
     let missing = |name: &str| {
         let there = row.keys().cloned().collect::<Vec<_>>().join(", ");
         Error::data(format!("a pair needs column {name:?}; the row has {there}"))
@@ -83,17 +83,18 @@ fn one(row: &Row, index: u64) -> Result<Pair> {
         _ => return Err(missing("prompt")),
     }
     let subset = row.get("subset").and_then(Value::as_str).unwrap_or_default().to_string();
-    Ok(Pair { prompt, chosen: side("chosen")?, rejected: side("rejected")?, subset })
+    Ok(EvalPair { prompt, chosen: side("chosen")?, rejected: side("rejected")?, subset })
 }
 
 /// 1 where the chosen completion of a pair scores higher, 0 where the rejected one does, a half where they are equal.
-pub fn compare(rewards: &Rewards, pairs: &[Pair], seen: &mut dyn FnMut(usize)) -> Result<Vec<f64>> {
+pub fn compare(rewards: &Rewards, pairs: &[EvalPair], seen: &mut dyn FnMut(usize)) -> Result<Vec<f64>> {
     let mut out = Vec::with_capacity(pairs.len());
     for part in pairs.chunks(AT_ONCE) {
         let prompts: Vec<Prompt> = part.iter().map(|p| p.prompt.clone()).collect();
-        let answer = |prompt: usize, text: &str| Answer { prompt, text: text.into(), ..Default::default() };
-        let both = |(i, p): (usize, &Pair)| [answer(i, &p.chosen), answer(i, &p.rejected)];
-        let answers: Vec<Answer> = part.iter().enumerate().flat_map(both).collect();
+        let answer =
+            |prompt: usize, text: &str| RolloutCompletion { prompt, text: text.into(), ..Default::default() };
+        let both = |(i, p): (usize, &EvalPair)| [answer(i, &p.chosen), answer(i, &p.rejected)];
+        let answers: Vec<RolloutCompletion> = part.iter().enumerate().flat_map(both).collect();
         let completions = Completions { prompts: &prompts, answers: &answers, at: Default::default() };
         let graded = rewards.score(completions, &mut Experience::default(), &mut Metrics::default())?;
         for pair in graded.chunks(2) {
@@ -134,7 +135,7 @@ pub struct PairTable {
 
 impl PairTable {
     /// From the comparison of each pair.
-    pub fn new(pairs: &[Pair], right: &[f64]) -> Self {
+    pub fn new(pairs: &[EvalPair], right: &[f64]) -> Self {
         let mut by: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for (pair, right) in pairs.iter().zip(right) {
             by.entry(&pair.subset).or_default().push(*right);
@@ -197,8 +198,13 @@ mod tests {
     use super::*;
     use crate::verify::Sample;
 
-    fn pair(subset: &str, chosen: &str, rejected: &str) -> Pair {
-        Pair { subset: subset.into(), chosen: chosen.into(), rejected: rejected.into(), ..Default::default() }
+    fn pair(subset: &str, chosen: &str, rejected: &str) -> EvalPair {
+        EvalPair {
+            subset: subset.into(),
+            chosen: chosen.into(),
+            rejected: rejected.into(),
+            ..Default::default()
+        }
     }
 
     #[test]

@@ -37,7 +37,7 @@ const KEPT: u64 = 32 << 20;
 
 /// Everything that is there at the peak.
 pub fn parts(i: &Inputs) -> Vec<Part> {
-    let mut table = Table { i, e: i.dtype().size(), parts: Vec::new() };
+    let mut table = MemoryTable { i, e: i.dtype().size(), parts: Vec::new() };
     table.models();
     let busy = table.step();
     table.caches(busy);
@@ -53,14 +53,14 @@ struct Busy {
 }
 
 /// The table while it is filled.
-struct Table<'a> {
+struct MemoryTable<'a> {
     i: &'a Inputs,
     /// Bytes of the compute type.
     e: usize,
     parts: Vec<Part>,
 }
 
-impl Table<'_> {
+impl MemoryTable<'_> {
     /// A line, where it takes memory.
     fn add(&mut self, name: &'static str, bytes: u64, what: String) {
         if bytes > 0 {

@@ -9,7 +9,7 @@
 use super::cards::{Card, LINK_SHARE};
 use super::memory::{self, Part, weights};
 use super::{Inputs, Rates, StagePlan};
-use crate::parallel::Layout;
+use crate::parallel::RankLayout;
 use ferrl_engine::model::{Config, ParamShape};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::DType;
@@ -51,7 +51,7 @@ pub struct Exchange {
 #[derive(Clone, Debug)]
 pub struct RankPlan {
     /// The layout.
-    pub layout: Layout,
+    pub layout: RankLayout,
     /// Memory of a rank, part by part.
     pub parts: Vec<Part>,
     /// Exchanges of a step.
@@ -126,7 +126,7 @@ fn vocabulary(c: &Config) -> usize {
 }
 
 /// Bytes of a rank at its peak: what it always has, and the largest phase of a step.
-pub fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
+pub fn parts(i: &Inputs, l: RankLayout) -> Vec<Part> {
     let table = Table { i, l, e: i.dtype().size() };
     let phases = match (l.tp * l.sp, l.fsdp) {
         (1, 2..) => table.split_phases(),
@@ -142,7 +142,7 @@ pub fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
 /// What a rank holds, while it is listed.
 struct Table<'a> {
     i: &'a Inputs,
-    l: Layout,
+    l: RankLayout,
     /// Bytes of the compute type.
     e: usize,
 }
@@ -362,13 +362,13 @@ impl Table<'_> {
 const MPI: u64 = 24 << 20;
 
 /// Micro-batches of an update, updates of a step, rounds of an update.
-fn rounds(i: &Inputs, l: Layout) -> (usize, usize, usize) {
+fn rounds(i: &Inputs, l: RankLayout) -> (usize, usize, usize) {
     let batches = i.update_tokens().div_ceil(i.recipe.train.micro_batch_tokens.max(1)).max(1);
     (batches, (i.updates.epochs * i.updates.minibatches).max(1), batches.div_ceil(l.dp()))
 }
 
 /// What ranks exchange in a step.
-fn exchanges(i: &Inputs, l: Layout, cluster: &Cluster) -> Vec<Exchange> {
+fn exchanges(i: &Inputs, l: RankLayout, cluster: &Cluster) -> Vec<Exchange> {
     let (e, t) = (i.dtype().size() as f64, l.tp);
     let trained: Vec<&Config> = std::iter::once(&i.config).chain(&i.critic).collect();
     let (whole, team) = (trained.iter().map(|c| weights(c)).sum::<usize>() as f64, t * l.sp);
@@ -472,7 +472,7 @@ fn exchanges(i: &Inputs, l: Layout, cluster: &Cluster) -> Vec<Exchange> {
 
 impl RankPlan {
     /// Of a stage in a layout.
-    pub fn new(stage: &StagePlan, l: Layout, cluster: &Cluster) -> Self {
+    pub fn new(stage: &StagePlan, l: RankLayout, cluster: &Cluster) -> Self {
         let (i, rates) = (&stage.inputs, cluster.rates(&stage.inputs));
         let (batches, _, rounds) = rounds(i, l);
         // The last round of an update may leave ranks without a micro-batch.
@@ -521,7 +521,7 @@ pub fn layouts(stage: &StagePlan, cluster: &Cluster) -> Vec<RankPlan> {
     for tp in divisors(n).filter(|tp| kv.is_multiple_of(*tp) && *tp <= cluster.per_node()) {
         for sp in divisors(n / tp).filter(|sp| kv.is_multiple_of(*sp * tp)) {
             for ddp in divisors(n / tp) {
-                let layout = Layout { ranks: n, ddp, fsdp: n / tp / ddp, tp, sp, rollout_tp: tp };
+                let layout = RankLayout { ranks: n, ddp, fsdp: n / tp / ddp, tp, sp, rollout_tp: tp };
                 all.push(RankPlan::new(stage, layout, cluster));
             }
         }
@@ -535,7 +535,7 @@ pub fn layouts(stage: &StagePlan, cluster: &Cluster) -> Vec<RankPlan> {
 /// The layout of the recipe itself, and the fastest that fits, where one does.
 pub fn choose(stage: &StagePlan, cluster: &Cluster) -> Result<(RankPlan, Option<RankPlan>)> {
     cluster.check()?;
-    let own = RankPlan::new(stage, Layout::of(&stage.inputs.recipe, cluster.ranks)?, cluster);
+    let own = RankPlan::new(stage, RankLayout::of(&stage.inputs.recipe, cluster.ranks)?, cluster);
     let best = layouts(stage, cluster).into_iter().next().filter(|b| b.bytes() <= cluster.card.memory);
     Ok((own, best))
 }

@@ -3,14 +3,14 @@
 use super::ranks::{Cluster, RankPlan, choose};
 use super::show::duration;
 use super::{Plan, StagePlan};
-use crate::parallel::Layout;
+use crate::parallel::RankLayout;
 use crate::run::disk::size;
 use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// As recipes write it.
-fn settings(l: Layout) -> String {
+fn settings(l: RankLayout) -> String {
     let ddp = if l.fsdp == 1 { 0 } else { l.ddp };
     format!("parallel.ddp_size = {ddp}, parallel.tp_size = {}, parallel.sp_size = {}", l.tp, l.sp)
 }

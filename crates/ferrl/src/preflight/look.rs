@@ -1,14 +1,14 @@
 //! What every example of a stage is looked at for: rewards that could be given to it, and models that must take it.
 
-use super::Start;
+use super::StartingModel;
 use crate::algo::Feed;
 use crate::data::hub::model_dir;
-use crate::data::prompt::Settings;
-use crate::data::{Counts, Encoder, Example, Row, schema};
+use crate::data::prompt::PromptSettings;
+use crate::data::{Encoder, Example, Row, RowCounts, schema};
 use crate::recipe::Recipe;
 use crate::reward::{Rewards, prompt_value};
 use crate::setup::{self, Draft};
-use crate::source::{Item, Prompt, Seen};
+use crate::source::{Item, Prompt, SurveyedExample};
 use crate::verify::Hooks;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::Config;
@@ -38,7 +38,7 @@ impl Look {
     pub fn new<'b>(
         draft: &Draft,
         recipe: &Recipe,
-        named: &dyn Fn(&str) -> Option<&'b Start>,
+        named: &dyn Fn(&str) -> Option<&'b StartingModel>,
     ) -> Result<Self> {
         let sampled = draft.feed.sampled() && !draft.source.graded();
         let evaluates = recipe.eval.every > 0 || recipe.eval.at_start;
@@ -55,7 +55,7 @@ impl Look {
     }
 
     /// Refuses an example whose completions nothing could reward, or that some model has no positions for.
-    pub fn at(&self, rewards: &Rewards, seen: Seen<'_>) -> Result<()> {
+    pub fn at(&self, rewards: &Rewards, seen: SurveyedExample<'_>) -> Result<()> {
         let asked = match seen.item {
             Item::Ask(prompt) => Some(prompt),
             // What its completions are worth is known; an evaluation asks for others.
@@ -71,7 +71,7 @@ impl Look {
 }
 
 impl Limit {
-    fn takes(&self, seen: Seen<'_>, asked: Option<&Prompt>, new: usize) -> Result<()> {
+    fn takes(&self, seen: SurveyedExample<'_>, asked: Option<&Prompt>, new: usize) -> Result<()> {
         let (length, new) = match (asked, &self.own) {
             (Some(prompt), Some(encoder)) => (length(encoder, prompt, seen.place)?, new),
             (None, Some(_)) => return Ok(()),
@@ -106,7 +106,7 @@ impl Limit {
 /// Tokens of a prompt as another model reads it.
 fn length(encoder: &Encoder, prompt: &Prompt, place: &str) -> Result<usize> {
     let row = Row::from_iter([("prompt".to_string(), prompt_value(&prompt.text, &prompt.messages))]);
-    let sample = encoder.encode(&row, schema::RowKind::Prompt, place, &mut Counts::default())?;
+    let sample = encoder.encode(&row, schema::RowKind::Prompt, place, &mut RowCounts::default())?;
     Ok(sample.map_or(0, |s| if let Example::Prompt { ids } = s.example { ids.len() } else { 0 }))
 }
 
@@ -114,7 +114,7 @@ fn length(encoder: &Encoder, prompt: &Prompt, place: &str) -> Result<usize> {
 fn limits<'b>(
     draft: &Draft,
     recipe: &Recipe,
-    named: &dyn Fn(&str) -> Option<&'b Start>,
+    named: &dyn Fn(&str) -> Option<&'b StartingModel>,
 ) -> Result<Vec<Limit>> {
     let mut limits = Vec::new();
     let open = |path: &str| -> Result<(PathBuf, Config)> {
@@ -130,7 +130,8 @@ fn limits<'b>(
         let Some(most) = config.max_positions_hard() else { return Ok(()) };
         let own = match reads {
             true => {
-                let encoder = Encoder::for_model(Tokenizer::from_dir(&dir)?, &dir, Settings::default())?;
+                let encoder =
+                    Encoder::for_model(Tokenizer::from_dir(&dir)?, &dir, PromptSettings::default())?;
                 Some(Box::new(encoder))
             }
             false => None,

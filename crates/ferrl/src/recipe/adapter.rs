@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 /// Which biases are trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Bias {
+pub enum BiasChoice {
     /// None.
     #[default]
     None,
@@ -22,7 +22,7 @@ pub enum Bias {
 /// A low-rank adapter (LoRA), trained instead of the weights. The names are those of PEFT's `LoraConfig`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Adapter {
+pub struct AdapterSettings {
     /// Rank. [1, 65536]
     pub r: usize,
     /// Numerator of the scale: the adapter's product is multiplied by `alpha / r`. (0, 1000000]
@@ -43,7 +43,7 @@ pub struct Adapter {
     /// Modules that are trained whole and saved with the adapter, such as `lm_head`; value and score heads always are.
     pub modules_to_save: Vec<String>,
     /// Which biases are trained.
-    pub bias: Bias,
+    pub bias: BiasChoice,
     /// First values of A: `kaiming` (PEFT's default) or `gaussian`. B starts at zero.
     pub init: String,
     /// Where the adapted weights live: `device`; `host`, the machine's memory, read through the bus once an update; or `nf4`, the
@@ -51,9 +51,9 @@ pub struct Adapter {
     pub base: String,
 }
 
-impl Default for Adapter {
+impl Default for AdapterSettings {
     fn default() -> Self {
-        Adapter {
+        AdapterSettings {
             r: 32,
             alpha: 32.0,
             target_modules: vec![ALL.into()],
@@ -63,7 +63,7 @@ impl Default for Adapter {
             layers_to_transform: Vec::new(),
             use_rslora: false,
             modules_to_save: Vec::new(),
-            bias: Bias::None,
+            bias: BiasChoice::None,
             init: "kaiming".into(),
             base: "device".into(),
         }
@@ -79,7 +79,7 @@ pub const BASES: &[&str] = &["device", "host", "nf4"];
 /// First values of `A`.
 pub const INITS: &[&str] = &["kaiming", "gaussian"];
 
-impl Adapter {
+impl AdapterSettings {
     /// As the engine has them.
     pub fn options(&self) -> Result<AdapterOptions> {
         Ok(AdapterOptions {
@@ -99,9 +99,9 @@ impl Adapter {
             use_rslora: self.use_rslora,
             modules_to_save: self.modules_to_save.clone(),
             bias: match self.bias {
-                Bias::None => adapter::Bias::None,
-                Bias::All => adapter::Bias::All,
-                Bias::LoraOnly => adapter::Bias::LoraOnly,
+                BiasChoice::None => adapter::Bias::None,
+                BiasChoice::All => adapter::Bias::All,
+                BiasChoice::LoraOnly => adapter::Bias::LoraOnly,
             },
             init: match self.init.as_str() {
                 "gaussian" => adapter::Init::Gaussian,

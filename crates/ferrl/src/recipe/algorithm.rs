@@ -3,9 +3,9 @@
 
 use super::elsewhere;
 use super::keys::nearest_to;
-use super::schema::Schema;
-use super::tree::{Path, Tree, describe, dotted};
-use super::types::{Found, Rules, place};
+use super::schema::KeySchema;
+use super::tree::{Path, ValueTree, describe, dotted};
+use super::types::{CheckFindings, TypeRules, place};
 use crate::algo::{self, Entry};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 /// Refuses wrong settings of a tree's `algo`. `full` gives a key's full name for errors; `length` is the generation
 /// limit, which the recipe fills in; numbers out of range are added to `outside`.
 pub(super) fn check(
-    tree: &Tree,
+    tree: &ValueTree,
     full: &dyn Fn(&[String]) -> Path,
     length: usize,
     outside: &mut Vec<Error>,
@@ -43,10 +43,10 @@ pub(super) fn check(
 }
 
 /// Names, types and ranges, as the algorithm's types say them.
-fn settings(tree: &Tree, entry: &Entry, full: &dyn Fn(&[String]) -> Path) -> Result<Found> {
-    let schema = Schema::of_algorithm(entry);
+fn settings(tree: &ValueTree, entry: &Entry, full: &dyn Fn(&[String]) -> Path) -> Result<CheckFindings> {
+    let schema = KeySchema::of_algorithm(entry);
     let defaults = (entry.defaults)();
-    let rules = Rules {
+    let rules = TypeRules {
         schema: &schema,
         full,
         unknown: &|tree, at, table| unknown(tree, entry, &full(at), at, schema_names(&schema, table)),
@@ -55,16 +55,16 @@ fn settings(tree: &Tree, entry: &Entry, full: &dyn Fn(&[String]) -> Path) -> Res
     };
     let mut own = tree.clone();
     own.take(&["algo".to_string(), "name".to_string()]);
-    let mut found = Found::default();
+    let mut found = CheckFindings::default();
     rules.table(&own, &mut vec!["algo".to_string()], &schema.root, &mut found)?;
     Ok(found)
 }
 
-fn schema_names<'a>(schema: &'a Schema, table: &str) -> Vec<&'a str> {
+fn schema_names<'a>(schema: &'a KeySchema, table: &str) -> Vec<&'a str> {
     schema.fields(table).iter().map(|f| f.name.as_str()).collect()
 }
 
-fn unknown(tree: &Tree, entry: &Entry, key: &[String], at: &[String], known: Vec<&str>) -> Error {
+fn unknown(tree: &ValueTree, entry: &Entry, key: &[String], at: &[String], known: Vec<&str>) -> Error {
     let what = format!("unknown key {}: {} has no such setting", dotted(key), entry.name);
     let error = Error::usage(what).at(place(tree, at));
     let leaf = key.last().map_or("", String::as_str);
@@ -98,7 +98,7 @@ fn blame(entry: &Entry, values: &Map<String, Value>, length: usize, message: &st
     let mut paths = Vec::new();
     paths_of(&Value::Object(values.clone()), &mut Vec::new(), &mut paths);
     paths.into_iter().find(|path| {
-        let mut less = Tree::default();
+        let mut less = ValueTree::default();
         less.root = Value::Object(values.clone());
         less.take(path);
         let map = less.root.as_object().cloned().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Settings that are well-formed and yet cannot work, each with a reason and a way out.
 
 use super::optim::OFFLOADS;
-use super::{Init, OPTIMIZERS, Recipe, Stage};
+use super::{InitSettings, OPTIMIZERS, Recipe, StageRecipe};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
 use crate::credit::Split;
@@ -28,14 +28,14 @@ const COMPLETIONS: u64 = 1 << 24;
 type Key = std::borrow::Cow<'static, str>;
 
 /// Something that cannot work.
-pub(super) struct Problem {
+pub(super) struct RecipeProblem {
     /// The setting to change.
     pub key: Key,
     what: String,
     fix: String,
 }
 
-impl Problem {
+impl RecipeProblem {
     /// As an error about the key, written at the place.
     pub fn error(&self, key: &str, place: &str) -> Error {
         let error = Error::usage(&self.what).at(key).fix(&self.fix);
@@ -44,12 +44,12 @@ impl Problem {
 }
 
 #[derive(Default)]
-struct Problems(Vec<Problem>);
+struct Problems(Vec<RecipeProblem>);
 
 impl Problems {
     fn when(&mut self, bad: bool, key: impl Into<Key>, what: impl Into<String>, fix: impl Into<String>) {
         if bad {
-            self.0.push(Problem { key: key.into(), what: what.into(), fix: fix.into() });
+            self.0.push(RecipeProblem { key: key.into(), what: what.into(), fix: fix.into() });
         }
     }
 
@@ -76,7 +76,11 @@ impl Problems {
 }
 
 /// Everything wrong with a stage that follows the `earlier` ones.
-pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> Vec<Problem> {
+pub(super) fn problems(
+    stage: &StageRecipe,
+    earlier: &[StageRecipe],
+    verifiers: &[&str],
+) -> Vec<RecipeProblem> {
     let (recipe, mut p) = (&stage.recipe, Problems::default());
     let what = "a base belongs at the top of a recipe's file";
     p.when(recipe.base.is_some(), "base", what, "@base.toml on the command line");
@@ -185,7 +189,7 @@ fn names(r: &Recipe, p: &mut Problems) {
 }
 
 /// Whether `stage:NAME` names a stage that has run by then.
-fn references(r: &Recipe, earlier: &[Stage], p: &mut Problems) {
+fn references(r: &Recipe, earlier: &[StageRecipe], p: &mut Problems) {
     let rewards = r.reward.iter().enumerate();
     let rewards = rewards.flat_map(|(i, reward)| {
         let own = (Key::from(format!("reward.{i}.model")), reward.model.clone());
@@ -207,7 +211,7 @@ fn references(r: &Recipe, earlier: &[Stage], p: &mut Problems) {
     }
 }
 
-fn starting_point(stage: &Stage, p: &mut Problems) {
+fn starting_point(stage: &StageRecipe, p: &mut Problems) {
     let m = &stage.recipe.model;
     p.when(
         m.path.is_some() && m.init.is_some(),
@@ -243,7 +247,7 @@ fn starting_point(stage: &Stage, p: &mut Problems) {
 }
 
 /// Experts where the family has none, or fewer of them than a token goes to.
-fn experts(init: &Init, p: &mut Problems) {
+fn experts(init: &InitSettings, p: &mut Problems) {
     let has = |name: &str| FAMILIES.iter().any(|f| f.name() == name && f.has_experts());
     let keys = [
         ("model.init.experts", init.experts),
@@ -296,7 +300,7 @@ fn env(r: &Recipe, p: &mut Problems) {
         p.word("env.tools", name, &known);
     }
     if named.is_empty() && r.env.tools.is_empty() {
-        let default = super::Env::default();
+        let default = super::EnvSettings::default();
         let set = [
             ("env.options", r.env.options != default.options),
             ("env.workers", r.env.workers != default.workers),
@@ -409,7 +413,7 @@ fn metric(r: &Recipe, p: &mut Problems) {
     p.when(!known, "checkpoint.metric", what, format!("checkpoint.metric = {near:?}"));
 }
 
-fn rollouts(stage: &Stage, p: &mut Problems) {
+fn rollouts(stage: &StageRecipe, p: &mut Problems) {
     let (recipe, r) = (&stage.recipe, &stage.recipe.rollout);
     let completions = r.prompts as u64 * r.samples as u64;
     let what = format!(

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 /// The environment of episodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Env {
+pub struct EnvSettings {
     /// A Python file with `step(state, action, extra_info)` as in RL2, or `FILE.py:CLASS` with gymnasium's `reset` and `step`.
     pub path: Option<String>,
     /// An environment of GEM, such as `game:GuessTheNumber-v0-easy`; the package gem-llm must be installed.
@@ -36,9 +36,9 @@ pub struct Env {
     pub python: String,
 }
 
-impl Default for Env {
+impl Default for EnvSettings {
     fn default() -> Self {
-        Env {
+        EnvSettings {
             path: None,
             gem: None,
             reasoning_gym: None,
@@ -56,7 +56,7 @@ impl Default for Env {
     }
 }
 
-impl Env {
+impl EnvSettings {
     /// The keys that name an environment, each with its value.
     pub fn named(&self) -> Vec<(&'static str, &str)> {
         let all = [

@@ -4,14 +4,14 @@
 //! not its value; a resumed run looks it up again.
 
 use super::keys;
-use super::schema::Kind;
-use super::tree::{Path, Place, Tree, dotted};
+use super::schema::KeyKind;
+use super::tree::{Path, Place, ValueTree, dotted};
 use crate::secrets;
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
 /// Looks up every variable that a value of the tree refers to.
-pub(super) fn expand(tree: &mut Tree) -> Result<()> {
+pub(super) fn expand(tree: &mut ValueTree) -> Result<()> {
     let mut found = Vec::new();
     collect(&tree.root, &mut Vec::new(), &mut found);
     for (path, text) in found {
@@ -90,9 +90,9 @@ pub(super) fn fill(text: &str) -> Result<String> {
 fn typed(path: &[String], text: String) -> Value {
     let kind = keys::find(path).map(|k| &k.kind);
     let list = path.split_last().and_then(|(_, list)| keys::find(list)).map(|k| &k.kind);
-    let is_text = |kind: &Kind| match kind {
-        Kind::Text | Kind::Choice(_) => true,
-        Kind::List(of) => matches!(**of, Kind::Text),
+    let is_text = |kind: &KeyKind| match kind {
+        KeyKind::Text | KeyKind::Choice(_) => true,
+        KeyKind::List(of) => matches!(**of, KeyKind::Text),
         _ => false,
     };
     if kind.or(list).is_some_and(is_text) {

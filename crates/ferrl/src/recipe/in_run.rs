@@ -1,10 +1,10 @@
 //! A stage's recipe outside its run: for evaluations and analyses of what the run left.
 
-use super::{Recipe, Stage};
+use super::{Recipe, StageRecipe};
 use std::path::Path;
 
 /// The recipe with the folders of a run in place of `stage:NAME`.
-pub fn in_run(recipe: &Recipe, stages: &[Stage], run: &Path) -> Recipe {
+pub fn in_run(recipe: &Recipe, stages: &[StageRecipe], run: &Path) -> Recipe {
     let dir = |path: &str| {
         let stage = path.strip_prefix("stage:").and_then(|name| stages.iter().find(|s| s.name == name))?;
         Some(run.join("stages").join(stage.index.to_string()).display().to_string())

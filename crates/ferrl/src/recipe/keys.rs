@@ -1,9 +1,9 @@
 //! Every key a recipe may hold, with type, default and meaning: for the manual, for help, and for the nearest name.
 
 use super::range::{Range, short};
-use super::schema::{Kind, POLICY, RECIPE, Schema};
+use super::schema::{KeyKind, KeySchema, POLICY, RECIPE};
 use super::tree::Path;
-use super::{Adapter, Init, OFF, Recipe, Reward, elsewhere, rl2};
+use super::{AdapterSettings, InitSettings, OFF, Recipe, RewardSettings, elsewhere, rl2};
 use crate::algo::Entry;
 use crate::algo::policy::Policy;
 use ferrl_engine::nearest;
@@ -16,7 +16,7 @@ pub struct Key {
     /// Dotted; `N` stands for the number of a list's entry.
     pub path: String,
     /// What it holds.
-    pub kind: Kind,
+    pub kind: KeyKind,
     /// Whether it may have no value.
     pub optional: bool,
     /// What its number, or the numbers of its list, must lie in.
@@ -57,31 +57,31 @@ pub fn policy_keys() -> &'static [Key] {
 /// The keys under `algo` of one algorithm, with its defaults.
 pub fn algorithm_keys(entry: &Entry) -> Vec<Key> {
     let mut all = Vec::new();
-    let schema = Schema::of_algorithm(entry);
+    let schema = KeySchema::of_algorithm(entry);
     expand(&schema, &schema.root, "algo.", &(entry.defaults)(), &mut all);
     all.retain(|k| !is_table(&k.kind));
     all
 }
 
-fn expand(schema: &Schema, table: &str, prefix: &str, defaults: &Value, all: &mut Vec<Key>) {
+fn expand(schema: &KeySchema, table: &str, prefix: &str, defaults: &Value, all: &mut Vec<Key>) {
     for field in schema.fields(table) {
         let path = format!("{prefix}{}", field.name);
         let (kind, optional, range) = (field.kind.clone(), field.optional, field.range);
         let (default, about) = (defaults[&field.name].clone(), field.about.clone());
         all.push(Key { path: path.clone(), kind, optional, range, default: default.clone(), about });
         let (inner, inner_path) = match &field.kind {
-            Kind::Table(inner) => (inner, format!("{path}.")),
-            Kind::List(of) => match &**of {
-                Kind::Table(inner) => (inner, format!("{path}.N.")),
+            KeyKind::Table(inner) => (inner, format!("{path}.")),
+            KeyKind::List(of) => match &**of {
+                KeyKind::Table(inner) => (inner, format!("{path}.N.")),
                 _ => continue,
             },
             _ => continue,
         };
         // Tables that are absent by default have defaults of their own once they are there.
         let defaults = match inner.as_str() {
-            "Adapter" => json!(Adapter::default()),
-            "Init" => json!(Init::default()),
-            "Reward" => json!(Reward::default()),
+            "Adapter" => json!(AdapterSettings::default()),
+            "Init" => json!(InitSettings::default()),
+            "Reward" => json!(RewardSettings::default()),
             _ => default,
         };
         expand(schema, inner, &inner_path, &defaults, all);
@@ -166,10 +166,10 @@ pub fn keys_markdown() -> String {
 
 pub(super) const TABLE_HEAD: &str = "| key | type | default | meaning |\n|---|---|---|---|\n";
 
-pub(super) fn is_table(kind: &Kind) -> bool {
+pub(super) fn is_table(kind: &KeyKind) -> bool {
     match kind {
-        Kind::Table(_) => true,
-        Kind::List(of) => matches!(**of, Kind::Table(_)),
+        KeyKind::Table(_) => true,
+        KeyKind::List(of) => matches!(**of, KeyKind::Table(_)),
         _ => false,
     }
 }

@@ -1,14 +1,14 @@
 //! What the registries of verifiers and generated tasks say, as a page of the manual, as text and as JSON.
 
 use super::keys::{Key, TABLE_HEAD, row};
-use super::schema::Schema;
+use super::schema::KeySchema;
 use crate::task::{self, TASKS};
 use crate::verify::{self, Setting, VERIFIERS};
 use serde_json::{Value, json};
 
 /// The settings of a generated task: the keys of `data.task`.
 pub fn task_keys(entry: &task::Entry) -> Vec<Key> {
-    let (schema, defaults) = (Schema::read(&(entry.schema)().to_value()), (entry.defaults)());
+    let (schema, defaults) = (KeySchema::read(&(entry.schema)().to_value()), (entry.defaults)());
     let key = |f: &super::schema::Field| Key {
         path: format!("data.task.{}", f.name),
         kind: f.kind.clone(),
@@ -103,7 +103,7 @@ mod tests {
             let wanted: Vec<&str> = defaults.as_object().unwrap().keys().map(String::as_str).collect();
             assert_eq!(listed, wanted, "{}", entry.name);
             assert!(
-                keys.iter().all(|k| k.about.len() > 3 && k.kind != super::super::Kind::Free),
+                keys.iter().all(|k| k.about.len() > 3 && k.kind != super::super::KeyKind::Free),
                 "{}",
                 entry.name
             );

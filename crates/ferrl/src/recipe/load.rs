@@ -1,6 +1,6 @@
 //! From a file and the command line's overrides to a checked recipe, stage by stage.
 
-use super::tree::{Path, Tree, describe, dotted, path};
+use super::tree::{Path, ValueTree, describe, dotted, path};
 use super::{DEFAULT_ALGORITHM, Recipe, algorithm, check, environment, options, overrides, rl2, types};
 use crate::algo;
 use crate::data::nearest_path;
@@ -14,17 +14,17 @@ pub struct Resolved {
     /// Name of the run folder.
     pub name: String,
     /// What runs, in order; a recipe without stages is one stage.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<StageRecipe>,
     /// The whole as a recipe file: loading it gives the same again.
     pub toml: String,
-    tree: Tree,
+    tree: ValueTree,
     /// RL2's options that were accepted without effect.
     notes: Vec<rl2::Note>,
 }
 
 /// One stage, merged over what the recipe says for all.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stage {
+pub struct StageRecipe {
     /// From 0.
     pub index: usize,
     /// Its own name, or its algorithm's.
@@ -91,7 +91,7 @@ impl Resolved {
     }
 
     /// Raises settings that say something and change nothing: in a recipe with stages only a stage's own.
-    pub fn warn_unused(&self, stage: &Stage, warnings: &Warnings) {
+    pub fn warn_unused(&self, stage: &StageRecipe, warnings: &Warnings) {
         let own = |key: &str| {
             !stage.staged || self.tree.get(&[stage_path(stage.index), path(key)].concat()).is_some()
         };
@@ -116,12 +116,12 @@ impl Resolved {
     }
 
     /// The place with the name of the stage whose own key it is.
-    fn in_stage(&self, stage: &Stage, key: &str, place: String) -> String {
+    fn in_stage(&self, stage: &StageRecipe, key: &str, place: String) -> String {
         if key.starts_with("stage.") { format!("{place}: stage {}", stage.name) } else { place }
     }
 
     /// The full name of a stage's key, and where it was written.
-    fn place(&self, stage: &Stage, key: &str) -> (String, String) {
+    fn place(&self, stage: &StageRecipe, key: &str) -> (String, String) {
         let own = [stage_path(stage.index), path(key)].concat();
         let base = path(key);
         let exact = |p: &Path| self.tree.get(p).is_some();
@@ -188,7 +188,7 @@ pub(super) fn latest(source: usize) -> usize {
 }
 
 /// A file's tree, with shorthands written out, laid over its `base` where it names one.
-fn source(text: &str, file: &str, order: usize) -> Result<Tree> {
+fn source(text: &str, file: &str, order: usize) -> Result<ValueTree> {
     let mut tree = written_out(text, file, latest(order))?;
     let mut chain = vec![std::path::PathBuf::from(file)];
     while let Some((base, place)) = tree.take(&path("base")) {
@@ -215,8 +215,8 @@ fn source(text: &str, file: &str, order: usize) -> Result<Tree> {
     Ok(tree)
 }
 
-fn written_out(text: &str, file: &str, order: usize) -> Result<Tree> {
-    let mut tree = Tree::parse(text, order, |line| format!("{file}:{line}"))?;
+fn written_out(text: &str, file: &str, order: usize) -> Result<ValueTree> {
+    let mut tree = ValueTree::parse(text, order, |line| format!("{file}:{line}"))?;
     let count = stage_count(&tree);
     let bases = std::iter::once(Path::new()).chain((0..count).map(stage_path)).collect::<Vec<_>>();
     for base in bases {
@@ -249,14 +249,14 @@ pub(super) fn shorthand(at: &[String], value: Value, entry: bool) -> Value {
 }
 
 /// Lays a file over the tree.
-pub(super) fn overlay(tree: &mut Tree, file: &str, order: usize) -> Result<()> {
+pub(super) fn overlay(tree: &mut ValueTree, file: &str, order: usize) -> Result<()> {
     let text = read(std::path::Path::new(file)).map_err(|e| e.at(format!("override @{file}")))?;
     lay_over(tree, &source(&text, file, order)?)
 }
 
 /// Merges, except that another algorithm does not inherit settings, and a directory and a new model exclude each other.
-fn lay_over(tree: &mut Tree, over: &Tree) -> Result<()> {
-    let name = |t: &Tree| t.get(&path("algo.name")).cloned().unwrap_or_else(|| DEFAULT_ALGORITHM.into());
+fn lay_over(tree: &mut ValueTree, over: &ValueTree) -> Result<()> {
+    let name = |t: &ValueTree| t.get(&path("algo.name")).cloned().unwrap_or_else(|| DEFAULT_ALGORITHM.into());
     if over.get(&path("algo.name")).is_some() && name(tree) != name(over) {
         tree.take(&path("algo"));
     }
@@ -268,7 +268,7 @@ fn lay_over(tree: &mut Tree, over: &Tree) -> Result<()> {
     tree.merge(over)
 }
 
-fn stage_count(tree: &Tree) -> usize {
+fn stage_count(tree: &ValueTree) -> usize {
     tree.get(&path("stage")).and_then(Value::as_array).map_or(0, Vec::len)
 }
 
@@ -277,7 +277,7 @@ fn stage_path(index: usize) -> Path {
 }
 
 /// `outside` are the numbers that are out of range so far.
-fn resolve(tree: Tree, file_name: &str, mut outside: Vec<Error>) -> Result<Resolved> {
+fn resolve(tree: ValueTree, file_name: &str, mut outside: Vec<Error>) -> Result<Resolved> {
     let name = tree.get(&path("name")).and_then(Value::as_str).unwrap_or(file_name).to_string();
     let base = typed(&tree)?;
     let mut common = tree.clone();
@@ -287,10 +287,10 @@ fn resolve(tree: Tree, file_name: &str, mut outside: Vec<Error>) -> Result<Resol
     if count > 0 && common.get(&path("algo")).is_some() {
         algorithm::check(&common, &|p| p.to_vec(), 1, &mut outside)?;
     }
-    let mut stages: Vec<Stage> = Vec::new();
+    let mut stages: Vec<StageRecipe> = Vec::new();
     for index in 0..count.max(1) {
         let staged = count > 0;
-        let own = if staged { tree.below(&stage_path(index)) } else { Tree::default() };
+        let own = if staged { tree.below(&stage_path(index)) } else { ValueTree::default() };
         let mut merged = common.clone();
         lay_over(&mut merged, &own)?;
         let own_model = ["model.path", "model.init"].iter().any(|k| own.get(&path(k)).is_some());
@@ -329,7 +329,7 @@ fn resolve(tree: Tree, file_name: &str, mut outside: Vec<Error>) -> Result<Resol
             recipe.data.train = vec![OWN_EPISODES.into()];
         }
         let stage_name = own_name.unwrap_or_else(|| unique(&method, &stages));
-        stages.push(Stage { index, name: stage_name, recipe, continues, staged });
+        stages.push(StageRecipe { index, name: stage_name, recipe, continues, staged });
     }
     all(outside)?;
     let toml = write(base, &name, &tree)?;
@@ -340,20 +340,20 @@ fn resolve(tree: Tree, file_name: &str, mut outside: Vec<Error>) -> Result<Resol
 const OWN_EPISODES: &str = "task:env";
 
 /// `name`, or `name_2` and so on.
-fn unique(name: &str, stages: &[Stage]) -> String {
+fn unique(name: &str, stages: &[StageRecipe]) -> String {
     let taken = |n: &str| stages.iter().any(|s| s.name == n);
     let mut candidates = (2..).map(|i| format!("{name}_{i}"));
     if taken(name) { candidates.find(|n| !taken(n)).unwrap_or_default() } else { name.to_string() }
 }
 
-fn typed(tree: &Tree) -> Result<Recipe> {
+fn typed(tree: &ValueTree) -> Result<Recipe> {
     let mut values = tree.root.clone();
     types::switch_off(&mut values, "Recipe");
     serde_json::from_value(values).map_err(|e| Error::usage(e.to_string()).at("recipe"))
 }
 
 /// The recipe with every default written out, and `${NAME}` where a value is a variable's.
-fn write(mut recipe: Recipe, name: &str, tree: &Tree) -> Result<String> {
+fn write(mut recipe: Recipe, name: &str, tree: &ValueTree) -> Result<String> {
     recipe.name = Some(name.to_string());
     let algorithm = recipe.algorithm_name().to_string();
     recipe.algo.insert("name".into(), algorithm.into());

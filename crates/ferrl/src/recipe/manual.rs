@@ -141,7 +141,7 @@ mod tests {
             assert_eq!(got, wanted, "{}", entry.name);
             for key in &keys {
                 assert!(key.about.len() > 3, "{}: {} has no comment", entry.name, key.path);
-                assert!(key.kind != super::super::Kind::Free, "{}: {} has no type", entry.name, key.path);
+                assert!(key.kind != super::super::KeyKind::Free, "{}: {} has no type", entry.name, key.path);
             }
         }
     }

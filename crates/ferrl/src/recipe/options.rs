@@ -1,13 +1,13 @@
 //! Options that a task or a verifier checks itself: built before the run, so that an error has a line.
 
-use super::Stage;
+use super::StageRecipe;
 use crate::setup;
 use crate::verify::{self, VERIFIERS};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 
 /// What the tasks and verifiers of a stage say about their options: the key to blame, and the error.
-pub(super) fn problems(stage: &Stage) -> Vec<(String, Error)> {
+pub(super) fn problems(stage: &StageRecipe) -> Vec<(String, Error)> {
     let recipe = &stage.recipe;
     let mut found = Vec::new();
     let tasks = |options: &Map<String, Value>| {

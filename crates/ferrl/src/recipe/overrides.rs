@@ -4,13 +4,13 @@ use super::OFF;
 use super::keys;
 use super::load::{latest, shorthand};
 use super::rl2;
-use super::schema::Kind;
-use super::tree::{Path, Place, Tree, dotted};
+use super::schema::KeyKind;
+use super::tree::{Path, Place, ValueTree, dotted};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 
 /// Applies one of them.
-pub(super) fn apply(tree: &mut Tree, word: &str, order: usize) -> Result<()> {
+pub(super) fn apply(tree: &mut ValueTree, word: &str, order: usize) -> Result<()> {
     let place = Place { order: latest(order), text: format!("override {word}"), reference: None };
     let wrong = |what: &str, fix: String| Error::usage(what).at(&place.text).fix(fix);
     if let Some(file) = word.strip_prefix('@') {
@@ -50,7 +50,7 @@ pub(super) fn apply(tree: &mut Tree, word: &str, order: usize) -> Result<()> {
         }
         value if adds => {
             let lone = tree.get(&path).filter(|v| !v.is_array()).cloned();
-            if let (Some(lone), Some(Kind::List(_))) = (lone, keys::find(&path).map(|k| &k.kind)) {
+            if let (Some(lone), Some(KeyKind::List(_))) = (lone, keys::find(&path).map(|k| &k.kind)) {
                 let at = tree.place(&path).cloned().unwrap_or_default();
                 tree.set(&path, Value::Array(vec![lone]), at)?;
             }
@@ -62,10 +62,10 @@ pub(super) fn apply(tree: &mut Tree, word: &str, order: usize) -> Result<()> {
 
 /// `reward.0.verifier=x` makes the first reward where there is none. A stage is not made that way: it would change what
 /// the rest of the recipe means.
-fn grow(tree: &mut Tree, path: &[String], place: &Place) -> Result<()> {
+fn grow(tree: &mut ValueTree, path: &[String], place: &Place) -> Result<()> {
     for depth in 1..path.len() {
         let (list, entry) = (&path[..depth], path[depth].parse::<usize>());
-        let Some((Kind::List(of), entry)) = keys::find(list).map(|k| &k.kind).zip(entry.ok()) else {
+        let Some((KeyKind::List(of), entry)) = keys::find(list).map(|k| &k.kind).zip(entry.ok()) else {
             continue;
         };
         let count = tree.get(list).map_or(Some(0), |v| v.as_array().map(Vec::len));
@@ -75,7 +75,7 @@ fn grow(tree: &mut Tree, path: &[String], place: &Place) -> Result<()> {
                 .at(&place.text)
                 .fix(format!("{} for the whole run", dotted(&path[2..]))));
         }
-        if count == Some(entry) && matches!(**of, Kind::Table(_)) {
+        if count == Some(entry) && matches!(**of, KeyKind::Table(_)) {
             tree.push(list, Value::Object(Map::new()), place.clone())?;
         }
     }
@@ -84,7 +84,7 @@ fn grow(tree: &mut Tree, path: &[String], place: &Place) -> Result<()> {
 
 /// A dotted key, read as TOML reads it.
 fn read_key(key: &str, place: &Place) -> Result<Path> {
-    let parsed = Tree::parse(&format!("{key} = 0"), 0, |_| String::new());
+    let parsed = ValueTree::parse(&format!("{key} = 0"), 0, |_| String::new());
     let error =
         || Error::usage(format!("{key:?} is not a dotted key")).at(&place.text).fix("such as optim.lr=1e-6");
     let tree = parsed.map_err(|_| error())?;
@@ -102,11 +102,11 @@ fn read_key(key: &str, place: &Place) -> Result<Path> {
 fn read_value(path: &[String], text: &str, adds: bool, place: &Place) -> Result<Value> {
     let kind = keys::find(path).map(|k| &k.kind);
     let entry = match kind {
-        Some(Kind::List(of)) => Some(&**of),
+        Some(KeyKind::List(of)) => Some(&**of),
         kind => kind,
     };
-    let of_text = matches!(entry, Some(Kind::Text | Kind::Choice(_)));
-    let listed = matches!(kind, Some(Kind::List(_))) && !adds;
+    let of_text = matches!(entry, Some(KeyKind::Text | KeyKind::Choice(_)));
+    let listed = matches!(kind, Some(KeyKind::List(_))) && !adds;
     match text {
         "null" | "None" => return Ok(Value::Null),
         "True" if !of_text => return Ok(Value::Bool(true)),
@@ -143,7 +143,7 @@ fn read_value(path: &[String], text: &str, adds: bool, place: &Place) -> Result<
 
 /// The text as TOML under its own key, so that errors name it; `None` where it is more than one value (a line break).
 fn parse(path: &[String], text: &str, place: &Place) -> Result<Option<Value>> {
-    let tree = Tree::parse(&format!("{} = {text}", dotted(path)), 0, |_| place.text.clone())?;
+    let tree = ValueTree::parse(&format!("{} = {text}", dotted(path)), 0, |_| place.text.clone())?;
     let alone =
         |depth: usize| tree.get(&path[..depth]).and_then(Value::as_object).is_some_and(|m| m.len() == 1);
     Ok(tree.get(path).filter(|_| (0..path.len()).all(alone)).cloned())

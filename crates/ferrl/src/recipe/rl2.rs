@@ -8,7 +8,7 @@
 mod names;
 
 use super::keys::keys;
-use super::tree::{Path, Place, Tree, dotted, path};
+use super::tree::{Path, Place, ValueTree, dotted, path};
 use crate::algo;
 use ferrl_engine::{Error, Result, nearest};
 use names::{NOTED, PER_DEVICE, REFUSED, RENAMED, SAME, STOP};
@@ -81,7 +81,7 @@ pub(super) struct Note {
 }
 
 /// Replaces RL2's options in a recipe or stage. Of two words for one thing the later wins.
-pub(super) fn translate(tree: &mut Tree) -> Result<Vec<Note>> {
+pub(super) fn translate(tree: &mut ValueTree) -> Result<Vec<Note>> {
     one_name(tree)?;
     let renamed: Vec<_> = RENAMED
         .iter()
@@ -105,7 +105,7 @@ pub(super) fn translate(tree: &mut Tree) -> Result<Vec<Note>> {
 }
 
 /// Tables under the name that the lists of options have; those of RL2's reward model, its critic, are the policy's.
-fn one_name(tree: &mut Tree) -> Result<()> {
+fn one_name(tree: &mut ValueTree) -> Result<()> {
     let mut tables: Vec<(&str, &str)> = names::TABLES.to_vec();
     if tree.get(&path("algo.name")).is_some_and(|name| name == algo::REWARD_MODEL.name) {
         tables.push(("critic", "actor"));
@@ -137,7 +137,7 @@ fn dtype(value: Value) -> Value {
 }
 
 /// Options that repeat another, that change nothing, and that ask for something else than a setting.
-fn without_key(tree: &mut Tree) -> Result<Vec<Note>> {
+fn without_key(tree: &mut ValueTree) -> Result<Vec<Note>> {
     for (theirs, ours, why) in SAME {
         let Some((value, place)) = tree.take(&path(theirs)) else { continue };
         let there = tree.get(&path(ours));
@@ -168,7 +168,7 @@ fn without_key(tree: &mut Tree) -> Result<Vec<Note>> {
 }
 
 /// Makes the tokens of one device those of a micro-batch.
-fn count_all_devices(tree: &mut Tree) -> Result<()> {
+fn count_all_devices(tree: &mut ValueTree) -> Result<()> {
     let size = |key: &str| tree.get(&path(key)).and_then(Value::as_u64).unwrap_or(1).max(1);
     let ranks = size("parallel.sp_size").saturating_mul(size("parallel.tp_size"));
     let at = path(PER_DEVICE);
@@ -180,7 +180,7 @@ fn count_all_devices(tree: &mut Tree) -> Result<()> {
 }
 
 /// Options that say which algorithm it is, and its settings.
-fn algorithm(tree: &mut Tree) -> Result<()> {
+fn algorithm(tree: &mut ValueTree) -> Result<()> {
     let given: BTreeMap<&str, (Value, Place)> =
         ALGORITHM.iter().filter_map(|name| Some((*name, tree.take(&path(name))?))).collect();
     refuse_leftovers(tree)?;
@@ -206,7 +206,7 @@ fn algorithm(tree: &mut Tree) -> Result<()> {
 }
 
 /// Refuses one file that says a thing under both names, and not the same.
-fn once(tree: &Tree, theirs: &str, ours: &str, value: &Value, place: &Place) -> Result<()> {
+fn once(tree: &ValueTree, theirs: &str, ours: &str, value: &Value, place: &Place) -> Result<()> {
     let at = path(ours);
     let there = tree.get(&at).zip(tree.place(&at));
     match there.filter(|(v, p)| p.order == place.order && !same(v, value)) {
@@ -220,7 +220,7 @@ fn once(tree: &Tree, theirs: &str, ours: &str, value: &Value, place: &Place) -> 
 }
 
 /// Sets unless a later source has.
-fn set(tree: &mut Tree, key: &str, value: Value, place: &Place) -> Result<()> {
+fn set(tree: &mut ValueTree, key: &str, value: Value, place: &Place) -> Result<()> {
     let at = path(key);
     let later = tree.get(&at).is_some() && tree.place(&at).is_some_and(|p| p.order > place.order);
     if later { Ok(()) } else { tree.set(&at, value, place.clone()) }
@@ -234,7 +234,7 @@ fn same(a: &Value, b: &Value) -> bool {
 }
 
 /// What is left under RL2's tables is no option of it that is known here.
-fn refuse_leftovers(tree: &Tree) -> Result<()> {
+fn refuse_leftovers(tree: &ValueTree) -> Result<()> {
     for table in TABLES {
         let mut at: Path = path(table);
         if tree.get(&at).is_none() {

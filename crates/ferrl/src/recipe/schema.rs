@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 /// What a key holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum KeyKind {
     /// Text.
     Text,
     /// A whole number from 0 up.
@@ -23,32 +23,32 @@ pub enum Kind {
     /// One of these words.
     Choice(Vec<String>),
     /// A list.
-    List(Box<Kind>),
+    List(Box<KeyKind>),
     /// A table whose keys are the fields of this type.
     Table(String),
     /// A table with keys of its own.
     Free,
 }
 
-impl Kind {
+impl KeyKind {
     /// In words, after "expected"; numbers with the range they must lie in.
     pub fn words(&self, range: Option<Range>) -> String {
         let within = range.map_or(String::new(), |r| format!(" {r}"));
         match self {
-            Kind::Text => "text".into(),
-            Kind::Whole => format!("a whole number{within}"),
-            Kind::Number => format!("a number{within}"),
-            Kind::Flag => "true or false".into(),
-            Kind::Choice(words) => {
+            KeyKind::Text => "text".into(),
+            KeyKind::Whole => format!("a whole number{within}"),
+            KeyKind::Number => format!("a number{within}"),
+            KeyKind::Flag => "true or false".into(),
+            KeyKind::Choice(words) => {
                 format!("one of {}", words.iter().map(|w| format!("{w:?}")).collect::<Vec<_>>().join(", "))
             }
-            Kind::List(of) => match **of {
-                Kind::Text => "a list of texts".into(),
-                Kind::Number => format!("a list of numbers{within}"),
-                Kind::Table(_) | Kind::Free => "a list of tables".into(),
+            KeyKind::List(of) => match **of {
+                KeyKind::Text => "a list of texts".into(),
+                KeyKind::Number => format!("a list of numbers{within}"),
+                KeyKind::Table(_) | KeyKind::Free => "a list of tables".into(),
                 _ => "a list".into(),
             },
-            Kind::Table(_) | Kind::Free => "a table".into(),
+            KeyKind::Table(_) | KeyKind::Free => "a table".into(),
         }
     }
 }
@@ -57,7 +57,7 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub(super) struct Field {
     pub name: String,
-    pub kind: Kind,
+    pub kind: KeyKind,
     /// Whether it may be left out without having a value then.
     pub optional: bool,
     /// What a number, or the numbers of a list, must lie in.
@@ -67,7 +67,7 @@ pub(super) struct Field {
 
 /// A type and those of its fields.
 #[derive(Debug)]
-pub(super) struct Schema {
+pub(super) struct KeySchema {
     /// The type's name.
     pub root: String,
     /// Types by name, with comment and fields.
@@ -75,24 +75,24 @@ pub(super) struct Schema {
 }
 
 /// The recipe's own types.
-pub(super) static RECIPE: LazyLock<Schema> = LazyLock::new(Schema::of::<super::Recipe>);
+pub(super) static RECIPE: LazyLock<KeySchema> = LazyLock::new(KeySchema::of::<super::Recipe>);
 
 /// The settings that the policy-gradient algorithms share.
-pub(super) static POLICY: LazyLock<Schema> = LazyLock::new(Schema::of::<Policy>);
+pub(super) static POLICY: LazyLock<KeySchema> = LazyLock::new(KeySchema::of::<Policy>);
 
-impl Schema {
+impl KeySchema {
     /// Of a type.
-    pub fn of<T: JsonSchema>() -> Schema {
-        Schema::read(&schema_for!(T).to_value())
+    pub fn of<T: JsonSchema>() -> KeySchema {
+        KeySchema::read(&schema_for!(T).to_value())
     }
 
     /// Of an algorithm's settings.
-    pub fn of_algorithm(entry: &Entry) -> Schema {
-        Schema::read(&(entry.schema)().to_value())
+    pub fn of_algorithm(entry: &Entry) -> KeySchema {
+        KeySchema::read(&(entry.schema)().to_value())
     }
 
     /// Of a type's JSON Schema.
-    pub fn read(schema: &Value) -> Schema {
+    pub fn read(schema: &Value) -> KeySchema {
         let root = schema["title"].as_str().unwrap_or_default().to_string();
         let own = std::iter::once((&root, schema));
         let others = schema["$defs"].as_object().into_iter().flatten();
@@ -100,7 +100,7 @@ impl Schema {
             let fields = table["properties"].as_object().into_iter().flatten();
             (name.clone(), text(table), fields.map(|(name, f)| Field::read(name, f, schema)).collect())
         };
-        Schema { tables: own.chain(others).map(table).collect(), root: root.clone() }
+        KeySchema { tables: own.chain(others).map(table).collect(), root: root.clone() }
     }
 
     /// The fields of a type; none for a type that is not here.
@@ -129,7 +129,7 @@ fn text(schema: &Value) -> String {
 }
 
 /// What a schema describes, and whether it may be null.
-fn kind(schema: &Value, root: &Value) -> (Kind, bool) {
+fn kind(schema: &Value, root: &Value) -> (KeyKind, bool) {
     if let Some([inner, null]) = schema["anyOf"].as_array().map(Vec::as_slice)
         && null["type"] == "null"
     {
@@ -137,19 +137,19 @@ fn kind(schema: &Value, root: &Value) -> (Kind, bool) {
     }
     if let Some(name) = schema["$ref"].as_str().and_then(|r| r.strip_prefix("#/$defs/")) {
         let words = words(&root["$defs"][name]);
-        return (if words.is_empty() { Kind::Table(name.into()) } else { Kind::Choice(words) }, false);
+        return (if words.is_empty() { KeyKind::Table(name.into()) } else { KeyKind::Choice(words) }, false);
     }
     let (of, optional) = match &schema["type"] {
         Value::Array(types) => (&types[0], types.iter().any(|t| t == "null")),
         one => (one, false),
     };
     let kind = match of.as_str() {
-        Some("string") => Kind::Text,
-        Some("integer") => Kind::Whole,
-        Some("number") => Kind::Number,
-        Some("boolean") => Kind::Flag,
-        Some("array") => Kind::List(Box::new(kind(&schema["items"], root).0)),
-        _ => Kind::Free,
+        Some("string") => KeyKind::Text,
+        Some("integer") => KeyKind::Whole,
+        Some("number") => KeyKind::Number,
+        Some("boolean") => KeyKind::Flag,
+        Some("array") => KeyKind::List(Box::new(kind(&schema["items"], root).0)),
+        _ => KeyKind::Free,
     };
     (kind, optional)
 }

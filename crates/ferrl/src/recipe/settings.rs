@@ -1,6 +1,6 @@
 //! Everything a recipe may say, with defaults. The doc comments are the manual's text.
 
-use super::{Adapter, Env, Parallel};
+use super::{AdapterSettings, EnvSettings, Parallel};
 use crate::credit::Split;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,27 +28,27 @@ pub struct Recipe {
     /// a run stays reproducible bit by bit.
     pub exact: bool,
     /// The policy: the model that is trained.
-    pub model: Model,
+    pub model: ModelSettings,
     /// A low-rank adapter (LoRA) that is trained instead of the weights; none where the section is absent.
-    pub adapter: Option<Adapter>,
+    pub adapter: Option<AdapterSettings>,
     /// The critic, for algorithms that have one.
-    pub critic: Critic,
+    pub critic: CriticSettings,
     /// The reference, for algorithms that regularise towards the policy as it starts.
     pub reference: Reference,
     /// The teacher model, for algorithms that distill one.
     pub teacher: Teacher,
     /// Training data.
-    pub data: Data,
+    pub data: DataSettings,
     /// The algorithm: `name` and its settings.
     pub algo: Map<String, Value>,
     /// Sampling of completions, for algorithms that sample.
     pub rollout: Rollout,
     /// Search in place of independent completions, in rollouts and evaluations.
-    pub search: Search,
+    pub search: SearchSettings,
     /// The environment of episodes with several turns, where it is not a generated task.
-    pub env: Env,
+    pub env: EnvSettings,
     /// Rewards of sampled completions; several are added by weight.
-    pub reward: Vec<Reward>,
+    pub reward: Vec<RewardSettings>,
     /// Optimizer and learning-rate schedule.
     pub optim: Optim,
     /// Steps, epochs and batch sizes.
@@ -66,11 +66,11 @@ pub struct Recipe {
 /// The policy: a model directory, or a new model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Model {
+pub struct ModelSettings {
     /// A Hugging Face directory, `org/name` in the Hugging Face cache, or `stage:NAME` for the model of an earlier stage.
     pub path: Option<String>,
     /// A randomly initialised model instead.
-    pub init: Option<Init>,
+    pub init: Option<InitSettings>,
     /// Compute type: `f32` or `bf16`; master weights are f32.
     pub dtype: Option<String>,
     /// Activation checkpointing: recompute layers in backward to save memory.
@@ -86,7 +86,7 @@ pub struct Model {
 /// A randomly initialised model and its tokenizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Init {
+pub struct InitSettings {
     /// Model family, one of `ferrl doctor`.
     pub family: String,
     /// Hidden size. [1, 131072]
@@ -113,9 +113,9 @@ pub struct Init {
     pub max_positions: usize,
 }
 
-impl Default for Init {
+impl Default for InitSettings {
     fn default() -> Self {
-        Init {
+        InitSettings {
             family: ferrl_engine::model::FAMILIES[0].name().into(),
             hidden: 128,
             layers: 4,
@@ -135,7 +135,7 @@ impl Default for Init {
 /// The critic, for algorithms that have one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Critic {
+pub struct CriticSettings {
     /// A value head on the policy's trunk instead of a separate model.
     pub shared: bool,
     /// Initial weights: a directory or `stage:NAME`; the policy's by default.
@@ -165,7 +165,7 @@ pub struct Reference {
 /// Training data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Data {
+pub struct DataSettings {
     /// Files, directories, globs, `split@path`, `org/name` in the Hugging Face cache, and generated tasks such as
     /// `task:countdown`, mixed.
     pub train: Vec<String>,
@@ -205,9 +205,9 @@ pub struct Data {
     pub overlap: String,
 }
 
-impl Default for Data {
+impl Default for DataSettings {
     fn default() -> Self {
-        Data {
+        DataSettings {
             train: Vec::new(),
             weights: Vec::new(),
             task: Map::new(),
@@ -292,7 +292,7 @@ impl Default for Rollout {
 /// Search in place of independent completions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Search {
+pub struct SearchSettings {
     /// Strategy, one of `ferrl search --list`; unset disables search.
     pub strategy: Option<String>,
     /// Options of the strategy and its expander.
@@ -312,9 +312,9 @@ pub struct Search {
     pub eval: bool,
 }
 
-impl Default for Search {
+impl Default for SearchSettings {
     fn default() -> Self {
-        Search {
+        SearchSettings {
             strategy: None,
             options: Map::new(),
             scorer: "reward".into(),
@@ -329,7 +329,7 @@ impl Default for Search {
 /// A reward; several are added by weight.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Reward {
+pub struct RewardSettings {
     /// Name of a built-in verifier.
     pub verifier: Option<String>,
     /// Options of the verifier; with `model`, how it rewards: `kind = "generative"`, `"implicit"` or `"decision"`.
@@ -363,7 +363,7 @@ const OPTION_MODELS: [&str; 2] = ["extractor", "reference"];
 /// Tokens of a step, where nothing else is said.
 const STEP_TOKENS: usize = 16;
 
-impl Reward {
+impl RewardSettings {
     /// All directories of models that it loads.
     pub fn model_paths(&self) -> impl Iterator<Item = &str> {
         self.model.as_deref().into_iter().chain(self.models().map(|(_, path)| path))
@@ -548,16 +548,16 @@ impl Default for Recipe {
             device_memory: None,
             threads: 0,
             exact: true,
-            model: Model::default(),
+            model: ModelSettings::default(),
             adapter: None,
-            critic: Critic::default(),
+            critic: CriticSettings::default(),
             reference: Reference::default(),
             teacher: Teacher::default(),
-            data: Data::default(),
+            data: DataSettings::default(),
             algo: Map::new(),
             rollout: Rollout::default(),
-            search: Search::default(),
-            env: Env::default(),
+            search: SearchSettings::default(),
+            env: EnvSettings::default(),
             reward: Vec::new(),
             optim: Optim::default(),
             train: Train::default(),

@@ -25,15 +25,15 @@ pub(super) struct Place {
 
 /// Values and their places.
 #[derive(Clone, Debug)]
-pub(super) struct Tree {
+pub(super) struct ValueTree {
     /// A table; nothing in it is null.
     pub root: Value,
     places: BTreeMap<Path, Place>,
 }
 
-impl Default for Tree {
+impl Default for ValueTree {
     fn default() -> Self {
-        Tree { root: Value::Object(Map::new()), places: BTreeMap::new() }
+        ValueTree { root: Value::Object(Map::new()), places: BTreeMap::new() }
     }
 }
 
@@ -64,10 +64,10 @@ pub(super) fn describe(value: &Value) -> String {
     }
 }
 
-impl Tree {
+impl ValueTree {
     /// Reads TOML; `name` says where a line is.
     pub fn parse(text: &str, order: usize, name: impl Fn(usize) -> String) -> Result<Self> {
-        let mut tree = Tree::default();
+        let mut tree = ValueTree::default();
         let document = DeTable::parse(text).map_err(|e| {
             let line = e.span().map_or(1, |s| line_of(&line_starts(text), &s));
             let error = Error::usage(e.message().to_string()).at(name(line));
@@ -77,7 +77,8 @@ impl Tree {
                 false => error,
             }
         })?;
-        let mut reader = Reader { lines: line_starts(text), order, name: &name, places: &mut tree.places };
+        let mut reader =
+            TomlReader { lines: line_starts(text), order, name: &name, places: &mut tree.places };
         tree.root = reader.table(document.get_ref(), &mut Vec::new())?;
         Ok(tree)
     }
@@ -196,12 +197,12 @@ impl Tree {
     }
 
     /// Lays another tree over this one: tables are joined, all else is replaced.
-    pub fn merge(&mut self, over: &Tree) -> Result<()> {
+    pub fn merge(&mut self, over: &ValueTree) -> Result<()> {
         let Value::Object(map) = &over.root else { return Ok(()) };
         map.iter().try_for_each(|(key, value)| self.merge_at(vec![key.clone()], value, over))
     }
 
-    fn merge_at(&mut self, path: Path, value: &Value, over: &Tree) -> Result<()> {
+    fn merge_at(&mut self, path: Path, value: &Value, over: &ValueTree) -> Result<()> {
         if let (Some(Value::Object(_)), Value::Object(map)) = (self.get(&path), value) {
             return map.iter().try_for_each(|(key, value)| {
                 let inner = path.iter().cloned().chain([key.clone()]).collect();
@@ -215,15 +216,15 @@ impl Tree {
     }
 
     /// The tree below a key, its paths starting anew.
-    pub fn below(&self, path: &[String]) -> Tree {
+    pub fn below(&self, path: &[String]) -> ValueTree {
         let root = self.get(path).cloned().unwrap_or(Value::Object(Map::new()));
         let places =
             self.under(path).into_iter().map(|(p, place)| (p[path.len()..].to_vec(), place)).collect();
-        Tree { root, places }
+        ValueTree { root, places }
     }
 
     /// Puts a tree below a key.
-    pub fn graft(&mut self, path: &[String], tree: Tree) -> Result<()> {
+    pub fn graft(&mut self, path: &[String], tree: ValueTree) -> Result<()> {
         let place = self.place(path).cloned().unwrap_or_default();
         self.set(path, tree.root, place)?;
         let whole = |p: Path| path.iter().cloned().chain(p).collect::<Path>();
@@ -243,7 +244,7 @@ impl Tree {
 }
 
 /// From TOML's values to ours, noting lines.
-struct Reader<'a> {
+struct TomlReader<'a> {
     /// Where each line begins.
     lines: Vec<usize>,
     order: usize,
@@ -251,7 +252,7 @@ struct Reader<'a> {
     places: &'a mut BTreeMap<Path, Place>,
 }
 
-impl Reader<'_> {
+impl TomlReader<'_> {
     fn table(&mut self, table: &DeTable<'_>, at: &mut Path) -> Result<Value> {
         let mut map = Map::new();
         for (key, value) in table {

@@ -1,29 +1,29 @@
 //! Unknown keys, wrong types and numbers out of range, at any depth, with place and nearest name.
 
 use super::keys::{self, nearest_to};
-use super::schema::{Field, Kind, RECIPE, Schema};
-use super::tree::{Path, Place, Tree, describe, dotted};
+use super::schema::{Field, KeyKind, KeySchema, RECIPE};
+use super::tree::{Path, Place, ValueTree, describe, dotted};
 use super::{OFF, elsewhere};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
 /// What the keys below a type are checked against.
-pub(super) struct Rules<'a> {
+pub(super) struct TypeRules<'a> {
     /// The types.
-    pub schema: &'a Schema,
+    pub schema: &'a KeySchema,
     /// A key's full name, for errors.
     pub full: &'a dyn Fn(&[String]) -> Path,
     /// The error for a key that a type does not have.
-    pub unknown: &'a dyn Fn(&Tree, &[String], &str) -> Error,
+    pub unknown: &'a dyn Fn(&ValueTree, &[String], &str) -> Error,
     /// A key's value where the recipe says nothing.
     pub default: &'a dyn Fn(&[String]) -> Value,
     /// Where a value was written.
-    pub place: &'a dyn Fn(&Tree, &[String]) -> String,
+    pub place: &'a dyn Fn(&ValueTree, &[String]) -> String,
 }
 
 /// What was found beside errors that end the search.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct CheckFindings {
     /// Lone values where a list is expected.
     lone: Vec<Path>,
     /// Numbers out of range: all are reported at once.
@@ -32,15 +32,15 @@ pub(super) struct Found {
 
 /// Refuses what the types do not allow; gives the numbers that are out of range. A lone value where a list is expected
 /// becomes a list of one.
-pub(super) fn check(tree: &mut Tree) -> Result<Vec<Error>> {
-    let rules = Rules {
+pub(super) fn check(tree: &mut ValueTree) -> Result<Vec<Error>> {
+    let rules = TypeRules {
         schema: &RECIPE,
         full: &|path| path.to_vec(),
         unknown: &unknown,
         default: &|path| keys::find(path).map_or(Value::Null, |k| k.default.clone()),
         place: &place,
     };
-    let mut found = Found::default();
+    let mut found = CheckFindings::default();
     rules.table(tree, &mut Vec::new(), "Recipe", &mut found)?;
     for path in found.lone {
         if let Some((value, place)) = tree.take(&path) {
@@ -52,10 +52,10 @@ pub(super) fn check(tree: &mut Tree) -> Result<Vec<Error>> {
 
 /// Refuses settings with unknown keys, wrong types or numbers out of range; `place` names them in errors.
 pub(crate) fn check_settings<T: schemars::JsonSchema>(place: &str, values: &Value) -> Result<()> {
-    let schema = Schema::of::<T>();
-    let mut tree = Tree::default();
+    let schema = KeySchema::of::<T>();
+    let mut tree = ValueTree::default();
     tree.root = values.clone();
-    let rules = Rules {
+    let rules = TypeRules {
         schema: &schema,
         full: &|path| path.to_vec(),
         unknown: &|_, at, table| {
@@ -72,14 +72,20 @@ pub(crate) fn check_settings<T: schemars::JsonSchema>(place: &str, values: &Valu
         default: &|_| Value::Null,
         place: &|_, _| place.to_string(),
     };
-    let mut found = Found::default();
+    let mut found = CheckFindings::default();
     rules.table(&tree, &mut Vec::new(), &schema.root, &mut found)?;
     found.outside.into_iter().next().map_or(Ok(()), Err)
 }
 
-impl Rules<'_> {
+impl TypeRules<'_> {
     /// Checks the table there, whose keys are the fields of a type.
-    pub fn table(&self, tree: &Tree, at: &mut Path, name: &str, found: &mut Found) -> Result<()> {
+    pub fn table(
+        &self,
+        tree: &ValueTree,
+        at: &mut Path,
+        name: &str,
+        found: &mut CheckFindings,
+    ) -> Result<()> {
         let Some(Value::Object(map)) = tree.get(at) else { return Ok(()) };
         for (key, value) in map {
             at.push(key.clone());
@@ -99,7 +105,13 @@ impl Rules<'_> {
         Ok(())
     }
 
-    fn stages(&self, tree: &Tree, at: &mut Path, value: &Value, found: &mut Found) -> Result<()> {
+    fn stages(
+        &self,
+        tree: &ValueTree,
+        at: &mut Path,
+        value: &Value,
+        found: &mut CheckFindings,
+    ) -> Result<()> {
         let Value::Array(list) = value else {
             return Err(self
                 .wrong(tree, at, "a list of tables", value)
@@ -118,15 +130,15 @@ impl Rules<'_> {
 
     fn entry(
         &self,
-        tree: &Tree,
+        tree: &ValueTree,
         at: &mut Path,
-        (field, kind): (&Field, &Kind),
+        (field, kind): (&Field, &KeyKind),
         value: &Value,
-        found: &mut Found,
+        found: &mut CheckFindings,
     ) -> Result<()> {
         let fits = match (kind, value) {
-            (Kind::Table(inner), Value::Object(_)) => return self.table(tree, at, inner, found),
-            (Kind::List(of), Value::Array(list)) => {
+            (KeyKind::Table(inner), Value::Object(_)) => return self.table(tree, at, inner, found),
+            (KeyKind::List(of), Value::Array(list)) => {
                 for (i, inner) in list.iter().enumerate() {
                     at.push(i.to_string());
                     self.entry(tree, at, (field, of), inner, found)?;
@@ -134,17 +146,17 @@ impl Rules<'_> {
                 }
                 true
             }
-            (Kind::List(of), value) => {
+            (KeyKind::List(of), value) => {
                 found.lone.push(at.clone());
                 let words = kind.words(field.range);
                 return self
                     .entry(tree, at, (field, of), value, found)
                     .map_err(|e| if value.is_object() { e } else { self.wrong(tree, at, &words, value) });
             }
-            (Kind::Text, Value::String(_)) | (Kind::Flag, Value::Bool(_)) => true,
-            (Kind::Number, Value::Number(_)) | (Kind::Free, Value::Object(_)) => true,
-            (Kind::Whole, Value::Number(n)) => n.is_u64(),
-            (Kind::Choice(words), Value::String(s)) => words.contains(s),
+            (KeyKind::Text, Value::String(_)) | (KeyKind::Flag, Value::Bool(_)) => true,
+            (KeyKind::Number, Value::Number(_)) | (KeyKind::Free, Value::Object(_)) => true,
+            (KeyKind::Whole, Value::Number(n)) => n.is_u64(),
+            (KeyKind::Choice(words), Value::String(s)) => words.contains(s),
             _ => false,
         };
         let words = kind.words(field.range);
@@ -163,18 +175,22 @@ impl Rules<'_> {
     }
 
     /// The error for a value of another type, with a fix where it is plain what was meant.
-    fn misfit(&self, tree: &Tree, at: &[String], kind: &Kind, words: &str, value: &Value) -> Error {
+    fn misfit(&self, tree: &ValueTree, at: &[String], kind: &KeyKind, words: &str, value: &Value) -> Error {
         let (error, key) = (self.wrong(tree, at, words, value), dotted(&(self.full)(at)));
         match (kind, value) {
-            (Kind::Whole, Value::Number(n)) => match n.as_f64().filter(|f| f.fract() == 0.0 && *f >= 0.0) {
-                Some(whole) if whole < 1e15 => error.fix(format!("{key} = {whole}")),
-                _ => error,
-            },
-            (Kind::Text, Value::Number(_) | Value::Bool(_)) => error.fix(format!("{key} = \"{value}\"")),
-            (Kind::Number | Kind::Whole | Kind::Flag, Value::String(s)) if s.parse::<f64>().is_ok() => {
+            (KeyKind::Whole, Value::Number(n)) => {
+                match n.as_f64().filter(|f| f.fract() == 0.0 && *f >= 0.0) {
+                    Some(whole) if whole < 1e15 => error.fix(format!("{key} = {whole}")),
+                    _ => error,
+                }
+            }
+            (KeyKind::Text, Value::Number(_) | Value::Bool(_)) => error.fix(format!("{key} = \"{value}\"")),
+            (KeyKind::Number | KeyKind::Whole | KeyKind::Flag, Value::String(s))
+                if s.parse::<f64>().is_ok() =>
+            {
                 error.fix("write it without quotes")
             }
-            (Kind::Choice(known), Value::String(s)) => {
+            (KeyKind::Choice(known), Value::String(s)) => {
                 match ferrl_engine::nearest(s, known.iter().map(String::as_str)) {
                     Some(near) => error.fix(format!("{key} = {near:?}")),
                     None => error,
@@ -184,7 +200,7 @@ impl Rules<'_> {
         }
     }
 
-    fn wrong(&self, tree: &Tree, at: &[String], expected: &str, got: &Value) -> Error {
+    fn wrong(&self, tree: &ValueTree, at: &[String], expected: &str, got: &Value) -> Error {
         let reference = tree.place(at).and_then(|p| p.reference.as_ref());
         let got = reference.map_or_else(|| describe(got), |r| format!("the value of {r}"));
         let what = format!("expected {expected}, got {got}");
@@ -201,9 +217,9 @@ pub(super) fn switch_off(value: &mut Value, table: &str) {
             (_, inner) if field.optional && inner == OFF => {
                 map.shift_remove(&field.name);
             }
-            (Kind::Table(table), inner) => switch_off(inner, table),
-            (Kind::List(of), Value::Array(list)) => {
-                if let Kind::Table(table) = &**of {
+            (KeyKind::Table(table), inner) => switch_off(inner, table),
+            (KeyKind::List(of), Value::Array(list)) => {
+                if let KeyKind::Table(table) = &**of {
                     list.iter_mut().for_each(|entry| switch_off(entry, table));
                 }
             }
@@ -213,11 +229,11 @@ pub(super) fn switch_off(value: &mut Value, table: &str) {
 }
 
 /// Where the value was written, for people.
-pub(super) fn place(tree: &Tree, at: &[String]) -> String {
+pub(super) fn place(tree: &ValueTree, at: &[String]) -> String {
     tree.place(at).map_or_else(|| "recipe".into(), |p: &Place| p.text.clone())
 }
 
-fn unknown(tree: &Tree, at: &[String], table: &str) -> Error {
+fn unknown(tree: &ValueTree, at: &[String], table: &str) -> Error {
     let error = Error::usage(format!("unknown key {}", dotted(at))).at(place(tree, at));
     let known: Vec<&str> = RECIPE.fields(table).iter().map(|f| f.name.as_str()).collect();
     if let Some(advice) = elsewhere::advice(at) {

@@ -8,12 +8,12 @@
 
 use super::{Reward, RewardModel};
 use crate::algo::settings;
-use crate::recipe::{Recipe, Reward as Source};
+use crate::recipe::{Recipe, RewardSettings as Source};
 use crate::task::calibration::{ASKED, NO_ANSWER};
 use crate::verify::calibration::{Decision, top};
 use crate::verify::{Outcome, Progress, Sample, Score, required};
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams, Stops};
+use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams, Stops};
 use ferrl_engine::model::{Frozen, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// How a paragraph is read: `options` of a `[[reward]]` whose `model` is the forecaster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Reader {
+pub struct DecisionOptions {
     /// `decision`: forecasts of the answers that a paragraph names.
     pub kind: String,
     /// Directory of the model that lists the answers of a paragraph, or `stage:NAME`.
@@ -49,9 +49,9 @@ pub struct Reader {
     pub cache_mib: usize,
 }
 
-impl Default for Reader {
+impl Default for DecisionOptions {
     fn default() -> Self {
-        Reader {
+        DecisionOptions {
             kind: "decision".into(),
             extractor: String::new(),
             column: "answer".into(),
@@ -72,7 +72,7 @@ pub struct DecisionReward {
     tokenizer: Tokenizer,
     stops: Stops,
     sampler: Mutex<Sampler>,
-    reader: Reader,
+    reader: DecisionOptions,
     seed: u64,
     name: String,
 }
@@ -86,7 +86,7 @@ impl DecisionReward {
         dtype: DType,
         backend: &Arc<dyn Backend>,
     ) -> Result<Self> {
-        let reader: Reader = settings("reward.options", Value::Object(source.options.clone()))?;
+        let reader: DecisionOptions = settings("reward.options", Value::Object(source.options.clone()))?;
         if reader.extractor.is_empty() {
             return Err(Error::usage("a decision reward needs a model that extracts answers")
                 .at("reward.options.extractor")
@@ -138,9 +138,9 @@ impl DecisionReward {
         let request = |(text, prompt): (&&str, &Option<Vec<u32>>)| {
             let [first, second] = name_words(text);
             let stream = [step as u32, first, second];
-            Some(Request { prompt: prompt.clone()?, params: params.clone(), stream })
+            Some(GenerationRequest { prompt: prompt.clone()?, params: params.clone(), stream })
         };
-        let requests: Vec<Request> = paragraphs.iter().zip(&prompts).filter_map(request).collect();
+        let requests: Vec<GenerationRequest> = paragraphs.iter().zip(&prompts).filter_map(request).collect();
         let mut sampler = self.sampler.lock().unwrap_or_else(PoisonError::into_inner);
         let written = self.extractor.with(|model| sampler.generate(model, requests))?;
         if self.extractor.offloads() {

@@ -10,16 +10,16 @@ use super::reading::Reading;
 use crate::algo::settings;
 use crate::credit::gains;
 use crate::data::Encoder;
-use crate::data::prompt::{Apply, Settings};
-use crate::recipe::{Recipe, Reward as Source};
+use crate::data::prompt::{Apply, PromptSettings};
+use crate::recipe::{Recipe, RewardSettings as Source};
 use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams, Stops};
+use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams, Stops};
 use ferrl_engine::math::exp;
 use ferrl_engine::model::{Frozen, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::train::{Batch, Sequence, stats};
+use ferrl_engine::train::{Batch, BatchSequence, stats};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::name_words;
 use ferrl_kernels::{Backend, DType};
@@ -143,7 +143,7 @@ impl GenerativeVerifier {
         let chat = if judgement.chat { Some(ChatTemplate::from_dir(dir)?) } else { None };
         let stops =
             Stops::of_dir(dir, &tokenizer).with_strings(&[rationale_end(&judgement.question).into()], false);
-        let prompts = Settings { apply_chat_template: apply, ..Default::default() };
+        let prompts = PromptSettings { apply_chat_template: apply, ..Default::default() };
         Ok(GenerativeVerifier {
             model: Frozen::new(model, source.offload)?,
             reading: Reading::with(Encoder::new(tokenizer, chat, prompts)?, recipe),
@@ -211,7 +211,11 @@ impl GenerativeVerifier {
             let prompt = self.reading.encoder.first(&format!("{text}{}", j.rationale))?.0;
             for vote in 0..j.votes {
                 let (prompt, params) = (prompt.clone(), params.clone());
-                requests.push(Request { prompt, params, stream: [step as u32, first, second ^ vote as u32] });
+                requests.push(GenerationRequest {
+                    prompt,
+                    params,
+                    stream: [step as u32, first, second ^ vote as u32],
+                });
             }
         }
         let mut sampler = sampler.lock().unwrap_or_else(PoisonError::into_inner);
@@ -239,9 +243,9 @@ impl GenerativeVerifier {
         let sequence = |prefix: &Vec<u32>| {
             let ids = [prefix, &word[..]].concat();
             let scored = (0..ids.len()).map(|i| i >= prefix.len()).collect();
-            Sequence { ids, scored, ..Default::default() }
+            BatchSequence { ids, scored, ..Default::default() }
         };
-        let sequences: Vec<Sequence> = prefixes.iter().map(sequence).collect();
+        let sequences: Vec<BatchSequence> = prefixes.iter().map(sequence).collect();
         let judge = |model: &Model, batch: &Batch| {
             let logp = stats(model, batch, 1.0)?.logp;
             let probability = |rows: std::ops::Range<usize>| {

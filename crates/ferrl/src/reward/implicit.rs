@@ -4,12 +4,12 @@ use super::Reward;
 use super::reading::{Reading, start};
 use crate::algo::settings;
 use crate::credit::{Split, split};
-use crate::data::Tokens;
-use crate::recipe::{Recipe, Reward as Source};
+use crate::data::MaskedTokens;
+use crate::recipe::{Recipe, RewardSettings as Source};
 use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Frozen, Model, Options};
-use ferrl_engine::train::{Batch, Sequence, stats};
+use ferrl_engine::train::{Batch, BatchSequence, stats};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, DType};
 use schemars::JsonSchema;
@@ -111,7 +111,7 @@ impl ImplicitReward {
 
     /// The reward of each step of each completion; those of a completion add up to its outcome reward.
     pub fn step_rewards(&self, completions: &[Sample<'_>]) -> Result<Vec<Vec<f64>>> {
-        let tokens: Vec<Tokens> =
+        let tokens: Vec<MaskedTokens> =
             completions.iter().map(|c| self.reading.tokens(c)).collect::<Result<_>>()?;
         let ratios = self.ratios(&tokens)?;
         let mut out = Vec::with_capacity(completions.len());
@@ -133,10 +133,13 @@ impl ImplicitReward {
     }
 
     /// The log-ratio of each token of each completion.
-    fn ratios(&self, tokens: &[Tokens]) -> Result<Vec<Vec<f64>>> {
-        let sequence =
-            |t: &Tokens| Sequence { ids: t.ids.clone(), scored: t.mask.clone(), ..Default::default() };
-        let sequences: Vec<Sequence> = tokens.iter().map(sequence).collect();
+    fn ratios(&self, tokens: &[MaskedTokens]) -> Result<Vec<Vec<f64>>> {
+        let sequence = |t: &MaskedTokens| BatchSequence {
+            ids: t.ids.clone(),
+            scored: t.mask.clone(),
+            ..Default::default()
+        };
+        let sequences: Vec<BatchSequence> = tokens.iter().map(sequence).collect();
         let logps = |model: &Model, batch: &Batch| {
             let logp = stats(model, batch, 1.0)?.logp;
             Ok(batch.segments().iter().map(|rows| logp[rows].to_vec()).collect())
@@ -145,7 +148,7 @@ impl ImplicitReward {
         let under =
             |frozen: &Frozen| frozen.with(|model| self.reading.packed(&sequences, |b, _| logps(model, b)));
         let (own, reference): (Vec<Vec<f32>>, _) = (under(&self.model)?, under(&self.reference)?);
-        let ratio = |((t, own), reference): ((&Tokens, &Vec<f32>), &Vec<f32>)| {
+        let ratio = |((t, own), reference): ((&MaskedTokens, &Vec<f32>), &Vec<f32>)| {
             let acts = (1..t.ids.len()).filter(|&i| t.mask[i]).map(|i| i - 1);
             acts.map(|row| f64::from(own[row]) - f64::from(reference[row])).collect()
         };
@@ -174,7 +177,7 @@ impl Reward for ImplicitReward {
         ends: &[Vec<usize>],
         _at: Progress,
     ) -> Result<Vec<Outcome>> {
-        let tokens: Vec<Tokens> =
+        let tokens: Vec<MaskedTokens> =
             completions.iter().map(|c| self.reading.tokens(c)).collect::<Result<_>>()?;
         let mut out = Vec::with_capacity(completions.len());
         for ((tokens, ends), ratios) in tokens.iter().zip(ends).zip(self.ratios(&tokens)?) {

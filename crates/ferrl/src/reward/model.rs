@@ -3,12 +3,12 @@
 use super::Reward;
 use super::reading::{Reading, start};
 use crate::credit::{gains, split};
-use crate::data::Tokens;
+use crate::data::MaskedTokens;
 use crate::recipe::Recipe;
 use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Frozen, Head, Model, Options};
-use ferrl_engine::train::{Batch, Sequence, stats};
+use ferrl_engine::train::{Batch, BatchSequence, stats};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, DType};
 use std::ops::Range;
@@ -67,11 +67,11 @@ impl RewardModel {
 
     /// Tokens of each completion with its prompt, and the score behind every one of them: one pass over a completion scores all
     /// its prefixes.
-    fn token_values(&self, completions: &[Sample<'_>]) -> Result<Vec<(Tokens, Vec<f64>)>> {
-        let encoded: Vec<Tokens> =
+    fn token_values(&self, completions: &[Sample<'_>]) -> Result<Vec<(MaskedTokens, Vec<f64>)>> {
+        let encoded: Vec<MaskedTokens> =
             completions.iter().map(|c| self.reading.tokens(c)).collect::<Result<_>>()?;
-        let sequence = |t: &Tokens| Sequence { ids: t.ids.clone(), ..Default::default() };
-        let sequences: Vec<Sequence> = encoded.iter().map(sequence).collect();
+        let sequence = |t: &MaskedTokens| BatchSequence { ids: t.ids.clone(), ..Default::default() };
+        let sequences: Vec<BatchSequence> = encoded.iter().map(sequence).collect();
         let score = |model: &Model, batch: &Batch| {
             let values = stats(model, batch, 1.0)?.value;
             let own = |rows: Range<usize>| values[rows].iter().map(|v| f64::from(*v)).collect::<Vec<f64>>();
@@ -83,7 +83,7 @@ impl RewardModel {
     }
 
     /// The score at the end of each step, of a completion whose steps end at these bytes.
-    fn step_values(&self, (tokens, values): &(Tokens, Vec<f64>), ends: &[usize]) -> Result<Vec<f64>> {
+    fn step_values(&self, (tokens, values): &(MaskedTokens, Vec<f64>), ends: &[usize]) -> Result<Vec<f64>> {
         let start = start(tokens);
         let starts = split::starts(&tokens.ids[start..], self.reading.tokenizer())?;
         let last = values.len().saturating_sub(1);
@@ -114,7 +114,7 @@ impl Reward for RewardModel {
         _at: Progress,
     ) -> Result<Vec<Outcome>> {
         let all = self.token_values(completions)?;
-        let one = |(own, ends): (&(Tokens, Vec<f64>), &Vec<usize>)| {
+        let one = |(own, ends): (&(MaskedTokens, Vec<f64>), &Vec<usize>)| {
             let values = self.step_values(own, ends)?;
             let whole = Score::single(&self.name, values.last().copied().unwrap_or(0.0));
             Ok(Outcome::Scored(Score { steps: gains(&values), ..whole }))

@@ -1,14 +1,14 @@
 //! How a model that gives rewards reads completions: with its own tokenizer and chat template, which need not be the policy's.
 
-use crate::data::prompt::Settings;
+use crate::data::prompt::PromptSettings;
 use crate::data::schema::RowKind;
-use crate::data::{Counts, Encoder, Example, Row, Tokens};
-use crate::pack::{Budget, pack};
+use crate::data::{Encoder, Example, MaskedTokens, Row, RowCounts};
+use crate::pack::{TokenBudget, pack};
 use crate::recipe::Recipe;
 use crate::verify::Sample;
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::train::{Batch, Sequence};
+use ferrl_engine::train::{Batch, BatchSequence};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
@@ -26,7 +26,7 @@ impl Reading {
     /// With the tokenizer and the chat template of a model's directory.
     pub fn open(dir: &Path, recipe: &Recipe) -> Result<Self> {
         let chat = ChatTemplate::from_dir(dir).ok();
-        Ok(Self::with(Encoder::new(Tokenizer::from_dir(dir)?, chat, Settings::default())?, recipe))
+        Ok(Self::with(Encoder::new(Tokenizer::from_dir(dir)?, chat, PromptSettings::default())?, recipe))
     }
 
     /// With this encoder.
@@ -40,11 +40,11 @@ impl Reading {
     }
 
     /// Prompt and completion as the model was trained to read them.
-    pub fn tokens(&self, sample: &Sample<'_>) -> Result<Tokens> {
+    pub fn tokens(&self, sample: &Sample<'_>) -> Result<MaskedTokens> {
         let prompt = prompt_value(sample.prompt, sample.messages);
         let text = format!("{}{}", self.prefill, sample.completion);
         let row = Row::from_iter([("prompt".to_string(), prompt), ("completion".to_string(), text.into())]);
-        let encoded = self.encoder.encode(&row, RowKind::Sft, "a completion", &mut Counts::default())?;
+        let encoded = self.encoder.encode(&row, RowKind::Sft, "a completion", &mut RowCounts::default())?;
         let Some(Example::Text(mut tokens)) = encoded.map(|s| s.example) else {
             return Err(Error::data("a completion has no tokens for the reward model"));
         };
@@ -60,12 +60,12 @@ impl Reading {
     /// What `compute` returns for the sequences of each micro-batch, in the order of `sequences`.
     pub fn packed<T>(
         &self,
-        sequences: &[Sequence],
+        sequences: &[BatchSequence],
         mut compute: impl FnMut(&Batch, &[usize]) -> Result<Vec<T>>,
     ) -> Result<Vec<T>> {
         let lengths: Vec<usize> = sequences.iter().map(|s| s.ids.len()).collect();
         let tokens = lengths.iter().copied().fold(self.budget, usize::max);
-        let budget = Budget { tokens, setting: "train.micro_batch_tokens", multiple: 1 };
+        let budget = TokenBudget { tokens, setting: "train.micro_batch_tokens", multiple: 1 };
         let packing = pack(&lengths, &[], budget, &|i| format!("completion {i}"))?;
         let mut computed = Vec::new();
         for bin in &packing.bins {
@@ -77,7 +77,7 @@ impl Reading {
 }
 
 /// Where the completion begins among the tokens of prompt and completion.
-pub(super) fn start(tokens: &Tokens) -> usize {
+pub(super) fn start(tokens: &MaskedTokens) -> usize {
     tokens.mask.iter().position(|m| *m).unwrap_or(tokens.ids.len())
 }
 

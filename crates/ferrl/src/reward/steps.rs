@@ -6,7 +6,7 @@
 
 use crate::credit::{Split, split};
 use crate::experience::Sequence;
-use crate::rollout::Answer;
+use crate::rollout::RolloutCompletion;
 use ferrl_engine::Result;
 use ferrl_engine::tokenizer::Tokenizer;
 
@@ -15,24 +15,29 @@ pub(super) type Rule = (Split, usize);
 
 /// The steps of one completion.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Steps {
+pub(super) struct CompletionSteps {
     /// Where each ends, in bytes of the text.
     pub ends: Vec<usize>,
     /// Where each ends, in tokens of the completion; empty where the tokens are not known.
     pub tokens: Vec<usize>,
 }
 
-impl Steps {
+impl CompletionSteps {
     /// Of a completion of these tokens. One that cannot be split is one step.
-    pub fn of(rule: Rule, answer: &Answer, ids: &[u32], tokenizer: Option<&Tokenizer>) -> Result<Self> {
+    pub fn of(
+        rule: Rule,
+        answer: &RolloutCompletion,
+        ids: &[u32],
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Self> {
         let text = answer.said();
-        let one = Steps { ends: vec![text.len()], tokens: Vec::new() };
+        let one = CompletionSteps { ends: vec![text.len()], tokens: Vec::new() };
         let Some(tokenizer) = tokenizer.filter(|_| answer.played.is_none() && !ids.is_empty()) else {
             let found = split::texts(rule.0, &text).filter(|parts| !parts.is_empty());
-            return Ok(found.map_or(one, |parts| Steps { ends: ends(parts), tokens: Vec::new() }));
+            return Ok(found.map_or(one, |parts| CompletionSteps { ends: ends(parts), tokens: Vec::new() }));
         };
         let Some(found) = split::steps(rule, ids, &text, tokenizer)? else {
-            return Ok(Steps { tokens: vec![ids.len()], ..one });
+            return Ok(CompletionSteps { tokens: vec![ids.len()], ..one });
         };
         let mut all = ends(found.iter().map(|s| s.text.as_str()));
         // What special tokens add is in no step's text.
@@ -40,7 +45,7 @@ impl Steps {
             *last = text.len();
         }
         all.iter_mut().for_each(|end| *end = (*end).min(text.len()));
-        Ok(Steps { ends: all, tokens: found.iter().map(|s| s.end).collect() })
+        Ok(CompletionSteps { ends: all, tokens: found.iter().map(|s| s.end).collect() })
     }
 }
 
@@ -85,11 +90,11 @@ mod tests {
         let said = "1+2=3\n3-1=2\n";
         let mut ids = tokenizer.encode_text(said).unwrap();
         ids.push(tokenizer.eos()[0]);
-        let answer = Answer { text: said.into(), tokens: ids.len(), ..Default::default() };
-        let steps = Steps::of((Split::Lines, 1), &answer, &ids, Some(&tokenizer)).unwrap();
-        assert_eq!(steps, Steps { ends: vec![6, 12], tokens: vec![6, 13] });
-        let unread = Steps::of((Split::Lines, 1), &answer, &[], None).unwrap();
-        assert_eq!(unread, Steps { ends: vec![6, 12], tokens: vec![] }, "by the text alone");
+        let answer = RolloutCompletion { text: said.into(), tokens: ids.len(), ..Default::default() };
+        let steps = CompletionSteps::of((Split::Lines, 1), &answer, &ids, Some(&tokenizer)).unwrap();
+        assert_eq!(steps, CompletionSteps { ends: vec![6, 12], tokens: vec![6, 13] });
+        let unread = CompletionSteps::of((Split::Lines, 1), &answer, &[], None).unwrap();
+        assert_eq!(unread, CompletionSteps { ends: vec![6, 12], tokens: vec![] }, "by the text alone");
         // Behind a prompt of two tokens: position i predicts token i + 1.
         let all = [vec![0, 0], ids].concat();
         let trained = (0..all.len()).map(|i| i >= 2).collect();

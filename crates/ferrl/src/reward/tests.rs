@@ -47,8 +47,8 @@ fn rewards(judges: Vec<(f64, Box<dyn Verifier>)>) -> Rewards {
     })
 }
 
-fn answer(text: &str) -> Answer {
-    Answer { text: text.into(), tokens: 1, ..Default::default() }
+fn answer(text: &str) -> RolloutCompletion {
+    RolloutCompletion { text: text.into(), tokens: 1, ..Default::default() }
 }
 
 fn experience(n: usize) -> Experience {
@@ -62,7 +62,7 @@ fn experience(n: usize) -> Experience {
     Experience { sequences: (0..n).map(sequence).collect() }
 }
 
-fn score(rewards: &Rewards, answers: &[Answer], e: &mut Experience) -> Result<Vec<Graded>> {
+fn score(rewards: &Rewards, answers: &[RolloutCompletion], e: &mut Experience) -> Result<Vec<Graded>> {
     let at = Progress { steps: 5, ..Default::default() };
     let completions = Completions { prompts: &[Prompt::default()], answers, at };
     rewards.score(completions, e, &mut Metrics::default())
@@ -151,10 +151,10 @@ fn a_truncated_completion_is_wrong_unless_the_recipe_says_otherwise() {
     ];
     for (recipe, text) in cases {
         for (truncated, word, want) in [(false, "wrong", 1.0), (true, "wrong", 0.0), (true, "score", 1.0)] {
-            let mut source: recipe::Reward = serde_json::from_value(recipe.clone()).unwrap();
+            let mut source: recipe::RewardSettings = serde_json::from_value(recipe.clone()).unwrap();
             source.truncated = Some(word.into());
             let rewards = Rewards::new(&[source]).unwrap();
-            let answers = [Answer { truncated, ..answer(text) }];
+            let answers = [RolloutCompletion { truncated, ..answer(text) }];
             let completions = Completions {
                 prompts: std::slice::from_ref(&prompt),
                 answers: &answers,
@@ -173,8 +173,9 @@ fn a_truncated_completion_is_wrong_unless_the_recipe_says_otherwise() {
 fn the_length_of_a_completion_is_known_without_a_column() {
     let source = json!({ "verifier": "length", "options": { "max": 10, "cache": 4 } });
     let rewards = Rewards::new(&[serde_json::from_value(source).unwrap()]).unwrap();
-    let cut = Answer { tokens: 10, truncated: true, ..answer("a") };
-    let answers = [Answer { tokens: 6, ..answer("a") }, Answer { tokens: 8, ..answer("a") }, cut];
+    let cut = RolloutCompletion { tokens: 10, truncated: true, ..answer("a") };
+    let answers =
+        [RolloutCompletion { tokens: 6, ..answer("a") }, RolloutCompletion { tokens: 8, ..answer("a") }, cut];
     let graded = score(&rewards, &answers, &mut experience(3)).unwrap();
     let got: Vec<_> = graded.iter().map(|g| g.reward).collect();
     assert_eq!(got, [Some(0.0), Some(-0.5), Some(-1.0)], "a penalty for length is felt when it is cut off");
@@ -192,7 +193,7 @@ fn a_stop_text_that_the_verifier_reads_is_refused() {
 }
 
 /// Completions of characters behind a prompt of one token.
-fn read(texts: &[&str]) -> (Vec<Answer>, Experience, Arc<Tokenizer>) {
+fn read(texts: &[&str]) -> (Vec<RolloutCompletion>, Experience, Arc<Tokenizer>) {
     let all: String = (' '..='~').chain(['\n']).collect();
     let specials = ["<pad>", "<eos>"].map(String::from);
     let tokenizer = ferrl_engine::tokenizer::train_chars([all].into_iter(), &specials).unwrap();

@@ -35,7 +35,7 @@ pub struct Verdicts {
 }
 
 /// A completion that was judged.
-struct Judged {
+struct JudgedCompletion {
     prompt: String,
     completion: String,
     rationale: Option<String>,
@@ -82,7 +82,7 @@ pub fn verdicts(rows: &[(String, Row)], options: &VerdictOptions) -> Result<Verd
     Ok(out)
 }
 
-fn verdict(one: &Judged, j: &Judgement) -> Value {
+fn verdict(one: &JudgedCompletion, j: &Judgement) -> Value {
     let said = format!("{}{}{}", j.instruction, one.prompt, one.completion);
     let word = if one.right { &j.yes } else { &j.no };
     match &one.rationale {
@@ -102,7 +102,7 @@ fn contradicts(rationale: &str, right: bool, j: &Judgement) -> bool {
 }
 
 /// A row with a reward; none where the reward was lost.
-fn read(row: &Row, threshold: f64) -> Result<Option<Judged>> {
+fn read(row: &Row, threshold: f64) -> Result<Option<JudgedCompletion>> {
     let text = |name: &str| match row.get(name) {
         Some(Value::String(text)) => Ok(text.clone()),
         Some(other) => Err(Error::data(format!("{name} is {other}, expected text"))),
@@ -119,7 +119,7 @@ fn read(row: &Row, threshold: f64) -> Result<Option<Judged>> {
             .fix("rollouts of a run, or rows that `ferrl verify` wrote")
     })?;
     let rationale = row.get("rationale").and_then(Value::as_str).map(String::from);
-    Ok(Some(Judged {
+    Ok(Some(JudgedCompletion {
         prompt: text("prompt")?,
         completion: text("completion")?,
         rationale,

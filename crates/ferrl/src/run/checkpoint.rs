@@ -11,7 +11,7 @@
 //! `step_N.tmp` is being written, `step_N.old` is being replaced, `step_N.del` is being removed.
 
 use super::files::Files;
-use super::manifest::{Manifest, Part, parts_of};
+use super::manifest::{FilePart, Manifest, parts_of};
 use super::resume::{names, plain_files, step_of};
 use super::{shared, tensor_file};
 use ferrl_engine::checkpoint::{
@@ -42,7 +42,7 @@ impl Default for CheckpointOptions {
 
 /// One trained model of a run.
 #[derive(Clone, Copy)]
-pub struct Role<'a> {
+pub struct TrainedModel<'a> {
     /// `policy`, `critic` and the like.
     pub name: &'a str,
     /// The model and its optimizer, between two updates.
@@ -89,7 +89,13 @@ impl Checkpoints {
 
     /// Saves the roles and `value`, which holds whatever else the run needs to go on. After an error the earlier
     /// checkpoints are as they were.
-    pub fn save(&self, step: u64, roles: &[Role<'_>], value: &Value, best: Option<Best>) -> Result<Saved> {
+    pub fn save(
+        &self,
+        step: u64,
+        roles: &[TrainedModel<'_>],
+        value: &Value,
+        best: Option<Best>,
+    ) -> Result<Saved> {
         let place = self.dir.join(format!("step_{step}"));
         let aside = self.aside(step);
         let old = self.dir.join(format!("step_{step}.old"));
@@ -117,7 +123,7 @@ impl Checkpoints {
         &self,
         dir: &Path,
         step: u64,
-        roles: &[Role<'_>],
+        roles: &[TrainedModel<'_>],
         value: &Value,
         best: Option<Best>,
     ) -> Result<()> {
@@ -160,7 +166,7 @@ impl Checkpoints {
         let mut file = self.files.create(&dir.join("state/state.json"))?;
         file.put(state.as_bytes())?;
         file.sync()?;
-        manifest.files.insert("state/state.json".into(), vec![Part::of("", state.as_bytes())]);
+        manifest.files.insert("state/state.json".into(), vec![FilePart::of("", state.as_bytes())]);
         self.files.sync_dir(&dir.join("state"))?;
         manifest.write(dir, &self.files)?;
         self.files.sync_dir(dir)
@@ -172,7 +178,7 @@ impl Checkpoints {
     }
 
     /// All of a model's directory but the tensors, which the ranks write together.
-    fn write_beside(&self, dir: &Path, role: &Role<'_>) -> Result<()> {
+    fn write_beside(&self, dir: &Path, role: &TrainedModel<'_>) -> Result<()> {
         let model = &role.trainer.model;
         let dtype = self.options.dtype.unwrap_or(model.dtype.into());
         let options = SaveOptions { dtype, source: role.source, ..SaveOptions::default() };
@@ -181,7 +187,7 @@ impl Checkpoints {
     }
 
     /// A directory that transformers loads, synced by the engine.
-    fn write_model(&self, dir: &Path, role: &Role<'_>) -> Result<()> {
+    fn write_model(&self, dir: &Path, role: &TrainedModel<'_>) -> Result<()> {
         let model = &role.trainer.model;
         let dtype = self.options.dtype.unwrap_or(model.dtype.into());
         let options = SaveOptions { dtype, source: role.source, ..SaveOptions::default() };

@@ -28,7 +28,7 @@ pub enum FaultKind {
 
 /// One thing that goes wrong at a given operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct FileFault {
     /// Which operation, counted from 1.
     pub at: u64,
     /// What happens there.
@@ -37,9 +37,9 @@ pub struct Fault {
     pub lasting: bool,
 }
 
-impl Fault {
+impl FileFault {
     /// Reads `<n>:<kind>` with kind `exit`, `eio`, `short` or `enospc`; a `+` at the end makes it lasting.
-    pub fn parse(text: &str) -> Result<Fault> {
+    pub fn parse(text: &str) -> Result<FileFault> {
         let (plain, lasting) = text.strip_suffix('+').map_or((text, false), |t| (t, true));
         let read = || {
             let (at, kind) = plain.split_once(':')?;
@@ -50,7 +50,7 @@ impl Fault {
                 "enospc" => FaultKind::Enospc,
                 _ => return None,
             };
-            Some(Fault { at: at.parse().ok()?, kind, lasting })
+            Some(FileFault { at: at.parse().ok()?, kind, lasting })
         };
         read().ok_or_else(|| {
             Error::usage(format!("{text:?} is no fault"))
@@ -64,20 +64,20 @@ impl Fault {
 #[derive(Clone, Debug, Default)]
 pub struct Files {
     done: Arc<AtomicU64>,
-    fault: Option<Fault>,
+    fault: Option<FileFault>,
 }
 
 impl Files {
     /// Without faults; debug builds take one from `FERRL_FAULT` where it is set.
     pub fn new() -> Result<Files> {
         match std::env::var("FERRL_FAULT") {
-            Ok(text) if cfg!(debug_assertions) => Ok(Files::with_faults(Some(Fault::parse(&text)?))),
+            Ok(text) if cfg!(debug_assertions) => Ok(Files::with_faults(Some(FileFault::parse(&text)?))),
             _ => Ok(Files::default()),
         }
     }
 
     /// With this fault, in any build.
-    pub fn with_faults(fault: Option<Fault>) -> Files {
+    pub fn with_faults(fault: Option<FileFault>) -> Files {
         Files { done: Arc::default(), fault }
     }
 
@@ -262,11 +262,11 @@ mod tests {
 
     #[test]
     fn faults_are_read_from_text() {
-        let at = |at, kind, lasting| Fault { at, kind, lasting };
-        assert_eq!(Fault::parse("3:eio").unwrap(), at(3, FaultKind::Eio, false));
-        assert_eq!(Fault::parse("12:enospc+").unwrap(), at(12, FaultKind::Enospc, true));
+        let at = |at, kind, lasting| FileFault { at, kind, lasting };
+        assert_eq!(FileFault::parse("3:eio").unwrap(), at(3, FaultKind::Eio, false));
+        assert_eq!(FileFault::parse("12:enospc+").unwrap(), at(12, FaultKind::Enospc, true));
         for bad in ["", "3", "3:", ":eio", "x:eio", "3:fire", "3:eio++"] {
-            assert!(Fault::parse(bad).is_err(), "{bad}");
+            assert!(FileFault::parse(bad).is_err(), "{bad}");
         }
     }
 }

@@ -7,8 +7,8 @@
 use super::files::error;
 use super::manifest::hex;
 use super::resume::plain_files;
-use crate::data::Source;
-use crate::data::hub::Cache;
+use crate::data::DataSource;
+use crate::data::hub::HubCache;
 use crate::recipe::{Recipe, SAME_BITS};
 use ferrl_engine::checkpoint::base_of;
 use ferrl_engine::{Error, Result};
@@ -67,10 +67,11 @@ pub fn describe(recipe: &Recipe, start: &Path) -> Result<Value> {
         let name = unique(&out, &format!("{role} model"));
         out.insert(name, json!({ "path": dir.display().to_string(), "xxh3": fingerprint(dir)? }));
     }
-    let cache = Cache::from_env();
+    let cache = HubCache::from_env();
     for (key, list) in [("data.train", &recipe.data.train), ("eval.data", &recipe.eval.data)] {
         for name in list.iter().filter(|name| !name.starts_with("task:")) {
-            let source = if key == "eval.data" { Source::held_out(name) } else { Source::parse(name) };
+            let source =
+                if key == "eval.data" { DataSource::held_out(name) } else { DataSource::parse(name) };
             let files = source?.files(&cache)?;
             out.insert(unique(&out, &format!("{key} {name}")), entry(name, &files)?);
         }
@@ -136,7 +137,7 @@ fn unique(taken: &Map<String, Value>, name: &str) -> String {
 }
 
 /// The Python file of a reward.
-fn python_file(reward: &crate::recipe::Reward) -> Option<PathBuf> {
+fn python_file(reward: &crate::recipe::RewardSettings) -> Option<PathBuf> {
     let option = reward.options.get("file").and_then(Value::as_str).map(PathBuf::from);
     reward.python.clone().or(option.filter(|_| reward.verifier.as_deref() == Some("python")))
 }

@@ -29,12 +29,12 @@ pub(crate) struct Manifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<super::Best>,
     /// By path inside the checkpoint, with `/`.
-    pub files: BTreeMap<String, Vec<Part>>,
+    pub files: BTreeMap<String, Vec<FilePart>>,
 }
 
 /// A stretch of a file; the parts of a file follow each other and cover it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Part {
+pub(crate) struct FilePart {
     /// The tensor's name, `header`, or nothing for a file without tensors.
     pub name: String,
     /// Its length.
@@ -43,10 +43,10 @@ pub(crate) struct Part {
     pub xxh3: String,
 }
 
-impl Part {
+impl FilePart {
     /// Of bytes at hand.
-    pub fn of(name: &str, bytes: &[u8]) -> Part {
-        Part { name: name.into(), bytes: bytes.len() as u64, xxh3: hex(xxh3_128(bytes)) }
+    pub fn of(name: &str, bytes: &[u8]) -> FilePart {
+        FilePart { name: name.into(), bytes: bytes.len() as u64, xxh3: hex(xxh3_128(bytes)) }
     }
 
     /// How the part is called in an error.
@@ -99,7 +99,7 @@ impl Manifest {
         let body = bytes.len().saturating_sub(trailer(b"").len());
         let (body, end) = bytes.split_at(body);
         if end != trailer(body).as_bytes() {
-            return Err(Part::of("", b"").damaged().at(path.display()));
+            return Err(FilePart::of("", b"").damaged().at(path.display()));
         }
         let bad = |what: String| Error::data(what).at(path.display());
         let value: Value = serde_json::from_slice(&bytes).map_err(|e| bad(format!("not JSON: {e}")))?;
@@ -131,7 +131,7 @@ impl Manifest {
     }
 }
 
-fn check_file(path: &Path, parts: &[Part]) -> Result<()> {
+fn check_file(path: &Path, parts: &[FilePart]) -> Result<()> {
     let fail = |e: std::io::Error| Error::data(format!("cannot be read: {e}"));
     let mut file = File::open(path).map_err(fail)?;
     let (got, want) = (file.metadata().map_err(fail)?.len(), parts.iter().map(|p| p.bytes).sum::<u64>());
@@ -160,14 +160,14 @@ fn hash(from: &mut impl Read, bytes: u64) -> std::io::Result<String> {
 }
 
 /// The parts of a file that is already written: its tensors if it is a safetensors file.
-pub(crate) fn parts_of(path: &Path) -> Result<Vec<Part>> {
+pub(crate) fn parts_of(path: &Path) -> Result<Vec<FilePart>> {
     let fail = |e: std::io::Error| error("cannot read", path, &e);
     let file = File::open(path).map_err(fail)?;
     let total = file.metadata().map_err(fail)?.len();
     let mut file = BufReader::new(file);
     if path.extension().is_none_or(|e| e != "safetensors") {
         let xxh3 = hash(&mut file, total).map_err(fail)?;
-        return Ok(vec![Part { name: String::new(), bytes: total, xxh3 }]);
+        return Ok(vec![FilePart { name: String::new(), bytes: total, xxh3 }]);
     }
     let odd = || Error::data("not a safetensors file").at(path.display());
     let mut length = [0; 8];
@@ -184,14 +184,14 @@ pub(crate) fn parts_of(path: &Path) -> Result<Vec<Part>> {
         }
     }
     spans.sort_unstable();
-    let mut parts = vec![Part::of("header", &[&length[..], &text].concat())];
+    let mut parts = vec![FilePart::of("header", &[&length[..], &text].concat())];
     let mut at = 0;
     for (start, end, name) in spans {
         if start != at || end < start {
             return Err(odd());
         }
         let xxh3 = hash(&mut file, end - start).map_err(fail)?;
-        parts.push(Part { name: name.into(), bytes: end - start, xxh3 });
+        parts.push(FilePart { name: name.into(), bytes: end - start, xxh3 });
         at = end;
     }
     if 8 + n + at != total { Err(odd()) } else { Ok(parts) }

@@ -19,12 +19,12 @@ mod tensor_file;
 pub mod tensorboard;
 pub mod wandb;
 
-pub use checkpoint::{Best, CheckpointOptions, Checkpoints, Role, Saved};
+pub use checkpoint::{Best, CheckpointOptions, Checkpoints, Saved, TrainedModel};
 pub use disk::Disk;
-pub use files::{Fault, FaultKind, Files};
+pub use files::{FaultKind, FileFault, Files};
 pub use folder::{RunFolder, check_name};
 pub use metrics::{MetricsLog, StepRecord};
 pub use newest::{Newest, newest_model};
-pub use resume::{Found, latest, load};
+pub use resume::{ResumePoint, latest, load};
 pub use rollouts::{Mark, RolloutRecord, Rollouts};
 pub use tensorboard::EventWriter;

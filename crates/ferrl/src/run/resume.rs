@@ -1,7 +1,7 @@
 //! Finding the checkpoint to go on from, and putting it back.
 
 use super::files::error;
-use super::manifest::{Manifest, Part};
+use super::manifest::{FilePart, Manifest};
 use super::tensor_file;
 use ferrl_engine::train::Trainer;
 use ferrl_engine::{Error, Result};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// The checkpoint to go on from.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
+pub struct ResumePoint {
     /// The newest that is whole.
     pub path: Option<PathBuf>,
     /// Newer ones that are not, and why.
@@ -19,14 +19,14 @@ pub struct Found {
 }
 
 /// The newest checkpoint of a folder of which every byte is as it was written.
-pub fn latest(dir: &Path) -> Result<Found> {
+pub fn latest(dir: &Path) -> Result<ResumePoint> {
     let mut steps: Vec<(u64, bool)> = Vec::new();
     for name in names(dir)? {
         let stem = name.strip_suffix(".old");
         steps.extend(step_of(stem.unwrap_or(&name)).map(|step| (step, stem.is_none())));
     }
     steps.sort_unstable();
-    let mut found = Found::default();
+    let mut found = ResumePoint::default();
     for (step, in_place) in steps.into_iter().rev() {
         let path = dir.join(format!("step_{step}{}", if in_place { "" } else { ".old" }));
         match Manifest::read(&path).and_then(|m| m.verify(&path)) {
@@ -62,7 +62,7 @@ pub fn load(path: &Path, roles: &mut [(&str, &mut Trainer)]) -> Result<Value> {
             .fix("resume with the recipe the checkpoint was made with"));
     }
     let file = |name: &str| format!("state/{name}.safetensors");
-    let parts = |name: &str| -> Result<&[Part]> {
+    let parts = |name: &str| -> Result<&[FilePart]> {
         let missing = || Error::data(format!("lists no {}", file(name))).at(path.display());
         Ok(manifest.files.get(&file(name)).ok_or_else(missing)?)
     };

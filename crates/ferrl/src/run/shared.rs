@@ -3,7 +3,7 @@
 //! numbers has gone through it.
 
 use super::files::{Files, error};
-use super::manifest::{Part, hex};
+use super::manifest::{FilePart, hex};
 use super::tensor_file::{StateFile, StateTensor};
 use crate::ranks::gather;
 use ferrl_engine::checkpoint::{FileLayout, SaveOptions, StorageFormat};
@@ -25,11 +25,11 @@ struct Written {
     file: String,
     /// Where they begin.
     at: u64,
-    part: Part,
+    part: FilePart,
 }
 
 /// What the manifest says of files, by their names.
-pub(crate) type FileParts = BTreeMap<String, Vec<Part>>;
+pub(crate) type FileParts = BTreeMap<String, Vec<FilePart>>;
 
 /// Whether the ranks of a run write this trainer's state together.
 pub(crate) fn is_shared(trainer: &Trainer) -> bool {
@@ -68,7 +68,7 @@ fn ranks_of(model: &Model) -> Result<&Ranks> {
     Ok(split.ranks())
 }
 
-fn write_state(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<Part>> {
+fn write_state(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<FilePart>> {
     let (model, state) = (&trainer.model, StateFile::of(trainer));
     let ranks = ranks_of(model)?;
     if ranks.rank() == 0 {
@@ -144,9 +144,9 @@ fn begin(files: &Files, path: &Path, header: &[u8], bytes: u64) -> Result<()> {
 }
 
 /// All of a file's parts, in order; they must cover it.
-fn merge(written: &mut [Written], path: &Path, header: &[u8], bytes: u64) -> Result<Vec<Part>> {
+fn merge(written: &mut [Written], path: &Path, header: &[u8], bytes: u64) -> Result<Vec<FilePart>> {
     written.sort_by_key(|w| w.at);
-    let (mut parts, mut at) = (vec![Part::of("header", header)], header.len() as u64);
+    let (mut parts, mut at) = (vec![FilePart::of("header", header)], header.len() as u64);
     for w in written.iter() {
         if w.at != at {
             break;
@@ -182,7 +182,7 @@ impl Places {
         let done = self.out.seek(SeekFrom::Start(at)).and_then(|_| self.out.write_all(bytes));
         done.map_err(|e| error("cannot write", &self.path, &e))?;
         let xxh3 = hex(xxh3_128(bytes));
-        let part = Part { name: name.into(), bytes: bytes.len() as u64, xxh3 };
+        let part = FilePart { name: name.into(), bytes: bytes.len() as u64, xxh3 };
         self.written.push(Written { file: self.name.clone(), at, part });
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! The manifest has a checksum for each tensor, or for each piece of it where ranks have written the file together.
 
 use super::files::Files;
-use super::manifest::{Part, hex};
+use super::manifest::{FilePart, hex};
 use ferrl_engine::model::ParamShape;
 use ferrl_engine::train::{StateKind, Trainer};
 use ferrl_engine::{Error, Result};
@@ -61,12 +61,12 @@ impl StateFile {
 }
 
 /// Writes all of a trainer's numbers; what the manifest says of the file.
-pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<Part>> {
+pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<FilePart>> {
     let StateFile { header, tensors } = StateFile::of(trainer);
     let fail = |e: &std::io::Error| super::files::error("cannot write", path, e);
     let mut out = BufWriter::with_capacity(1 << 20, files.create(path)?);
     out.write_all(&header).map_err(|e| fail(&e))?;
-    let mut parts = vec![Part::of("header", &header)];
+    let mut parts = vec![FilePart::of("header", &header)];
     let (mut numbers, mut bytes) = (vec![0.0; CHUNK], Vec::with_capacity(4 * CHUNK));
     let split = trainer.model.split_over().is_some();
     for t in &tensors {
@@ -87,7 +87,7 @@ pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec
             hash.update(&bytes);
             out.write_all(&bytes).map_err(|e| fail(&e))?;
         }
-        parts.push(Part { name: t.name.clone(), bytes: t.bytes() as u64, xxh3: hex(hash.digest128()) });
+        parts.push(FilePart { name: t.name.clone(), bytes: t.bytes() as u64, xxh3: hex(hash.digest128()) });
     }
     let file = out.into_inner().map_err(|e| fail(e.error()))?;
     file.sync()?;
@@ -135,7 +135,7 @@ fn width(kind: usize, coded: bool) -> usize {
 }
 
 /// Whether a file's tensors are those of the trainer's model.
-pub(crate) fn check(parts: &[Part], trainer: &Trainer) -> Result<()> {
+pub(crate) fn check(parts: &[FilePart], trainer: &Trainer) -> Result<()> {
     let parts = &tensors(parts);
     let mut known = vec!["header".to_string()];
     for (i, param) in trainer.model.params.iter().enumerate().filter(|(i, _)| trainer.is_stored(*i)) {
@@ -170,8 +170,8 @@ pub(crate) fn check(parts: &[Part], trainer: &Trainer) -> Result<()> {
 }
 
 /// Tensors by name, with the bytes of all their pieces.
-fn tensors(parts: &[Part]) -> Vec<Part> {
-    let mut all: Vec<Part> = Vec::new();
+fn tensors(parts: &[FilePart]) -> Vec<FilePart> {
+    let mut all: Vec<FilePart> = Vec::new();
     for part in parts {
         match all.last_mut().filter(|last| last.name == part.name) {
             Some(last) => last.bytes += part.bytes,
@@ -187,7 +187,7 @@ fn other_model(what: String) -> Error {
 
 /// Puts the numbers of a file into the trainer, those of this rank where the model is split. Pieces that are read are checked once
 /// more.
-pub(crate) fn read(path: &Path, parts: &[Part], trainer: &mut Trainer) -> Result<()> {
+pub(crate) fn read(path: &Path, parts: &[FilePart], trainer: &mut Trainer) -> Result<()> {
     let file = File::open(path).map_err(unreadable)?;
     let mut stored = StoredState { file, parts };
     let backend = trainer.model.backend.clone();
@@ -213,7 +213,7 @@ fn unreadable(e: std::io::Error) -> Error {
 
 struct StoredState<'a> {
     file: File,
-    parts: &'a [Part],
+    parts: &'a [FilePart],
 }
 
 impl StoredState<'_> {
@@ -241,7 +241,7 @@ impl StoredState<'_> {
     }
 
     /// The bytes of a part, as they were written.
-    fn piece(&mut self, part: &Part, start: u64) -> Result<Vec<u8>> {
+    fn piece(&mut self, part: &FilePart, start: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; part.bytes as usize];
         self.file.seek(SeekFrom::Start(start)).map_err(unreadable)?;
         self.file.read_exact(&mut bytes).map_err(unreadable)?;

@@ -44,7 +44,7 @@ pub fn write(run: &Path, to: &Destination) -> Result<PathBuf> {
     let absolute = fs::canonicalize(run).unwrap_or_else(|_| run.into());
     let folder_name = absolute.file_name().unwrap_or_default().to_string_lossy().into_owned();
 
-    let about = About { id: &id, start, name: to.name.as_deref().unwrap_or(&folder_name), to };
+    let about = RunAbout { id: &id, start, name: to.name.as_deref().unwrap_or(&folder_name), to };
     let mut writer = LogWriter::new();
     let records = [about.header(), about.run(&recipe)]
         .into_iter()
@@ -73,7 +73,7 @@ const RUN: u32 = 17;
 const EXIT: u32 = 18;
 const HEADER: u32 = 21;
 
-struct About<'a> {
+struct RunAbout<'a> {
     id: &'a str,
     /// In seconds since 1970.
     start: f64,
@@ -81,7 +81,7 @@ struct About<'a> {
     to: &'a Destination,
 }
 
-impl About<'_> {
+impl RunAbout<'_> {
     /// `HeaderRecord { version_info: 1 { producer: 1, min_consumer: 2 } }`
     fn header(&self) -> (u32, Vec<u8>) {
         let (mut version, mut out) = (Vec::new(), Vec::new());

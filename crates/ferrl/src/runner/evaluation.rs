@@ -8,7 +8,7 @@ use crate::reward::Rewards;
 use crate::rollout::Actor;
 use crate::search::Searcher;
 use crate::setup;
-use crate::source::Source;
+use crate::source::ExampleSource;
 use crate::train::Stage;
 use crate::verify::Progress;
 use ferrl_engine::generate::{Generator, Sampler};
@@ -37,7 +37,7 @@ impl OneStage<'_> {
 
     /// Held-out examples from their first on. They are opened once: a file that is changed or removed later does not change
     /// what is measured.
-    fn held_out(&self, stage: &Stage, feed: Feed) -> Result<RefMut<'_, Box<dyn Source>>> {
+    fn held_out(&self, stage: &Stage, feed: Feed) -> Result<RefMut<'_, Box<dyn ExampleSource>>> {
         let mut opened = self.opened.borrow_mut();
         let at = match opened.iter().position(|o| o.0 == feed) {
             Some(at) => at,

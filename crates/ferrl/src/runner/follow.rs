@@ -5,7 +5,7 @@
 //! numbers are the same on all ranks, so nothing but orders and the results of shared work has to travel. An error of any rank
 //! becomes the error of that order on all of them; the leader saves, says so and ends the run.
 
-use super::{OneStage, Options, Watch, with_directories};
+use super::{OneStage, RunOptions, RunWatch, with_directories};
 use crate::ranks::Travelling;
 use crate::recipe::Resolved;
 use crate::run::{Files, RunFolder, frozen, shared};
@@ -81,7 +81,7 @@ pub struct Follower {
     /// Where this rank computes.
     pub backend: Arc<dyn Backend>,
     /// As for the leader.
-    pub options: Options,
+    pub options: RunOptions,
 }
 
 /// Follows rank 0 to the end of the run. The error is the one that ended it; rank 0 has printed it. Whatever fails here, in
@@ -102,21 +102,21 @@ impl Follower {
     fn obey(&self, ranks: &Ranks) -> Result<Order> {
         let mut order = Order::receive(ranks)?;
         while let Order::Begin { folder, stage, model, checkpoint } = order {
-            order = Place { folder, stage, model, checkpoint }.follow(self, ranks)?;
+            order = StagePosition { folder, stage, model, checkpoint }.follow(self, ranks)?;
         }
         Ok(order)
     }
 }
 
 /// Where a stage stands.
-struct Place {
+struct StagePosition {
     folder: PathBuf,
     stage: usize,
     model: PathBuf,
     checkpoint: Option<(PathBuf, Value)>,
 }
 
-impl Place {
+impl StagePosition {
     /// Obeys until an order that is not of this stage.
     fn follow(self, follower: &Follower, ranks: &Ranks) -> Result<Order> {
         let Follower { resolved, backend, options } = follower;
@@ -248,7 +248,7 @@ static PROGRAM: LazyLock<String> = LazyLock::new(|| {
 /// Followers show nothing.
 struct Silent;
 
-impl Watch for Silent {
+impl RunWatch for Silent {
     fn stage(&mut self, _: &str, _: u64) {}
     fn step(&mut self, _: &str, _: u64, _: u64, _: &crate::run::StepRecord) {}
     fn note(&mut self, _: &str) {}

@@ -20,7 +20,7 @@ pub(super) struct Log {
 
 /// How long the files are; a checkpoint keeps it.
 #[derive(Clone, Copy)]
-pub(super) struct Marks {
+pub(super) struct LogLengths {
     pub metrics: u64,
     pub rollouts: Mark,
 }
@@ -46,8 +46,8 @@ impl Log {
     }
 
     /// How long the files are now.
-    pub fn marks(&self) -> Marks {
-        Marks { metrics: self.metrics.byte_len(), rollouts: self.rollouts.mark() }
+    pub fn marks(&self) -> LogLengths {
+        LogLengths { metrics: self.metrics.byte_len(), rollouts: self.rollouts.mark() }
     }
 
     /// Adds a step: its rollouts as lines of text, and its metrics. After an error it can be tried again.

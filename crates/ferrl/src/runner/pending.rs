@@ -3,23 +3,23 @@
 use crate::experience::Metrics;
 use crate::run::metrics::{number, read_number};
 use crate::run::rollouts;
-use crate::train::Report;
+use crate::train::StepReport;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 
 /// What is left to be written of a step.
 #[derive(Clone)]
-pub(super) struct Pending {
+pub(super) struct PendingWrites {
     pub metrics: Metrics,
     pub epoch: f64,
     /// The lines of its rollouts.
     pub rollouts: String,
 }
 
-impl Pending {
-    pub fn new(report: Report) -> Self {
+impl PendingWrites {
+    pub fn new(report: StepReport) -> Self {
         let rollouts = rollouts::lines(&report.rollouts.iter().map(super::printed).collect::<Vec<_>>());
-        Pending { metrics: report.metrics, epoch: report.epoch, rollouts }
+        PendingWrites { metrics: report.metrics, epoch: report.epoch, rollouts }
     }
 
     /// As a checkpoint keeps it.
@@ -30,7 +30,7 @@ impl Pending {
     }
 
     /// What a checkpoint kept; `None` for a checkpoint between two steps.
-    pub fn from_json(value: &Value) -> Result<Option<Pending>> {
+    pub fn from_json(value: &Value) -> Result<Option<PendingWrites>> {
         if value.is_null() {
             return Ok(None);
         }
@@ -40,7 +40,7 @@ impl Pending {
                 metrics.add(name, read_number(value)?);
             }
             let epoch = read_number(&value["epoch"])?;
-            Some(Pending { metrics, epoch, rollouts: value["rollouts"].as_str()?.into() })
+            Some(PendingWrites { metrics, epoch, rollouts: value["rollouts"].as_str()?.into() })
         };
         let broken = || Error::data("the checkpoint's last step cannot be read");
         read().map(Some).ok_or_else(broken)

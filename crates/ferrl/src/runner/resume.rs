@@ -5,15 +5,15 @@
 //! business but the user's.
 
 use super::finished;
-use crate::recipe::{Recipe, Resolved, Stage, changes_no_bit, differences};
-use crate::run::{Found, RunFolder, latest};
+use crate::recipe::{Recipe, Resolved, StageRecipe, changes_no_bit, differences};
+use crate::run::{ResumePoint, RunFolder, latest};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
 /// Where a run stands.
 #[derive(Clone, Debug, Default)]
-pub struct Position {
-    pub(super) found: Found,
+pub struct RunPosition {
+    pub(super) found: ResumePoint,
     pub(super) state: Value,
     /// The stage of the last checkpoint.
     pub stage: usize,
@@ -23,23 +23,23 @@ pub struct Position {
     pub finished: bool,
 }
 
-impl Position {
+impl RunPosition {
     /// Of the run in a folder.
-    pub fn of(folder: &RunFolder) -> Result<Position> {
+    pub fn of(folder: &RunFolder) -> Result<RunPosition> {
         let found = latest(&folder.checkpoints())?;
         if let (None, Some((path, problem))) = (&found.path, found.skipped.first()) {
             return Err(Error::data(format!("no checkpoint of this run is whole: {problem}"))
                 .at(path.display())
                 .fix("remove the damaged checkpoints to start the run from its beginning"));
         }
-        let Some(path) = &found.path else { return Ok(Position { found, ..Default::default() }) };
+        let Some(path) = &found.path else { return Ok(RunPosition { found, ..Default::default() }) };
         let text = std::fs::read_to_string(path.join("state/state.json"))
             .map_err(|e| Error::data(format!("cannot read the state: {e}")).at(path.display()))?;
         let broken = |e| Error::data(format!("the state is broken: {e}")).at(path.display());
         let state = serde_json::from_str::<Value>(&text).map_err(broken)?["value"].take();
         let stage = state["stage"].as_u64().map_or(0, |s| s as usize);
         let step = state["step"].as_u64().unwrap_or(0);
-        Ok(Position { finished: finished(folder, stage), found, state, stage, step })
+        Ok(RunPosition { finished: finished(folder, stage), found, state, stage, step })
     }
 
     /// The first stage that has something left to do.
@@ -64,9 +64,14 @@ pub struct Accepted {
 }
 
 /// The recipe `now` for a run that was started with another, or the same. `allow` accepts changes of what has begun.
-pub fn accept(folder: &RunFolder, now: Resolved, position: &mut Position, allow: bool) -> Result<Accepted> {
+pub fn accept(
+    folder: &RunFolder,
+    now: Resolved,
+    position: &mut RunPosition,
+    allow: bool,
+) -> Result<Accepted> {
     let saved = Recipe::parse(&folder.recipe()?, "recipe.toml", &now.name, &[])?;
-    let plain = |s: &Stage| Recipe { threads: 0, name: None, ..s.recipe.clone() };
+    let plain = |s: &StageRecipe| Recipe { threads: 0, name: None, ..s.recipe.clone() };
     let refuse = |what: String| {
         Err(Error::usage(format!("the recipe is not the one the run was started with: {what}"))
             .at(folder.path().join("recipe.toml").display())

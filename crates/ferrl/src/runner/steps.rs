@@ -6,9 +6,9 @@
 use super::evaluation::rates;
 use super::follow::Order;
 use super::guard::{Failed, Guarded, guard};
-use super::log::{Log, Marks};
-use super::pending::Pending;
-use super::{OneStage, Watch};
+use super::log::{Log, LogLengths};
+use super::pending::PendingWrites;
+use super::{OneStage, RunWatch};
 use crate::evaluate::Evaluation;
 use crate::experience::Metrics;
 use crate::interrupt::is_interruption;
@@ -24,7 +24,7 @@ pub(super) struct Steps<'a> {
     pub one: &'a OneStage<'a>,
     pub stage: Stage,
     pub log: &'a mut Log,
-    pub watch: &'a mut dyn Watch,
+    pub watch: &'a mut dyn RunWatch,
     pub checkpoints: Checkpoints,
     /// The `config.json` that its models came with.
     pub config_json: Value,
@@ -37,9 +37,9 @@ pub(super) struct Steps<'a> {
     /// Measured before the first step, written with it.
     pub at_start: Metrics,
     /// A step that was taken and is not written.
-    pub pending: Option<Pending>,
+    pub pending: Option<PendingWrites>,
     /// How long the logs were when the stage stood where it stands.
-    pub marks: Marks,
+    pub marks: LogLengths,
     /// The last step that was saved, over all stages, and when.
     pub saved: Option<u64>,
     pub saved_at: Instant,
@@ -47,7 +47,7 @@ pub(super) struct Steps<'a> {
 
 /// How the steps ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum StageEnd {
     /// All are done, or patience is used up.
     Over,
     /// Asked to stop; everything is saved.
@@ -70,11 +70,11 @@ impl Steps<'_> {
     }
 
     /// Takes steps to the end. Whatever fails, what was learned is saved before the error is returned.
-    pub fn run(&mut self) -> Result<End> {
+    pub fn run(&mut self) -> Result<StageEnd> {
         self.all().or_else(|failed| self.leave(failed))
     }
 
-    fn all(&mut self) -> Guarded<End> {
+    fn all(&mut self) -> Guarded<StageEnd> {
         self.start()?;
         loop {
             if let Some(end) = self.once()? {
@@ -84,7 +84,7 @@ impl Steps<'_> {
     }
 
     /// One step: taken, evaluated, written, saved.
-    fn once(&mut self) -> Guarded<Option<End>> {
+    fn once(&mut self) -> Guarded<Option<StageEnd>> {
         if self.pending.is_none() {
             self.step()?;
         }
@@ -104,7 +104,7 @@ impl Steps<'_> {
             let (name, step) = (self.one.name, self.stage.step);
             self.watch.note(&format!("{name} ends at step {step}: its patience is used up"));
         }
-        Ok(if over { Some(End::Over) } else { stop.then_some(End::Stopped) })
+        Ok(if over { Some(StageEnd::Over) } else { stop.then_some(StageEnd::Stopped) })
     }
 
     fn due(&self, every: u64) -> bool {
@@ -121,7 +121,7 @@ impl Steps<'_> {
         let before = self.stage.before_step();
         match self.together(Order::Step, |_, stage| stage.step()) {
             Ok(report) => {
-                let mut pending = Pending::new(report);
+                let mut pending = PendingWrites::new(report);
                 pending.metrics.join(std::mem::take(&mut self.at_start));
                 self.pending = Some(pending);
                 Ok(())
@@ -175,7 +175,7 @@ impl Steps<'_> {
     }
 
     /// Writes the step down.
-    fn write(&mut self, pending: &Pending) -> Guarded<StepRecord> {
+    fn write(&mut self, pending: &PendingWrites) -> Guarded<StepRecord> {
         let step = self.one.before + self.stage.step;
         let (name, seconds) = (self.one.name, self.log.seconds());
         let record = StepRecord::new(step, name, pending.epoch, seconds, &pending.metrics);
@@ -218,7 +218,7 @@ impl Steps<'_> {
 
     /// Saves what can be saved after a failure, says so, and passes the failure on; work that was given up because somebody
     /// asked for it is no failure.
-    fn leave(&mut self, failed: Failed) -> Result<End> {
+    fn leave(&mut self, failed: Failed) -> Result<StageEnd> {
         let asked = matches!(&failed, Failed::Error(e) if is_interruption(e));
         let step = self.one.before + self.stage.step;
         let folder = self.one.folder;
@@ -249,7 +249,7 @@ impl Steps<'_> {
             folder.note(if kept { "info" } else { "error" }, &told);
         }
         match failed {
-            Failed::Error(_) if asked && kept => Ok(End::Stopped),
+            Failed::Error(_) if asked && kept => Ok(StageEnd::Stopped),
             Failed::Error(e) => Err(e),
             Failed::Panic(payload) => std::panic::resume_unwind(payload),
         }
@@ -270,7 +270,7 @@ impl Steps<'_> {
 }
 
 /// Tries again as long as the disk is full and the watcher wants to wait.
-fn patiently<T>(watch: &mut dyn Watch, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+fn patiently<T>(watch: &mut dyn RunWatch, mut work: impl FnMut() -> Result<T>) -> Result<T> {
     let began = Instant::now();
     loop {
         match work() {

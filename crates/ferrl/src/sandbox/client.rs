@@ -1,7 +1,7 @@
 //! Ferrl's side of a supervisor: started, asked under a deadline, and ended with whatever it runs.
 
-use super::protocol::{Done, Hello, Open, Run, VERSION, receive, send};
-use super::{End, Program, Ran, launcher};
+use super::protocol::{DoneFrame, Hello, OpenFrame, RunFrame, VERSION, receive, send};
+use super::{ProgramEnd, Ran, SandboxProgram, launcher};
 use crate::sandbox::Limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{Error, ErrorKind, Read};
@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(10);
 const INTERRUPTED: ErrorKind = ErrorKind::ConnectionAborted;
 
 /// A running supervisor.
-pub(super) struct Supervisor {
+pub(super) struct SupervisorClient {
     child: Child,
     /// Open as long as its programs may run.
     input: Option<ChildStdin>,
@@ -29,32 +29,32 @@ pub(super) struct Supervisor {
 }
 
 /// Why an exchange failed.
-pub(super) enum Failed {
+pub(super) enum ExchangeFailed {
     /// Somebody asked this process to stop.
     Interrupted,
     /// The supervisor does not work.
     Broken(String),
 }
 
-impl From<Error> for Failed {
+impl From<Error> for ExchangeFailed {
     fn from(error: Error) -> Self {
         match error.kind() {
-            INTERRUPTED => Failed::Interrupted,
+            INTERRUPTED => ExchangeFailed::Interrupted,
             ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe => {
-                Failed::Broken("the supervisor has ended".into())
+                ExchangeFailed::Broken("the supervisor has ended".into())
             }
-            _ => Failed::Broken(error.to_string()),
+            _ => ExchangeFailed::Broken(error.to_string()),
         }
     }
 }
 
-impl Supervisor {
+impl SupervisorClient {
     /// Starts one; its report says which layers it has.
     pub(super) fn start(
         executable: &Path,
-        open: &Open,
+        open: &OpenFrame,
         interrupt: &AtomicBool,
-    ) -> Result<(Supervisor, super::Report), Failed> {
+    ) -> Result<(SupervisorClient, super::ConfinementReport), ExchangeFailed> {
         use std::os::unix::fs::DirBuilderExt;
         std::fs::DirBuilder::new().mode(0o711).create(&open.base)?;
         let mut command = Command::new(executable);
@@ -62,17 +62,17 @@ impl Supervisor {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().map_err(|e| {
             let _ = std::fs::remove_dir(&open.base);
-            Failed::Broken(format!("{}: {e}", executable.display()))
+            ExchangeFailed::Broken(format!("{}: {e}", executable.display()))
         })?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Failed::Broken("it has no pipes".into()));
+            return Err(ExchangeFailed::Broken("it has no pipes".into()));
         };
-        let mut supervisor = Supervisor { child, input: Some(input), output, base: open.base.clone() };
+        let mut supervisor = SupervisorClient { child, input: Some(input), output, base: open.base.clone() };
         supervisor.send(open, &[])?;
         let deadline = Instant::now() + 3 * GRACE;
         let hello: (Hello, Vec<u8>) = supervisor.receive(deadline, interrupt)?;
         if hello.0.version != VERSION {
-            return Err(Failed::Broken(format!(
+            return Err(ExchangeFailed::Broken(format!(
                 "the launcher {} is of another version of ferrl",
                 executable.display()
             )));
@@ -83,23 +83,26 @@ impl Supervisor {
     /// Runs a program to its end.
     pub(super) fn run(
         &mut self,
-        program: &Program,
+        program: &SandboxProgram,
         limits: &Limits,
         interrupt: &AtomicBool,
-    ) -> Result<Ran, Failed> {
-        let request = Run { argv: program.argv.clone(), env: program.env.clone(), limits: limits.clone() };
+    ) -> Result<Ran, ExchangeFailed> {
+        let request =
+            RunFrame { argv: program.argv.clone(), env: program.env.clone(), limits: limits.clone() };
         self.send(&request, &program.stdin)?;
         let deadline = Instant::now() + limits.wall().min(Duration::from_secs(1 << 30)) + GRACE;
-        let (done, mut stdout): (Done, Vec<u8>) = self.receive(deadline, interrupt)?;
+        let (done, mut stdout): (DoneFrame, Vec<u8>) = self.receive(deadline, interrupt)?;
         let stderr = stdout.split_off(done.stdout.min(stdout.len()));
         match done.end {
-            End::Stopped => Err(Failed::Interrupted),
+            ProgramEnd::Stopped => Err(ExchangeFailed::Interrupted),
             end => Ok(Ran { end, stdout, stderr, seconds: done.seconds }),
         }
     }
 
-    fn send<T: serde::Serialize>(&mut self, header: &T, bytes: &[u8]) -> Result<(), Failed> {
-        let Some(input) = &mut self.input else { return Err(Failed::Broken("it has been ended".into())) };
+    fn send<T: serde::Serialize>(&mut self, header: &T, bytes: &[u8]) -> Result<(), ExchangeFailed> {
+        let Some(input) = &mut self.input else {
+            return Err(ExchangeFailed::Broken("it has been ended".into()));
+        };
         Ok(send(input, header, bytes)?)
     }
 
@@ -107,13 +110,13 @@ impl Supervisor {
         &mut self,
         deadline: Instant,
         interrupt: &AtomicBool,
-    ) -> Result<(T, Vec<u8>), Failed> {
+    ) -> Result<(T, Vec<u8>), ExchangeFailed> {
         let mut timed = Timed { pipe: &mut self.output, deadline, interrupt };
-        receive(&mut timed)?.ok_or_else(|| Failed::Broken("the supervisor has ended".into()))
+        receive(&mut timed)?.ok_or_else(|| ExchangeFailed::Broken("the supervisor has ended".into()))
     }
 }
 
-impl Drop for Supervisor {
+impl Drop for SupervisorClient {
     /// With its stdin closed it kills its program, cleans up and ends.
     fn drop(&mut self) {
         self.input = None;

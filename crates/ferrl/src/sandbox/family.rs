@@ -2,7 +2,7 @@
 
 /// How the descendants of a program are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
+pub(super) enum ProcessFamily {
     /// They live in a pid namespace whose first process is the program: they die with it.
     Namespace,
     /// This process is their subreaper and has no other children: they are its descendants, whoever left whom.
@@ -14,7 +14,7 @@ pub(super) enum Family {
 
 /// What a family uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Usage {
+pub(super) struct FamilyUsage {
     /// Processes and threads.
     pub(super) tasks: u64,
     /// Resident bytes, pages that are shared counted for each.
@@ -23,16 +23,16 @@ pub(super) struct Usage {
 
 #[cfg(unix)]
 mod unix {
-    use super::{Family, Usage};
+    use super::{FamilyUsage, ProcessFamily};
     use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait};
     use std::time::{Duration, Instant};
 
-    impl Family {
+    impl ProcessFamily {
         /// Kills a program with all its descendants; the program itself is not reaped.
         pub(in super::super) fn kill(self, program: i32) {
             let Some(pid) = Pid::from_raw(program) else { return };
             // A process that forks while it is killed is found in the next round.
-            let mut found = if self == Family::Namespace { Vec::new() } else { self.members(program) };
+            let mut found = if self == ProcessFamily::Namespace { Vec::new() } else { self.members(program) };
             let _ = kill_process_group(pid, Signal::KILL);
             let _ = kill_process(pid, Signal::KILL);
             let patience = Instant::now() + Duration::from_secs(2);
@@ -51,7 +51,7 @@ mod unix {
         /// Reaps what was killed, once the program itself was: the dead count against the limit of processes until then.
         pub(in super::super) fn reap(self) {
             let patience = Instant::now() + Duration::from_secs(2);
-            while self == Family::Descendants && Instant::now() < patience {
+            while self == ProcessFamily::Descendants && Instant::now() < patience {
                 match wait(WaitOptions::NOHANG) {
                     Ok(Some(_)) => {}
                     Ok(None) => std::thread::sleep(Duration::from_micros(200)),
@@ -63,15 +63,15 @@ mod unix {
         /// The program and its descendants, zombies aside.
         fn members(self, program: i32) -> Vec<i32> {
             match self {
-                Family::Namespace | Family::Group => descendants(program, true),
-                Family::Descendants => descendants(std::process::id() as i32, false),
+                ProcessFamily::Namespace | ProcessFamily::Group => descendants(program, true),
+                ProcessFamily::Descendants => descendants(std::process::id() as i32, false),
             }
         }
 
         /// What it uses now.
-        pub(in super::super) fn usage(self, program: i32) -> Usage {
+        pub(in super::super) fn usage(self, program: i32) -> FamilyUsage {
             let page = rustix::param::page_size() as u64;
-            let mut sum = Usage::default();
+            let mut sum = FamilyUsage::default();
             for (tasks, pages) in self.members(program).into_iter().filter_map(numbers) {
                 sum.tasks += tasks;
                 sum.resident += pages * page;
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn own_threads_and_memory_are_measured() {
         let own = std::process::id() as i32;
-        let usage = Family::Group.usage(own);
+        let usage = ProcessFamily::Group.usage(own);
         assert!(usage.tasks >= 2, "the test's thread and the main one: {usage:?}");
         assert!((1 << 20..1 << 36).contains(&usage.resident), "{usage:?}");
     }

@@ -1,7 +1,7 @@
 //! The user's Python, as a confined program can start it: the interpreter itself, not a wrapper of a version manager, and
 //! the folders that it reads.
 
-use super::Program;
+use super::SandboxProgram;
 use ferrl_engine::{Error, Result};
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -69,7 +69,7 @@ impl Interpreter {
     ///
     /// Start-up files of sites (`-S`) are left out, which takes most of the time of a start; `sys.path` is for the script to
     /// set from its first argument.
-    pub fn program(&self, script: &str, stdin: Vec<u8>) -> Program {
+    pub fn program(&self, script: &str, stdin: Vec<u8>) -> SandboxProgram {
         let mut argv: Vec<String> = vec![self.executable.clone()];
         argv.extend(["-s", "-S", "-B", "-u", "-X", "utf8", "-c", script].map(String::from));
         argv.push(self.path.join(":"));
@@ -83,6 +83,6 @@ impl Interpreter {
             ("OPENBLAS_NUM_THREADS", "1"),
             ("MALLOC_ARENA_MAX", "2"),
         ];
-        Program { argv, env: env.map(|(n, v)| (n.to_string(), v.to_string())).to_vec(), stdin }
+        SandboxProgram { argv, env: env.map(|(n, v)| (n.to_string(), v.to_string())).to_vec(), stdin }
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 /// One mechanism of the kernel that confines a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Layer {
+pub enum Confinement {
     /// A user id of its own (started as root) or a user namespace (started as anybody else); no capabilities.
     User,
     /// A pid namespace: it sees no other process, and its last descendant dies with it.
@@ -27,49 +27,51 @@ pub enum Layer {
     Rlimits,
 }
 
-impl Layer {
+impl Confinement {
     /// All of them, in the order in which they are applied.
-    pub const ALL: [Layer; 9] = [
-        Layer::User,
-        Layer::Pid,
-        Layer::Net,
-        Layer::Ipc,
-        Layer::Mount,
-        Layer::Landlock,
-        Layer::Scope,
-        Layer::Seccomp,
-        Layer::Rlimits,
+    pub const ALL: [Confinement; 9] = [
+        Confinement::User,
+        Confinement::Pid,
+        Confinement::Net,
+        Confinement::Ipc,
+        Confinement::Mount,
+        Confinement::Landlock,
+        Confinement::Scope,
+        Confinement::Seccomp,
+        Confinement::Rlimits,
     ];
 
     /// Its name in messages.
     pub fn name(self) -> &'static str {
         match self {
-            Layer::User => "user",
-            Layer::Pid => "pid",
-            Layer::Net => "net",
-            Layer::Ipc => "ipc",
-            Layer::Mount => "mount",
-            Layer::Landlock => "landlock",
-            Layer::Scope => "scope",
-            Layer::Seccomp => "seccomp",
-            Layer::Rlimits => "rlimits",
+            Confinement::User => "user",
+            Confinement::Pid => "pid",
+            Confinement::Net => "net",
+            Confinement::Ipc => "ipc",
+            Confinement::Mount => "mount",
+            Confinement::Landlock => "landlock",
+            Confinement::Scope => "scope",
+            Confinement::Seccomp => "seccomp",
+            Confinement::Rlimits => "rlimits",
         }
     }
 
     /// What a host needs for it.
     pub fn needs(self) -> &'static str {
         match self {
-            Layer::User => "root, or user namespaces (sysctl user.max_user_namespaces)",
-            Layer::Pid | Layer::Net | Layer::Ipc | Layer::Mount => "CAP_SYS_ADMIN or user namespaces",
-            Layer::Landlock => "Linux 5.13 with landlock among its security modules",
-            Layer::Scope => "Linux 6.12 with landlock among its security modules",
-            Layer::Seccomp => "a kernel with seccomp filters, on x86-64, aarch64 or riscv64",
-            Layer::Rlimits => "Linux",
+            Confinement::User => "root, or user namespaces (sysctl user.max_user_namespaces)",
+            Confinement::Pid | Confinement::Net | Confinement::Ipc | Confinement::Mount => {
+                "CAP_SYS_ADMIN or user namespaces"
+            }
+            Confinement::Landlock => "Linux 5.13 with landlock among its security modules",
+            Confinement::Scope => "Linux 6.12 with landlock among its security modules",
+            Confinement::Seccomp => "a kernel with seccomp filters, on x86-64, aarch64 or riscv64",
+            Confinement::Rlimits => "Linux",
         }
     }
 }
 
-impl fmt::Display for Layer {
+impl fmt::Display for Confinement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -77,36 +79,41 @@ impl fmt::Display for Layer {
 
 /// What confines programs here, and what does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct ConfinementReport {
     /// Layers in force.
-    pub in_force: Vec<Layer>,
+    pub in_force: Vec<Confinement>,
     /// Layers that are missing, each with the reason.
-    pub missing: Vec<(Layer, String)>,
+    pub missing: Vec<(Confinement, String)>,
 }
 
-impl Report {
+impl ConfinementReport {
     /// A report in which every layer is missing for the same reason.
     pub fn nothing(reason: &str) -> Self {
-        Report { in_force: Vec::new(), missing: Layer::ALL.map(|l| (l, reason.to_string())).to_vec() }
+        ConfinementReport {
+            in_force: Vec::new(),
+            missing: Confinement::ALL.map(|l| (l, reason.to_string())).to_vec(),
+        }
     }
 
     /// Whether a layer is in force.
-    pub fn has(&self, layer: Layer) -> bool {
+    pub fn has(&self, layer: Confinement) -> bool {
         self.in_force.contains(&layer)
     }
 
     /// The first layer that mode `on` cannot do without. The scopes are not needed where namespaces hide other processes
     /// and sockets.
-    pub fn hole(&self) -> Option<&(Layer, String)> {
-        let covered = |l: Layer| l == Layer::Scope && self.has(Layer::Pid) && self.has(Layer::Net);
+    pub fn hole(&self) -> Option<&(Confinement, String)> {
+        let covered = |l: Confinement| {
+            l == Confinement::Scope && self.has(Confinement::Pid) && self.has(Confinement::Net)
+        };
         self.missing.iter().find(|(layer, _)| !covered(*layer))
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for ConfinementReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = |layers: &mut dyn Iterator<Item = Layer>| {
-            let names: Vec<&str> = layers.map(Layer::name).collect();
+        let names = |layers: &mut dyn Iterator<Item = Confinement>| {
+            let names: Vec<&str> = layers.map(Confinement::name).collect();
             if names.is_empty() { "none".to_string() } else { names.join(", ") }
         };
         let missing = names(&mut self.missing.iter().map(|(l, _)| *l));
@@ -129,12 +136,12 @@ mod tests {
 
     #[test]
     fn scopes_are_covered_by_namespaces_and_by_nothing_else() {
-        let mut report = Report { in_force: Layer::ALL.to_vec(), missing: Vec::new() };
-        report.in_force.retain(|l| *l != Layer::Scope);
-        report.missing.push((Layer::Scope, "old kernel".into()));
+        let mut report = ConfinementReport { in_force: Confinement::ALL.to_vec(), missing: Vec::new() };
+        report.in_force.retain(|l| *l != Confinement::Scope);
+        report.missing.push((Confinement::Scope, "old kernel".into()));
         assert_eq!(report.hole(), None);
-        report.in_force.retain(|l| *l != Layer::Net);
-        report.missing.push((Layer::Net, "not allowed".into()));
-        assert_eq!(report.hole().map(|(l, _)| *l), Some(Layer::Scope));
+        report.in_force.retain(|l| *l != Confinement::Net);
+        report.missing.push((Confinement::Net, "not allowed".into()));
+        assert_eq!(report.hole().map(|(l, _)| *l), Some(Confinement::Scope));
     }
 }

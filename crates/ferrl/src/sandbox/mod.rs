@@ -36,9 +36,9 @@ mod watch;
 
 pub use interpreter::Interpreter;
 pub use launcher::{VARIABLE, init};
-pub use layer::{Layer, Report};
+pub use layer::{Confinement, ConfinementReport};
 pub use limits::Limits;
-pub use python::{Python, Task};
+pub use python::{PythonSandbox, PythonTask};
 
 use crate::interrupt::{self, interrupted};
 use ferrl_engine::{Error, Result};
@@ -51,7 +51,7 @@ use std::sync::{Arc, Mutex};
 
 /// How much confinement is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum SandboxMode {
     /// Every layer there is; which are missing is said.
     #[default]
     Auto,
@@ -61,33 +61,39 @@ pub enum Mode {
     Off,
 }
 
-impl Mode {
+impl SandboxMode {
     /// The modes by their names in recipes.
-    pub const ALL: [(&'static str, Mode); 3] = [("auto", Mode::Auto), ("on", Mode::On), ("off", Mode::Off)];
+    pub const ALL: [(&'static str, SandboxMode); 3] =
+        [("auto", SandboxMode::Auto), ("on", SandboxMode::On), ("off", SandboxMode::Off)];
 }
 
 /// How a sandbox is made.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SandboxOptions {
     /// How much confinement.
-    pub mode: Mode,
+    pub mode: SandboxMode,
     /// Files and folders that programs may read and execute, beyond the system's libraries.
     pub reads: Vec<PathBuf>,
     /// Layers to leave out, as if the kernel did not have them.
-    pub without: Vec<Layer>,
+    pub without: Vec<Confinement>,
     /// Ends every run when it is raised.
     pub interrupt: Arc<AtomicBool>,
 }
 
-impl Default for Options {
+impl Default for SandboxOptions {
     fn default() -> Self {
-        Options { mode: Mode::Auto, reads: Vec::new(), without: Vec::new(), interrupt: interrupt::handle() }
+        SandboxOptions {
+            mode: SandboxMode::Auto,
+            reads: Vec::new(),
+            without: Vec::new(),
+            interrupt: interrupt::handle(),
+        }
     }
 }
 
 /// A program to run.
 #[derive(Clone, Debug, Default)]
-pub struct Program {
+pub struct SandboxProgram {
     /// The executable's path, and its arguments.
     pub argv: Vec<String>,
     /// Its environment; `HOME` and `TMPDIR` are the scratch folder, and nothing is inherited.
@@ -98,7 +104,7 @@ pub struct Program {
 
 /// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum End {
+pub enum ProgramEnd {
     /// By itself, with this status.
     Finished(i32),
     /// It was still running when its time was over.
@@ -115,16 +121,16 @@ pub enum End {
     Stopped,
 }
 
-impl fmt::Display for End {
+impl fmt::Display for ProgramEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            End::Finished(status) => write!(f, "exit status {status}"),
-            End::TimeOut => f.write_str("time-out"),
-            End::Memory => f.write_str("memory limit"),
-            End::Output => f.write_str("output limit"),
-            End::Killed(why) => write!(f, "killed: {why}"),
-            End::CannotStart(why) => write!(f, "cannot start: {why}"),
-            End::Stopped => f.write_str("stopped"),
+            ProgramEnd::Finished(status) => write!(f, "exit status {status}"),
+            ProgramEnd::TimeOut => f.write_str("time-out"),
+            ProgramEnd::Memory => f.write_str("memory limit"),
+            ProgramEnd::Output => f.write_str("output limit"),
+            ProgramEnd::Killed(why) => write!(f, "killed: {why}"),
+            ProgramEnd::CannotStart(why) => write!(f, "cannot start: {why}"),
+            ProgramEnd::Stopped => f.write_str("stopped"),
         }
     }
 }
@@ -133,7 +139,7 @@ impl fmt::Display for End {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ran {
     /// How it ended.
-    pub end: End,
+    pub end: ProgramEnd,
     /// What it wrote, up to the limit.
     pub stdout: Vec<u8>,
     /// What it wrote to stderr, up to the limit.
@@ -158,7 +164,7 @@ const SYSTEM: [&str; 10] = [
 
 /// Runs programs, several at a time where several threads ask.
 pub struct Sandbox {
-    report: Report,
+    report: ConfinementReport,
     interrupt: Arc<AtomicBool>,
     /// The executable that confines, unless nothing does.
     launcher: Option<PathBuf>,
@@ -167,14 +173,14 @@ pub struct Sandbox {
     base: PathBuf,
     count: AtomicU64,
     #[cfg(unix)]
-    idle: Mutex<Vec<client::Supervisor>>,
+    idle: Mutex<Vec<client::SupervisorClient>>,
 }
 
 impl Sandbox {
     /// A sandbox of that mode; where a layer is missing, `on` is an error that names it.
-    pub fn new(options: Options) -> Result<Self> {
+    pub fn new(options: SandboxOptions) -> Result<Self> {
         let mut sandbox = Sandbox {
-            report: Report::nothing("sandbox = \"off\""),
+            report: ConfinementReport::nothing("sandbox = \"off\""),
             interrupt: options.interrupt,
             launcher: None,
             reads: SYSTEM.iter().map(PathBuf::from).chain(options.reads).collect(),
@@ -187,11 +193,11 @@ impl Sandbox {
             idle: Mutex::default(),
         };
         make_base(&sandbox.base)?;
-        if options.mode != Mode::Off {
+        if options.mode != SandboxMode::Off {
             sandbox.report = sandbox.probe(&options.without)?;
         }
         match (options.mode, sandbox.report.hole()) {
-            (Mode::On, Some((layer, why))) => {
+            (SandboxMode::On, Some((layer, why))) => {
                 Err(Error::device(format!("the sandbox lacks the layer {layer}: {why}"))
                     .at("sandbox = \"on\"")
                     .fix(format!("a host with {}, or sandbox = \"auto\"", layer.needs())))
@@ -201,12 +207,12 @@ impl Sandbox {
     }
 
     /// Layers in force and missing.
-    pub fn report(&self) -> &Report {
+    pub fn report(&self) -> &ConfinementReport {
         &self.report
     }
 
     /// Runs a program to its end. An error is a fault of the sandbox or an interruption, never the program's.
-    pub fn run(&self, program: &Program, limits: &Limits) -> Result<Ran> {
+    pub fn run(&self, program: &SandboxProgram, limits: &Limits) -> Result<Ran> {
         if self.interrupt.load(Ordering::SeqCst) {
             return Err(interrupted("running a program"));
         }
@@ -232,24 +238,24 @@ fn make_base(base: &std::path::Path) -> Result<()> {
 
 #[cfg(unix)]
 impl Sandbox {
-    fn open(&self, layers: Vec<Layer>, probe: bool) -> protocol::Open {
+    fn open(&self, layers: Vec<Confinement>, probe: bool) -> protocol::OpenFrame {
         let (reads, base) = (self.reads.clone(), self.folder());
-        protocol::Open { version: protocol::VERSION, layers, probe, reads, base }
+        protocol::OpenFrame { version: protocol::VERSION, layers, probe, reads, base }
     }
 
     /// Starts a first supervisor and has it try every layer.
-    fn probe(&mut self, without: &[Layer]) -> Result<Report> {
+    fn probe(&mut self, without: &[Confinement]) -> Result<ConfinementReport> {
         let launcher = match launcher::find() {
             Ok(launcher) => launcher,
-            Err(why) => return Ok(Report::nothing(&why)),
+            Err(why) => return Ok(ConfinementReport::nothing(&why)),
         };
-        let wanted = Layer::ALL.into_iter().filter(|l| !without.contains(l)).collect();
-        let started = client::Supervisor::start(&launcher, &self.open(wanted, true), &self.interrupt);
+        let wanted = Confinement::ALL.into_iter().filter(|l| !without.contains(l)).collect();
+        let started = client::SupervisorClient::start(&launcher, &self.open(wanted, true), &self.interrupt);
         let (supervisor, mut report) = match started {
             Ok(started) => started,
-            Err(client::Failed::Interrupted) => return Err(interrupted("starting the sandbox")),
-            Err(client::Failed::Broken(why)) => {
-                return Ok(Report::nothing(&format!("launcher {}: {why}", launcher.display())));
+            Err(client::ExchangeFailed::Interrupted) => return Err(interrupted("starting the sandbox")),
+            Err(client::ExchangeFailed::Broken(why)) => {
+                return Ok(ConfinementReport::nothing(&format!("launcher {}: {why}", launcher.display())));
             }
         };
         report.missing.extend(without.iter().map(|l| (*l, "left out".to_string())));
@@ -260,14 +266,21 @@ impl Sandbox {
         Ok(report)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<client::Supervisor>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<client::SupervisorClient>> {
         self.idle.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn run_confined(&self, launcher: &std::path::Path, program: &Program, limits: &Limits) -> Result<Ran> {
-        let failed = |failed: client::Failed| match failed {
-            client::Failed::Interrupted => interrupted("running a program"),
-            client::Failed::Broken(why) => Error::device(format!("the sandbox's supervisor failed: {why}")),
+    fn run_confined(
+        &self,
+        launcher: &std::path::Path,
+        program: &SandboxProgram,
+        limits: &Limits,
+    ) -> Result<Ran> {
+        let failed = |failed: client::ExchangeFailed| match failed {
+            client::ExchangeFailed::Interrupted => interrupted("running a program"),
+            client::ExchangeFailed::Broken(why) => {
+                Error::device(format!("the sandbox's supervisor failed: {why}"))
+            }
         };
         let idle = self.lock().pop();
         let mut supervisor = match idle {
@@ -275,7 +288,7 @@ impl Sandbox {
             None => {
                 let open = self.open(self.report.in_force.clone(), false);
                 let (supervisor, report) =
-                    client::Supervisor::start(launcher, &open, &self.interrupt).map_err(failed)?;
+                    client::SupervisorClient::start(launcher, &open, &self.interrupt).map_err(failed)?;
                 // What was in force for the first one is in force for all of them.
                 if let Some((layer, why)) = report.missing.first() {
                     return Err(Error::device(format!("the sandbox lost the layer {layer}: {why}")));
@@ -290,7 +303,7 @@ impl Sandbox {
     }
 
     /// Without any layer: a clock, a limit of output and the process group.
-    fn run_plain(&self, program: &Program, limits: &Limits) -> Result<Ran> {
+    fn run_plain(&self, program: &SandboxProgram, limits: &Limits) -> Result<Ran> {
         let Some((executable, arguments)) = program.argv.split_first() else {
             return Err(Error::usage("no program was given"));
         };
@@ -300,7 +313,7 @@ impl Sandbox {
         command.args(arguments).env_clear().env("HOME", &scratch).env("TMPDIR", &scratch);
         command.envs(program.env.iter().cloned()).current_dir(&scratch);
         let around = watch::Surroundings {
-            family: family::Family::Group,
+            family: family::ProcessFamily::Group,
             control: None,
             stopped: &|| self.interrupt.load(Ordering::SeqCst),
             scratch: Some(&scratch),
@@ -310,7 +323,7 @@ impl Sandbox {
         let (end, stdout, stderr) = watch::run(command, &program.stdin, limits, &around);
         let _ = std::fs::remove_dir_all(&scratch);
         match end {
-            End::Stopped => Err(interrupted("running a program")),
+            ProgramEnd::Stopped => Err(interrupted("running a program")),
             end => Ok(Ran { end, stdout, stderr, seconds: start.elapsed().as_secs_f64() }),
         }
     }
@@ -331,13 +344,13 @@ fn make_base(_: &std::path::Path) -> Result<()> {
 
 #[cfg(not(unix))]
 impl Sandbox {
-    fn probe(&mut self, _: &[Layer]) -> Result<Report> {
-        Ok(Report::nothing("not a Unix system"))
+    fn probe(&mut self, _: &[Confinement]) -> Result<ConfinementReport> {
+        Ok(ConfinementReport::nothing("not a Unix system"))
     }
-    fn run_confined(&self, _: &std::path::Path, program: &Program, limits: &Limits) -> Result<Ran> {
+    fn run_confined(&self, _: &std::path::Path, program: &SandboxProgram, limits: &Limits) -> Result<Ran> {
         self.run_plain(program, limits)
     }
-    fn run_plain(&self, _: &Program, _: &Limits) -> Result<Ran> {
+    fn run_plain(&self, _: &SandboxProgram, _: &Limits) -> Result<Ran> {
         Err(Error::device("programs are run on Unix systems only").at("sandbox"))
     }
 }

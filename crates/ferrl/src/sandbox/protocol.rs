@@ -2,8 +2,8 @@
 //!
 //! A frame is a header in JSON and bytes: two lengths of 8 bytes, little-endian, then both.
 
-use super::layer::{Layer, Report};
-use super::{End, Limits};
+use super::layer::{Confinement, ConfinementReport};
+use super::{Limits, ProgramEnd};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ pub(super) const VERSION: u32 = 1;
 
 /// First frame: what the supervisor is to set up.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Open {
+pub(super) struct OpenFrame {
     pub(super) version: u32,
     /// Layers to apply.
-    pub(super) layers: Vec<Layer>,
+    pub(super) layers: Vec<Confinement>,
     /// Whether a layer that fails is left out and reported; otherwise it ends the supervisor.
     pub(super) probe: bool,
     /// Files and folders that programs may read and execute.
@@ -29,12 +29,12 @@ pub(super) struct Open {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) version: u32,
-    pub(super) report: Report,
+    pub(super) report: ConfinementReport,
 }
 
 /// A program to run; the frame's bytes are its stdin.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Run {
+pub(super) struct RunFrame {
     pub(super) argv: Vec<String>,
     pub(super) env: Vec<(String, String)>,
     pub(super) limits: Limits,
@@ -42,8 +42,8 @@ pub(super) struct Run {
 
 /// What came of it; the frame's bytes are its stdout and then its stderr.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Done {
-    pub(super) end: End,
+pub(super) struct DoneFrame {
+    pub(super) end: ProgramEnd,
     pub(super) stdout: usize,
     pub(super) seconds: f64,
 }

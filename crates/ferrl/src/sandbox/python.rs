@@ -1,13 +1,13 @@
 //! Python code in the sandbox: one interpreter for each run, and a script that runs the code in it.
 
-use super::{End, Interpreter, Limits, Options, Ran, Report, Sandbox};
+use super::{ConfinementReport, Interpreter, Limits, ProgramEnd, Ran, Sandbox, SandboxOptions};
 use ferrl_engine::{Error, Result};
 
 const RUNNER: &str = include_str!("runner.py");
 
 /// What is done with code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Task {
+pub enum PythonTask {
     /// The text is work of the verifier `code`: a function is called and its values returned.
     Calls,
     /// The text is a program.
@@ -17,23 +17,23 @@ pub enum Task {
 }
 
 /// A sandbox in which Python starts.
-pub struct Python {
+pub struct PythonSandbox {
     sandbox: Sandbox,
     interpreter: Interpreter,
     limits: Limits,
 }
 
-impl Python {
+impl PythonSandbox {
     /// Finds the interpreter that a command such as `python3` starts, makes the sandbox and tries both together.
-    pub fn start(command: &str, limits: Limits, mut options: Options) -> Result<Self> {
+    pub fn start(command: &str, limits: Limits, mut options: SandboxOptions) -> Result<Self> {
         let interpreter = Interpreter::find(command)?;
         options.reads.extend(interpreter.reads.iter().cloned());
-        let python = Python { sandbox: Sandbox::new(options)?, interpreter, limits };
+        let python = PythonSandbox { sandbox: Sandbox::new(options)?, interpreter, limits };
         // Whatever prevents Python from starting is said now, and not once for every completion.
         let patient = Limits { wall_s: 60.0, ..python.limits.clone() };
         let ran = python.sandbox.run(&python.interpreter.program("pass", Vec::new()), &patient)?;
         match ran.end {
-            End::Finished(0) => Ok(python),
+            ProgramEnd::Finished(0) => Ok(python),
             end => {
                 let errors = String::from_utf8_lossy(&ran.stderr);
                 let last = errors.lines().last().unwrap_or_default();
@@ -45,23 +45,25 @@ impl Python {
     }
 
     /// Runs code in an interpreter of its own; `stdin` is what the code may read.
-    pub fn run(&self, task: Task, code: &str, stdin: &str) -> Result<Ran> {
+    pub fn run(&self, task: PythonTask, code: &str, stdin: &str) -> Result<Ran> {
         let name = match task {
-            Task::Calls => "calls",
-            Task::Program => "program",
-            Task::Show => "show",
+            PythonTask::Calls => "calls",
+            PythonTask::Program => "program",
+            PythonTask::Show => "show",
         };
         // A header of 32 bytes, the code, and the rest.
         let bytes = format!("{name:<11} {:>20}{code}{stdin}", code.len()).into_bytes();
         let ran = self.sandbox.run(&self.interpreter.program(RUNNER, bytes), &self.limits)?;
         match ran.end {
-            End::CannotStart(why) => Err(Error::device(format!("the sandbox cannot start Python: {why}"))),
+            ProgramEnd::CannotStart(why) => {
+                Err(Error::device(format!("the sandbox cannot start Python: {why}")))
+            }
             _ => Ok(ran),
         }
     }
 
     /// Layers in force and missing.
-    pub fn report(&self) -> &Report {
+    pub fn report(&self) -> &ConfinementReport {
         self.sandbox.report()
     }
 

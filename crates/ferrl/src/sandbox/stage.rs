@@ -1,6 +1,6 @@
 //! The last process before the program: it confines itself, layer by layer, and becomes the program.
 
-use super::layer::Layer;
+use super::layer::Confinement;
 use super::{Limits, landlock, root, seccomp};
 use nix::sched::{CloneFlags, unshare};
 use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
@@ -16,8 +16,8 @@ use std::process::Command;
 
 /// Arguments of a stage, passed as one JSON text.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Stage {
-    pub(super) layers: Vec<Layer>,
+pub(super) struct SandboxStage {
+    pub(super) layers: Vec<Confinement>,
     /// Report on stdout which layers could be applied, instead of becoming a program.
     pub(super) probe: bool,
     /// Stands before a message about a failure, so that no program can fake one: only this process has seen it.
@@ -42,15 +42,15 @@ pub(super) fn main(config: &str) -> ! {
         let _ = std::io::stderr().write_all(format!("{nonce}{why}").as_bytes());
         std::process::exit(FAILED)
     };
-    let stage: Stage = match serde_json::from_str(config) {
+    let stage: SandboxStage = match serde_json::from_str(config) {
         Ok(stage) => stage,
         Err(e) => failed("", e.to_string()),
     };
-    let mut results: Vec<(Layer, Option<String>)> = Vec::new();
+    let mut results: Vec<(Confinement, Option<String>)> = Vec::new();
     if let Err(e) = set_no_new_privs(true) {
         failed(&stage.nonce, format!("no_new_privs: {e}"));
     }
-    let mut apply = |layers: &[Layer]| {
+    let mut apply = |layers: &[Confinement]| {
         for layer in layers.iter().copied().filter(|l| stage.layers.contains(l)) {
             match stage.apply(layer) {
                 Err(why) if !stage.probe => failed(&stage.nonce, format!("layer {layer}: {why}")),
@@ -58,12 +58,12 @@ pub(super) fn main(config: &str) -> ! {
             }
         }
     };
-    apply(&[Layer::Mount, Layer::User]);
+    apply(&[Confinement::Mount, Confinement::User]);
     // After the change of user, which would untie it, and before the filter, which would refuse it.
     if let Err(e) = stage.tie_to_supervisor() {
         failed(&stage.nonce, format!("parent death signal: {e}"));
     }
-    apply(&[Layer::Landlock, Layer::Scope, Layer::Seccomp, Layer::Rlimits]);
+    apply(&[Confinement::Landlock, Confinement::Scope, Confinement::Seccomp, Confinement::Rlimits]);
     if stage.probe {
         let text = serde_json::to_string(&results).unwrap_or_default();
         let _ = std::io::stdout().write_all(text.as_bytes());
@@ -77,20 +77,20 @@ pub(super) fn main(config: &str) -> ! {
     failed(&stage.nonce, format!("{program}: {error}"))
 }
 
-impl Stage {
-    fn apply(&self, layer: Layer) -> Result<(), String> {
+impl SandboxStage {
+    fn apply(&self, layer: Confinement) -> Result<(), String> {
         match layer {
-            Layer::Mount => {
+            Confinement::Mount => {
                 let Some(root) = &self.root else { return Err("there is no root to enter".into()) };
                 unshare(CloneFlags::CLONE_NEWNS).map_err(|e| e.to_string())?;
                 root::enter(root, &self.scratch, self.limits.scratch(), self.id).map_err(|e| e.to_string())
             }
-            Layer::User => self.give_up_rights().map_err(|e| e.to_string()),
-            Layer::Landlock => landlock::files(&self.reads, &self.scratch),
-            Layer::Scope => landlock::scopes(),
-            Layer::Seccomp => seccomp::apply(self.layers.contains(&Layer::Mount)),
-            Layer::Rlimits => self.limit().map_err(|e| e.to_string()),
-            Layer::Pid | Layer::Net | Layer::Ipc => Ok(()), // the supervisor's
+            Confinement::User => self.give_up_rights().map_err(|e| e.to_string()),
+            Confinement::Landlock => landlock::files(&self.reads, &self.scratch),
+            Confinement::Scope => landlock::scopes(),
+            Confinement::Seccomp => seccomp::apply(self.layers.contains(&Confinement::Mount)),
+            Confinement::Rlimits => self.limit().map_err(|e| e.to_string()),
+            Confinement::Pid | Confinement::Net | Confinement::Ipc => Ok(()), // the supervisor's
         }
     }
 
@@ -131,7 +131,7 @@ impl Stage {
             (Resource::Msgqueue, 0),
             (Resource::As, limits.memory()),
         ];
-        if self.layers.contains(&Layer::User) {
+        if self.layers.contains(&Confinement::User) {
             all.push((Resource::Nproc, limits.processes)); // of a user who has no other processes
         }
         all.into_iter()

@@ -3,12 +3,12 @@
 //! It makes the namespaces and the root that all its programs share, has a pid namespace made for each, and ends when
 //! Ferrl closes its stdin, with whatever runs then.
 
-use super::family::Family;
-use super::layer::{Layer, Report};
-use super::protocol::{Done, Hello, Open, Run, VERSION, receive, send};
-use super::stage::{FAILED, Stage};
+use super::family::ProcessFamily;
+use super::layer::{Confinement, ConfinementReport};
+use super::protocol::{DoneFrame, Hello, OpenFrame, RunFrame, VERSION, receive, send};
+use super::stage::{FAILED, SandboxStage};
 use super::watch::{Surroundings, run};
-use super::{End, Limits, launcher, nonce, root};
+use super::{Limits, ProgramEnd, launcher, nonce, root};
 use nix::sched::{CloneFlags, unshare};
 use std::io::{Error, Read, Result, Write};
 use std::os::fd::AsFd;
@@ -27,9 +27,9 @@ pub(super) fn main() -> ! {
 fn serve() -> Result<()> {
     close_inherited();
     let (mut input, mut output) = (std::io::stdin(), std::io::stdout());
-    let Some((open, _)) = receive::<Open>(&mut input)? else { return Ok(()) };
+    let Some((open, _)) = receive::<OpenFrame>(&mut input)? else { return Ok(()) };
     if open.version != VERSION {
-        return send(&mut output, &Hello { version: VERSION, report: Report::default() }, &[]);
+        return send(&mut output, &Hello { version: VERSION, report: ConfinementReport::default() }, &[]);
     }
     let mut supervisor = Supervisor { open, root: None, scratch: None, id: None, runs: 0 };
     let report = supervisor.set_up();
@@ -50,7 +50,7 @@ fn close_inherited() {
 }
 
 struct Supervisor {
-    open: Open,
+    open: OpenFrame,
     /// The prepared root, and the scratch folder in it.
     root: Option<PathBuf>,
     scratch: Option<PathBuf>,
@@ -60,11 +60,11 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn set_up(&mut self) -> Report {
-        let mut report = Report::default();
+    fn set_up(&mut self) -> ConfinementReport {
+        let mut report = ConfinementReport::default();
         // Orphans become our children (subreaper), so that none escapes.
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-        for layer in [Layer::User, Layer::Net, Layer::Ipc, Layer::Mount] {
+        for layer in [Confinement::User, Confinement::Net, Confinement::Ipc, Confinement::Mount] {
             if self.open.layers.contains(&layer)
                 && let Err(e) = self.make(layer)
             {
@@ -73,21 +73,21 @@ impl Supervisor {
         }
         self.open.layers.retain(|l| report.missing.iter().all(|(m, _)| m != l));
         report.missing.extend(self.probe());
-        let missing = |l: &Layer| report.missing.iter().any(|(m, _)| m == l);
+        let missing = |l: &Confinement| report.missing.iter().any(|(m, _)| m == l);
         report.in_force = self.open.layers.iter().copied().filter(|l| !missing(l)).collect();
         report
     }
 
-    fn make(&mut self, layer: Layer) -> Result<()> {
+    fn make(&mut self, layer: Confinement) -> Result<()> {
         match layer {
-            Layer::User if rustix::process::geteuid().is_root() => {
+            Confinement::User if rustix::process::geteuid().is_root() => {
                 self.readable_by_others()?;
                 self.id = Some(own_id().ok_or_else(|| Error::other("no user id of its own is mapped here"))?);
                 Ok(())
             }
-            Layer::User => user_namespace(),
-            Layer::Net => Ok(unshare(CloneFlags::CLONE_NEWNET)?),
-            Layer::Ipc => Ok(unshare(CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS)?),
+            Confinement::User => user_namespace(),
+            Confinement::Net => Ok(unshare(CloneFlags::CLONE_NEWNET)?),
+            Confinement::Ipc => Ok(unshare(CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS)?),
             _ => {
                 unshare(CloneFlags::CLONE_NEWNS)?;
                 let folder = self.open.base.join("root");
@@ -103,7 +103,7 @@ impl Supervisor {
     /// Another user reaches files through folders that all may walk through; with a root of our own, the binds alone count.
     fn readable_by_others(&self) -> Result<()> {
         let closed = |path: &Path| path.metadata().is_ok_and(|m| m.is_dir() && m.mode() & 0o001 == 0);
-        let hidden = |path: &&PathBuf| match self.open.layers.contains(&Layer::Mount) {
+        let hidden = |path: &&PathBuf| match self.open.layers.contains(&Confinement::Mount) {
             true => closed(path),
             false => path.ancestors().any(closed),
         };
@@ -114,22 +114,22 @@ impl Supervisor {
     }
 
     /// Layers that a stage could not apply, or all of them where it said nothing.
-    fn probe(&mut self) -> Vec<(Layer, String)> {
+    fn probe(&mut self) -> Vec<(Confinement, String)> {
         let mut missing = Vec::new();
         let limits = Limits { wall_s: 30.0, ..Default::default() };
-        let mut request = Run { argv: Vec::new(), env: Vec::new(), limits };
-        if self.open.layers.contains(&Layer::Pid) {
+        let mut request = RunFrame { argv: Vec::new(), env: Vec::new(), limits };
+        if self.open.layers.contains(&Confinement::Pid) {
             // In a thread of its own: the children of this one stay in this namespace.
             let tried = std::thread::spawn(|| unshare(CloneFlags::CLONE_NEWPID)).join();
             if let Ok(Err(e)) = tried {
-                missing.push((Layer::Pid, Error::from(e).to_string()));
-                self.open.layers.retain(|l| *l != Layer::Pid);
+                missing.push((Confinement::Pid, Error::from(e).to_string()));
+                self.open.layers.retain(|l| *l != Confinement::Pid);
             }
         }
         request.limits.memory_mib = 1 << 20; // the stage is a large program itself
         let (end, stdout, stderr) = self.stage(&request, &[], true);
-        match (end, serde_json::from_slice::<Vec<(Layer, Option<String>)>>(&stdout)) {
-            (End::Finished(0), Ok(results)) => {
+        match (end, serde_json::from_slice::<Vec<(Confinement, Option<String>)>>(&stdout)) {
+            (ProgramEnd::Finished(0), Ok(results)) => {
                 missing.extend(results.into_iter().filter_map(|(layer, why)| Some((layer, why?))));
             }
             (end, _) => {
@@ -142,30 +142,28 @@ impl Supervisor {
 
     /// Runs what it is asked to run.
     fn programs(&mut self, input: &mut impl Read, output: &mut impl Write) -> Result<()> {
-        while let Some((request, stdin)) = receive::<Run>(input)? {
+        while let Some((request, stdin)) = receive::<RunFrame>(input)? {
             let start = Instant::now();
             let (end, stdout, stderr) = self.stage(&request, &stdin, false);
-            let done = Done { end, stdout: stdout.len(), seconds: start.elapsed().as_secs_f64() };
+            let done = DoneFrame { end, stdout: stdout.len(), seconds: start.elapsed().as_secs_f64() };
             send(output, &done, &[stdout, stderr].concat())?;
         }
         Ok(())
     }
 
     /// Runs a stage, which becomes the program.
-    fn stage(&mut self, request: &Run, stdin: &[u8], probe: bool) -> (End, Vec<u8>, Vec<u8>) {
+    fn stage(&mut self, request: &RunFrame, stdin: &[u8], probe: bool) -> (ProgramEnd, Vec<u8>, Vec<u8>) {
         self.runs += 1;
         let has = |layer| self.open.layers.contains(&layer);
         let own_scratch = match &self.scratch {
-            Some(_) if has(Layer::Mount) => None,
+            Some(_) if has(Confinement::Mount) => None,
             _ => match self.scratch_folder() {
                 Ok(folder) => Some(folder),
-                Err(e) => {
-                    return (End::CannotStart(format!("the scratch folder: {e}")), Vec::new(), Vec::new());
-                }
+                Err(e) => return cannot_start(format!("the scratch folder: {e}")),
             },
         };
         let scratch = own_scratch.clone().or(self.scratch.clone()).unwrap_or_default();
-        let stage = Stage {
+        let stage = SandboxStage {
             layers: self.open.layers.clone(),
             probe,
             nonce: nonce(),
@@ -174,16 +172,18 @@ impl Supervisor {
             reads: self.open.reads.clone(),
             root: self.root.clone(),
             scratch: scratch.clone(),
-            id: self.id.filter(|_| has(Layer::User)),
+            id: self.id.filter(|_| has(Confinement::User)),
         };
-        let (pid_namespace, count) = (has(Layer::Pid), !has(Layer::User) || !has(Layer::Rlimits));
+        let (pid_namespace, count) =
+            (has(Confinement::Pid), !has(Confinement::User) || !has(Confinement::Rlimits));
         // A thread can leave for one pid namespace only, so that each program has a thread. The program dies with it.
         let watched = std::thread::scope(|scope| {
             let body = || {
                 if pid_namespace && let Err(e) = unshare(CloneFlags::CLONE_NEWPID) {
-                    return (End::CannotStart(format!("layer pid: {e}")), Vec::new(), Vec::new());
+                    return cannot_start(format!("layer pid: {e}"));
                 }
-                let family = if pid_namespace { Family::Namespace } else { Family::Descendants };
+                let family =
+                    if pid_namespace { ProcessFamily::Namespace } else { ProcessFamily::Descendants };
                 let stdin_of_ours = std::io::stdin();
                 let around = Surroundings {
                     family,
@@ -201,12 +201,11 @@ impl Supervisor {
         });
         own_scratch.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
         match watched {
-            Ok((End::Finished(FAILED), _, stderr)) if stderr.starts_with(stage.nonce.as_bytes()) => {
-                let why = String::from_utf8_lossy(&stderr[stage.nonce.len()..]).into_owned();
-                (End::CannotStart(why), Vec::new(), Vec::new())
+            Ok((ProgramEnd::Finished(FAILED), _, stderr)) if stderr.starts_with(stage.nonce.as_bytes()) => {
+                cannot_start(String::from_utf8_lossy(&stderr[stage.nonce.len()..]).into_owned())
             }
             Ok(watched) => watched,
-            Err(why) => (End::CannotStart(why), Vec::new(), Vec::new()),
+            Err(why) => cannot_start(why),
         }
     }
 
@@ -229,7 +228,7 @@ impl Supervisor {
 }
 
 /// The command of a stage: this executable again, with an environment of our making.
-fn command(stage: &Stage, request: &Run, scratch: &Path) -> Command {
+fn command(stage: &SandboxStage, request: &RunFrame, scratch: &Path) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("ferrl").arg(launcher::STAGE).arg(serde_json::to_string(stage).unwrap_or_default());
     command.env_clear().env("HOME", scratch).env("TMPDIR", scratch).envs(request.env.iter().cloned());
@@ -251,6 +250,11 @@ fn user_namespace() -> Result<()> {
     set_capabilities(None, sets)?;
     configure_capability_in_ambient_set(CapabilitySet::SYS_ADMIN, true)?;
     Ok(())
+}
+
+/// The result of a program that did not start: without output.
+fn cannot_start(why: String) -> (ProgramEnd, Vec<u8>, Vec<u8>) {
+    (ProgramEnd::CannotStart(why), Vec::new(), Vec::new())
 }
 
 /// A user and group id that no other process has, so that limits count this supervisor's programs alone.

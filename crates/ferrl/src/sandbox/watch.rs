@@ -1,8 +1,8 @@
 //! Runs one command under its limits: feeds its stdin, collects its output, looks at its memory and the clock, and kills
 //! it with all its descendants at the end.
 
-use super::End;
-use super::family::Family;
+use super::ProgramEnd;
+use super::family::ProcessFamily;
 use super::limits::Limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -20,7 +20,7 @@ const DRAIN: Duration = Duration::from_millis(200);
 
 /// What surrounds a run.
 pub(super) struct Surroundings<'a> {
-    pub(super) family: Family,
+    pub(super) family: ProcessFamily,
     /// End of file (the other side is closed) ends the run.
     pub(super) control: Option<BorrowedFd<'a>>,
     /// Says that the run is to end.
@@ -32,21 +32,21 @@ pub(super) struct Surroundings<'a> {
 }
 
 /// How it ended, stdout and stderr.
-pub(super) type Watched = (End, Vec<u8>, Vec<u8>);
+pub(super) type Watched = (ProgramEnd, Vec<u8>, Vec<u8>);
 
 /// Runs a command to its end, or to the first limit it hits.
 pub(super) fn run(mut command: Command, stdin: &[u8], limits: &Limits, around: &Surroundings<'_>) -> Watched {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let child = match command.spawn() {
         Ok(child) => child,
-        Err(e) => return (End::CannotStart(e.to_string()), Vec::new(), Vec::new()),
+        Err(e) => return (ProgramEnd::CannotStart(e.to_string()), Vec::new(), Vec::new()),
     };
     let mut running = match Running::new(child, stdin, limits) {
         Ok(running) => running,
         Err((mut child, why)) => {
             around.family.kill(child.id() as i32);
             let _ = child.wait();
-            return (End::CannotStart(why), Vec::new(), Vec::new());
+            return (ProgramEnd::CannotStart(why), Vec::new(), Vec::new());
         }
     };
     let cut = running.until_it_ends(around);
@@ -57,17 +57,17 @@ pub(super) fn run(mut command: Command, stdin: &[u8], limits: &Limits, around: &
     let end = match (cut.or(flood), status) {
         (Some(end), _) => end,
         (None, Ok(status)) => ended(status),
-        (None, Err(e)) => End::Killed(e.to_string()),
+        (None, Err(e)) => ProgramEnd::Killed(e.to_string()),
     };
     let [(_, out), (_, err)] = running.output;
     (end, out, err)
 }
 
-fn ended(status: ExitStatus) -> End {
+fn ended(status: ExitStatus) -> ProgramEnd {
     match (status.code(), status.signal()) {
-        (Some(code), _) => End::Finished(code),
-        (None, Some(signal)) => End::Killed(format!("signal {signal}")),
-        (None, None) => End::Killed(status.to_string()),
+        (Some(code), _) => ProgramEnd::Finished(code),
+        (None, Some(signal)) => ProgramEnd::Killed(format!("signal {signal}")),
+        (None, None) => ProgramEnd::Killed(status.to_string()),
     }
 }
 
@@ -114,19 +114,19 @@ impl<'a> Running<'a> {
     }
 
     /// Until the program ends; the limit that it hit, where it hit one.
-    fn until_it_ends(&mut self, around: &Surroundings<'_>) -> Option<End> {
+    fn until_it_ends(&mut self, around: &Surroundings<'_>) -> Option<ProgramEnd> {
         let deadline = self.start + self.limits.wall().min(Duration::from_secs(1 << 30));
         let mut look = self.start + LOOK;
         loop {
             let now = Instant::now();
             if now >= deadline {
-                return Some(End::TimeOut);
+                return Some(ProgramEnd::TimeOut);
             }
             let wait = look.min(deadline).saturating_duration_since(now);
             let wait = if self.ending.is_some() { wait } else { wait.min(Duration::from_millis(2)) };
             let (over, lost) = self.wait(wait, around.control);
             if lost || (around.stopped)() {
-                return Some(End::Stopped);
+                return Some(ProgramEnd::Stopped);
             }
             self.feed();
             if let Some(flood) = self.collect() {
@@ -186,7 +186,7 @@ impl<'a> Running<'a> {
     }
 
     /// Takes what has come; an end where it is more than the program may write.
-    fn collect(&mut self) -> Option<End> {
+    fn collect(&mut self) -> Option<ProgramEnd> {
         let mut chunk = [0u8; 1 << 16];
         let mut left = self.limits.output() - self.output.iter().map(|(_, b)| b.len()).sum::<usize>();
         for (pipe, bytes) in &mut self.output {
@@ -195,7 +195,7 @@ impl<'a> Running<'a> {
                     Ok(0) => *pipe = None,
                     Ok(n) if n > left => {
                         bytes.extend(&chunk[..left]);
-                        return Some(End::Output);
+                        return Some(ProgramEnd::Output);
                     }
                     Ok(n) => {
                         bytes.extend(&chunk[..n]);
@@ -211,7 +211,7 @@ impl<'a> Running<'a> {
     }
 
     /// What was written before the end.
-    fn drain(&mut self) -> Option<End> {
+    fn drain(&mut self) -> Option<ProgramEnd> {
         let patience = Instant::now() + DRAIN;
         loop {
             if let Some(flood) = self.collect() {
@@ -228,13 +228,13 @@ impl<'a> Running<'a> {
     }
 
     /// A limit that only looking can enforce.
-    fn excess(&self, around: &Surroundings<'_>) -> Option<End> {
+    fn excess(&self, around: &Surroundings<'_>) -> Option<ProgramEnd> {
         let usage = around.family.usage(self.pid());
         if usage.resident > self.limits.memory() {
-            return Some(End::Memory);
+            return Some(ProgramEnd::Memory);
         }
         if around.count && usage.tasks > self.limits.processes {
-            return Some(End::Killed(format!(
+            return Some(ProgramEnd::Killed(format!(
                 "{} processes of {} allowed",
                 usage.tasks, self.limits.processes
             )));
@@ -242,7 +242,10 @@ impl<'a> Running<'a> {
         let folder = around.scratch?;
         let size = folder_size(folder);
         (size > self.limits.scratch()).then(|| {
-            End::Killed(format!("{size} bytes in the scratch folder of {} allowed", self.limits.scratch()))
+            ProgramEnd::Killed(format!(
+                "{size} bytes in the scratch folder of {} allowed",
+                self.limits.scratch()
+            ))
         })
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// A rule that chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum ChoiceRule {
     /// The highest score.
     Best,
     /// The most frequent answer.
@@ -16,22 +16,22 @@ pub enum Choice {
     Visits,
 }
 
-impl Choice {
+impl ChoiceRule {
     /// By their names in options.
-    pub const ALL: &'static [(&'static str, Choice)] = &[
-        ("best", Choice::Best),
-        ("vote", Choice::Vote),
-        ("weighted", Choice::Weighted),
-        ("visits", Choice::Visits),
+    pub const ALL: &'static [(&'static str, ChoiceRule)] = &[
+        ("best", ChoiceRule::Best),
+        ("vote", ChoiceRule::Vote),
+        ("weighted", ChoiceRule::Weighted),
+        ("visits", ChoiceRule::Visits),
     ];
 
     /// The completion that it chooses; none where there is no whole completion.
     pub fn of(self, tree: &Tree) -> Option<usize> {
         match self {
-            Choice::Best => best(tree),
-            Choice::Vote => majority(tree),
-            Choice::Weighted => weighted(tree),
-            Choice::Visits => most_visited(tree),
+            ChoiceRule::Best => best(tree),
+            ChoiceRule::Vote => majority(tree),
+            ChoiceRule::Weighted => weighted(tree),
+            ChoiceRule::Visits => most_visited(tree),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! the prefix, a generator with a prefix cache computes none of it again, and `shared` counts what it found.
 
 use super::Scorer;
-use super::extract::{Extractor, Reader};
+use super::extract::{AnswerReader, Extractor};
 use super::grow::{Draft, Live, Sampling, Slot};
 use super::record::Record;
 use super::scorer::{Judged, grade_whole, unit};
@@ -24,7 +24,7 @@ use std::time::Instant;
 
 /// How a search samples, and how much.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct SearchBudget {
     /// Of a whole completion, or of an action of an episode: its length, temperature, stops and seed.
     pub params: SamplingParams,
     /// Tokens to sample for a question at most, up to the end of the round under way.
@@ -45,7 +45,7 @@ pub struct Driver<'a> {
     /// Scores prefixes and completions for the search.
     pub scorer: &'a mut dyn Scorer,
     /// How much to sample.
-    pub settings: Settings,
+    pub settings: SearchBudget,
     /// The strategy.
     pub entry: &'static Entry,
     /// Its options.
@@ -103,7 +103,7 @@ struct Search<'s, 'a> {
     prompts: &'s [Prompt],
     rewards: Option<&'s Rewards>,
     scorer: &'s mut dyn Scorer,
-    settings: &'s Settings,
+    settings: &'s SearchBudget,
     entry: &'static Entry,
     options: &'s Map<String, Value>,
     with_system: Option<WithSystem<'s>>,
@@ -286,7 +286,7 @@ impl Search<'_, '_> {
         let Some(name) = extractor else { return Ok(vec![None; all.len()]) };
         let extractor = Extractor::find(name)?;
         let params = &self.settings.params;
-        let mut reader = Reader { actor: &mut *self.episodes.actor, rewards: self.rewards, params };
+        let mut reader = AnswerReader { actor: &mut *self.episodes.actor, rewards: self.rewards, params };
         extractor.answers(all, &mut reader)
     }
 

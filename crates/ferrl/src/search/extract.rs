@@ -4,12 +4,12 @@ use super::Judged;
 use crate::evaluate::estimate::vote;
 use crate::reward::Rewards;
 use crate::rollout::Actor;
-use ferrl_engine::generate::{Request, SamplingParams};
+use ferrl_engine::generate::{GenerationRequest, SamplingParams};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::json;
 
 /// What an extractor may read.
-pub struct Reader<'r, 'a> {
+pub struct AnswerReader<'r, 'a> {
     /// The policy, for extractors that ask it.
     pub actor: &'r mut Actor<'a>,
     /// The verifier, if there is one.
@@ -101,7 +101,11 @@ impl Extractor {
     }
 
     /// The answers in whole completions, in their order; none for prefixes.
-    pub fn answers(&self, all: &[Judged<'_>], reader: &mut Reader<'_, '_>) -> Result<Vec<Option<String>>> {
+    pub fn answers(
+        &self,
+        all: &[Judged<'_>],
+        reader: &mut AnswerReader<'_, '_>,
+    ) -> Result<Vec<Option<String>>> {
         match &self.how {
             How::Text(read) => {
                 Ok(all.iter().map(|j| if j.terminal { read(j.text, reader.rewards) } else { None }).collect())
@@ -120,9 +124,9 @@ impl Extractor {
     }
 }
 
-impl Reader<'_, '_> {
+impl AnswerReader<'_, '_> {
     /// Asks for the answer behind a completion: in the model's chat template where the prompt is a conversation.
-    fn request(&self, judged: &Judged<'_>, ask: &str) -> Result<Request> {
+    fn request(&self, judged: &Judged<'_>, ask: &str) -> Result<GenerationRequest> {
         let mut prompt = judged.context.to_vec();
         let chat = self.actor.environments.encoder().filter(|_| !judged.prompt.messages.is_empty());
         let next = match chat {
@@ -132,7 +136,7 @@ impl Reader<'_, '_> {
         let repeats = prompt.last().is_some_and(|last| next.first() == Some(last));
         prompt.extend(&next[usize::from(repeats)..]);
         let params = SamplingParams { temperature: 0.0, max_new_tokens: REPLY, ..self.params.clone() };
-        Ok(Request { prompt, params, stream: [judged.prompt.index as u32, 0, 0] })
+        Ok(GenerationRequest { prompt, params, stream: [judged.prompt.index as u32, 0, 0] })
     }
 }
 
@@ -167,7 +171,7 @@ mod tests {
     fn the_verifier_s_answer_counts_where_it_looks_for_one() {
         let how = &Extractor::find("verifier").unwrap().how;
         let How::Text(read) = how else { panic!("reads text") };
-        let source = crate::recipe::Reward { verifier: Some("gsm8k".into()), ..Default::default() };
+        let source = crate::recipe::RewardSettings { verifier: Some("gsm8k".into()), ..Default::default() };
         let rewards = Rewards::new(&[source]).unwrap();
         assert_eq!(read("so 1,234\n#### 1,234", Some(&rewards)).unwrap().replace(',', ""), "1234");
         assert_eq!(read("<answer>7</answer>", None).as_deref(), Some("7"));

@@ -1,6 +1,6 @@
 //! One question under way: its tree, and the draws that its next round waits for.
 
-use super::expand::{Draw, Drawn};
+use super::expand::{ChildDraw, Drawn};
 use super::scorer::Judged;
 use super::strategy::Built;
 use super::turns;
@@ -8,7 +8,7 @@ use super::{DrawnTokens, Expansion, Node, Round, Tree, Until};
 use crate::episode::{Episode, Prefix, Reach};
 use crate::source::Prompt;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{Completion, SamplingParams, Stop, Stops};
+use ferrl_engine::generate::{Completion, SamplingParams, StopReason, Stops};
 use ferrl_engine::tokenizer::Tokenizer;
 
 /// How completions are sampled and turned into text.
@@ -24,7 +24,7 @@ pub(super) struct Sampling<'a> {
 struct Growing {
     asked: Expansion,
     /// Draws of this round, with the keys of their random numbers.
-    draws: Vec<(Draw, u64)>,
+    draws: Vec<(ChildDraw, u64)>,
     slots: Vec<Option<Box<Episode>>>,
     drawn: usize,
     accepted: Vec<usize>,
@@ -62,7 +62,7 @@ pub(super) enum Slot {
     /// What the environment says first.
     Opening,
     /// A draw: expansion and number there.
-    Draw(usize, usize),
+    ChildDraw(usize, usize),
 }
 
 /// A branch to begin.
@@ -253,7 +253,7 @@ impl Live {
             };
             // Rollouts estimate what the policy itself would do.
             let draws = match growing.asked.rollout {
-                true => vec![Draw::default(); growing.asked.samples - growing.drawn],
+                true => vec![ChildDraw::default(); growing.asked.samples - growing.drawn],
                 false => self.built.expander.draws(&so_far),
             };
             growing.slots = std::iter::repeat_with(|| None).take(draws.len()).collect();
@@ -275,7 +275,7 @@ impl Live {
                 let params = SamplingParams { temperature: first.temperature, ..sampling.params.clone() };
                 let opening = system.map(|_| opening.clone());
                 let draft = Draft { prefix, reach, first: Some(first), opening, params, stream };
-                wanted.push((Slot::Draw(e, slot), draft));
+                wanted.push((Slot::ChildDraw(e, slot), draft));
                 growing.draws.push((draw, key));
             }
         }
@@ -318,7 +318,7 @@ fn alike(a: &Node, b: &Node) -> bool {
 fn params(
     whole: &SamplingParams,
     common: &super::Common,
-    draw: &Draw,
+    draw: &ChildDraw,
     (until, used): (Until, usize),
 ) -> SamplingParams {
     let left = whole.max_new_tokens.saturating_sub(used).max(1);
@@ -340,9 +340,9 @@ fn node(tree: &Tree, parent: usize, c: Completion, sampling: Sampling<'_>) -> Re
     let (used, _) = tree.sampled(parent);
     let full = used + c.ids.len() >= sampling.params.max_new_tokens;
     let ended = match c.stop {
-        Stop::Token(_) => true,
-        Stop::String(i) => i < sampling.params.stop_strings.len(),
-        Stop::Length | Stop::Cancelled => false,
+        StopReason::Token(_) => true,
+        StopReason::String(i) => i < sampling.params.stop_strings.len(),
+        StopReason::Length | StopReason::Cancelled => false,
     };
     let version = c.versions.first().copied().unwrap_or_default();
     Ok(Node {
@@ -372,14 +372,14 @@ fn completion_text(tree: &Tree, id: usize, sampling: Sampling<'_>) -> Result<Str
     let ids = tree.tokens(id);
     let ends = node.terminal && !node.truncated;
     let stop = match ids.last() {
-        Some(&last) if ends && sampling.params.stop_ids.contains(&last) => Stop::Token(last),
+        Some(&last) if ends && sampling.params.stop_ids.contains(&last) => StopReason::Token(last),
         _ if ends && !sampling.params.stop_strings.is_empty() => {
             let text = sampling.tokenizer.decode(&ids, true)?;
             let strings = sampling.params.stop_strings.iter();
             let found = strings.enumerate().filter_map(|(i, s)| Some((text.rfind(s.as_str())?, i))).max();
-            found.map_or(Stop::Length, |(_, i)| Stop::String(i))
+            found.map_or(StopReason::Length, |(_, i)| StopReason::String(i))
         }
-        _ => Stop::Length,
+        _ => StopReason::Length,
     };
     let (logp, sampled_logp, top, versions) = Default::default();
     sampling

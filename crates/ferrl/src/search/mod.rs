@@ -21,8 +21,8 @@ pub mod strategy;
 mod tree;
 mod turns;
 
-pub use choose::{Choice, best, majority, most_visited, weighted};
-pub use driver::{Driver, Settings, WithSystem};
+pub use choose::{ChoiceRule, best, majority, most_visited, weighted};
+pub use driver::{Driver, SearchBudget, WithSystem};
 pub use record::{Facts, Figures, Record, Replayed, has_trees, replay, tree_files};
 pub use rollout::{Searcher, path_share};
 pub use scorer::{Judged, LogpScorer, Oracle, RewardScorer, SCORERS, Scorer, StepOracle};

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 /// One step of a path.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Step {
+pub struct PathStep {
     /// The node.
     pub node: usize,
     /// Text of the step.
@@ -35,7 +35,7 @@ pub struct Step {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Path {
     /// From the first step to the last.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PathStep>,
     /// Whether the completion is right.
     pub correct: bool,
     /// How many completions of a full tree it stands for: `b^(D - d)` for a path of depth `d` that ended early in a tree of
@@ -68,7 +68,7 @@ pub fn paths(tree: &Tree) -> Vec<Path> {
     }
     let step = |id: usize| {
         let n = tree.node(id);
-        Step {
+        PathStep {
             node: id,
             text: n.text.clone(),
             tokens: n.tokens.clone(),

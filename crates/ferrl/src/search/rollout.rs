@@ -10,19 +10,19 @@
 use super::strategy::Entry;
 use super::tree::Reached;
 use super::{
-    Common, Driver, LogpScorer, Node, Oracle, Record, RewardScorer, Scorer, Settings, StepOracle, Tree,
+    Common, Driver, LogpScorer, Node, Oracle, Record, RewardScorer, Scorer, SearchBudget, StepOracle, Tree,
     build, find,
 };
 use crate::algo::Feed;
 use crate::experience::Sequence;
 use crate::ranks::Teams;
-use crate::recipe::{Recipe, Search};
+use crate::recipe::{Recipe, SearchSettings};
 use crate::reward::Rewards;
-use crate::rollout::{Actor, Answer, Sampled, gathered, texts};
+use crate::rollout::{Actor, RolloutCompletion, Sampled, gathered, texts};
 use crate::setup;
 use crate::source::Prompt;
 use crate::verify::Hooks;
-use ferrl_engine::generate::{Completion, SamplingParams, Stop};
+use ferrl_engine::generate::{Completion, SamplingParams, StopReason};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Backend;
 use ferrl_kernels::philox::philox4x32;
@@ -76,7 +76,7 @@ impl Searcher {
             actor,
             rewards: Some(rewards).filter(|r| !r.is_empty()),
             scorer: &mut *self.scorer,
-            settings: Settings { params, budget: self.budget, at_once: AT_ONCE },
+            settings: SearchBudget { params, budget: self.budget, at_once: AT_ONCE },
             entry: self.entry,
             options: self.options.clone(),
             with_system: None,
@@ -152,7 +152,7 @@ fn take(
         let path = sequence(tree, end, prompt, ends.len());
         all.metrics.add("search/weight", f64::from(path.importance.unwrap_or(1.0)));
         all.experience.sequences.push(Sequence { group: place, trajectory, temperature, truncated, ..path });
-        all.answers.push(Answer { prompt: place, text, tokens, truncated, played: None });
+        all.answers.push(RolloutCompletion { prompt: place, text, tokens, truncated, played: None });
     }
     all.metrics.add("search/paths", ends.len() as f64);
     all.metrics.add("search/nodes", tree.nodes().len() as f64);
@@ -197,16 +197,16 @@ fn take_episode(
     }
     all.metrics.add("search/weight", f64::from(importance));
     let played = reached.played.clone();
-    all.answers.push(Answer { prompt: place, text: played.text(), tokens, truncated, played: Some(played) });
+    all.answers.push(RolloutCompletion { prompt: place, text: played.text(), tokens, truncated, played: Some(played) });
 }
 
 /// Why a path ended.
-fn stop_of(tree: &Tree, end: usize, ids: &[u32], params: &SamplingParams) -> Stop {
+fn stop_of(tree: &Tree, end: usize, ids: &[u32], params: &SamplingParams) -> StopReason {
     match ids.last() {
-        _ if tree.node(end).truncated => Stop::Length,
-        Some(last) if params.stop_ids.contains(last) => Stop::Token(*last),
-        _ if params.stop_strings.is_empty() => Stop::Length,
-        _ => Stop::String(0),
+        _ if tree.node(end).truncated => StopReason::Length,
+        Some(last) if params.stop_ids.contains(last) => StopReason::Token(*last),
+        _ if params.stop_strings.is_empty() => StopReason::Length,
+        _ => StopReason::String(0),
     }
 }
 
@@ -253,7 +253,7 @@ pub fn path_share(tree: &Tree, end: usize) -> f64 {
 }
 
 /// Whether a recipe's settings name something that exists.
-pub(crate) fn check(s: &Search) -> Result<()> {
+pub(crate) fn check(s: &SearchSettings) -> Result<()> {
     let Some(name) = &s.strategy else { return Ok(()) };
     let entry = find(name).map_err(|e| e.at("search.strategy"))?;
     build(entry, &s.options, &any_task()).map_err(|e| e.at("search.options")).map(|_| ())

@@ -4,9 +4,9 @@
 //! type that implements [`Scorer`], with a model and a sampler of its own where it needs them.
 
 use crate::episode::Played;
-use crate::recipe::{MODEL_KINDS, Recipe, Reward as Source};
+use crate::recipe::{MODEL_KINDS, Recipe, RewardSettings as Source};
 use crate::reward::{Completions, Graded, Rewards};
-use crate::rollout::Answer;
+use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
 use crate::verify::Hooks;
 use ferrl_engine::{Error, Result};
@@ -228,9 +228,9 @@ fn grade(
     let answer = |(prompt, j): (usize, &Judged<'_>)| {
         let (text, played) = read(j);
         let truncated = j.truncated || !j.terminal;
-        Answer { prompt, text, tokens: j.sampled.0, truncated, played }
+        RolloutCompletion { prompt, text, tokens: j.sampled.0, truncated, played }
     };
-    let answers: Vec<Answer> = judged.iter().enumerate().map(answer).collect();
+    let answers: Vec<RolloutCompletion> = judged.iter().enumerate().map(answer).collect();
     let completions = Completions { prompts: &prompts, answers: &answers, at: Default::default() };
     rewards.score_alone(completions)
 }

@@ -2,11 +2,11 @@
 
 use super::env::{OWN, encoding_of, own_task};
 use crate::algo::{self, Feed};
-use crate::data::hub::Cache;
+use crate::data::hub::HubCache;
 use crate::data::loader::MAX_EPOCHS;
 use crate::data::{self, Dataset};
-use crate::recipe::{Data, Recipe};
-use crate::source::{Mixture, Part, Reading, Room, Source};
+use crate::recipe::{DataSettings, Recipe};
+use crate::source::{ExampleSource, Mixture, MixturePart, ModelRoom, ReadingPurpose};
 use crate::suite;
 use crate::task::{self, ByTask, TASKS, Task, TaskExamples};
 use crate::verify::Verifier;
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Examples to learn from, or held out. Those to learn from know what evaluations will read: [`Source::check`] looks at both.
+/// Examples to learn from, or held out. Those to learn from know what evaluations will read: [`ExampleSource::check`] looks at both.
 pub fn source(
     recipe: &Recipe,
     model: &Path,
@@ -27,7 +27,7 @@ pub fn source(
     feed: Feed,
     held_out: bool,
     warnings: &Warnings,
-) -> Result<Box<dyn Source>> {
+) -> Result<Box<dyn ExampleSource>> {
     unused_options(recipe, warnings);
     let mut sources =
         Sources { recipe, model, tokenizer, warnings, room: room(recipe, model)?, read: HashMap::new() };
@@ -43,10 +43,10 @@ pub fn source(
 }
 
 /// What the model in a directory can take, and what will be sampled from it.
-pub(crate) fn room(recipe: &Recipe, model: &Path) -> Result<Room> {
+pub(crate) fn room(recipe: &Recipe, model: &Path) -> Result<ModelRoom> {
     let config = crate::plan::read_config(model)?;
     let asks = algo::find(recipe.algorithm_name())?.feed.sampled();
-    Ok(Room {
+    Ok(ModelRoom {
         context: config.max_context(),
         learned: config.position == Position::Learned,
         new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 },
@@ -60,7 +60,7 @@ struct Sources<'a> {
     model: &'a Path,
     tokenizer: &'a Arc<Tokenizer>,
     warnings: &'a Warnings,
-    room: Room,
+    room: ModelRoom,
     read: HashMap<String, Arc<Dataset>>,
 }
 
@@ -88,7 +88,7 @@ impl Sources<'_> {
             if let Some(name) = task_name(name) {
                 let task = build(recipe, name)?;
                 let examples = TaskExamples::new(name, task, self.tokenizer.clone(), feed, held_out)?;
-                parts.push(Part::Task(Box::new(examples), weight));
+                parts.push(MixturePart::Task(Box::new(examples), weight));
                 continue;
             }
             // Of mixed data, only a task has a held-out part by itself, and only its completions are rewarded by themselves.
@@ -98,21 +98,16 @@ impl Sources<'_> {
                 continue;
             }
             if unrewarded && (held_out || !recipe.algorithm()?.needs().rewardless) {
-                let otherwise = if own { "leave it out" } else { "train on them in stages" };
-                return Err(Error::usage(format!(
-                    "generated tasks and suites bring their verifiers, but nothing rewards completions to {name}"
-                ))
-                .at(if own { key } else { "reward" })
-                .fix(format!("name a [[reward]] that fits all of {key}, or {otherwise}")));
+                return Err(nothing_rewards(name, key, own));
             }
-            parts.push(Part::of(self.dataset(name, own)?, weight));
+            parts.push(MixturePart::of(self.dataset(name, own)?, weight));
         }
         let asks = feed.sampled();
         // An evaluation asks every row once.
-        let data = Data { replacement: recipe.data.replacement && !held_out, ..recipe.data.clone() };
+        let data = DataSettings { replacement: recipe.data.replacement && !held_out, ..recipe.data.clone() };
         Mixture::new(
             parts,
-            &Reading {
+            &ReadingPurpose {
                 data: &data,
                 model: self.model,
                 tokenizer: self.tokenizer,
@@ -120,7 +115,10 @@ impl Sources<'_> {
                 seed: recipe.seed,
                 encoding: encoding_of(recipe)?,
                 split: (split > 0.0 && !own).then_some((split, held_out)),
-                room: Room { new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 }, ..self.room },
+                room: ModelRoom {
+                    new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 },
+                    ..self.room
+                },
                 warnings: self.warnings,
             },
         )
@@ -132,8 +130,8 @@ impl Sources<'_> {
         if let Some(dataset) = self.read.get(&key) {
             return Ok(dataset.clone());
         }
-        let source = if held_out { data::Source::held_out(name) } else { data::Source::parse(name) };
-        let dataset = Arc::new(Dataset::read(&source?, &Cache::from_env())?);
+        let source = if held_out { data::DataSource::held_out(name) } else { data::DataSource::parse(name) };
+        let dataset = Arc::new(Dataset::read(&source?, &HubCache::from_env())?);
         if dataset.left_out > 0 {
             let all = dataset.left_out + dataset.len();
             let what = format!("{} of {all} rows of {name} have tests that cannot be run", dataset.left_out);
@@ -239,7 +237,7 @@ fn unused_options(recipe: &Recipe, warnings: &Warnings) {
 }
 
 /// Steps of a stage.
-pub fn total_steps(recipe: &Recipe, source: &dyn Source, feed: Feed) -> Result<u64> {
+pub fn total_steps(recipe: &Recipe, source: &dyn ExampleSource, feed: Feed) -> Result<u64> {
     if let Some(steps) = recipe.train.steps {
         return Ok(steps);
     }
@@ -256,4 +254,15 @@ pub fn total_steps(recipe: &Recipe, source: &dyn Source, feed: Feed) -> Result<u
         Some(steps) => Ok(steps.max(1)),
         None => Err(Error::usage("a generated task has no end").at("train").fix("train.steps = 100")),
     }
+}
+
+/// Rows beside a generated task or a suite, in a recipe without rewards.
+fn nothing_rewards(name: &str, key: &str, own: bool) -> Error {
+    let otherwise = if own { "leave it out" } else { "train on them in stages" };
+    let what = format!(
+        "generated tasks and suites bring their verifiers, but nothing rewards completions to {name}"
+    );
+    Error::usage(what)
+        .at(if own { key } else { "reward" })
+        .fix(format!("name a [[reward]] that fits all of {key}, or {otherwise}"))
 }

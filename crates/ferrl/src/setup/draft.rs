@@ -7,7 +7,7 @@ use super::{algorithm, own_rewards, plain_rewards, source, total_steps};
 use crate::algo::{Algorithm, Feed, Needs};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
-use crate::source::Source;
+use crate::source::ExampleSource;
 use crate::verify::Hooks;
 use crate::warnings::Warnings;
 use ferrl_engine::tokenizer::Tokenizer;
@@ -29,7 +29,7 @@ pub struct Draft {
     /// The policy's.
     pub tokenizer: Arc<Tokenizer>,
     /// Where examples come from.
-    pub source: Box<dyn Source>,
+    pub source: Box<dyn ExampleSource>,
     /// Its steps.
     pub total: u64,
     /// What completions are worth, but for reward models.
@@ -68,7 +68,7 @@ impl Draft {
         dir: &Path,
         warnings: &Warnings,
         rewards: Option<Rewards>,
-        source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn Source>>,
+        source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn ExampleSource>>,
     ) -> Result<Draft> {
         crate::recipe::warn(recipe, warnings);
         let (algo, feed) = algorithm(recipe)?;

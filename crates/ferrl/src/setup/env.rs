@@ -2,10 +2,10 @@
 
 use super::data::tasks;
 use crate::data::Encoder;
-use crate::data::prompt::Settings as Encoding;
+use crate::data::prompt::PromptSettings as Encoding;
 use crate::env::openenv::Servers;
-use crate::env::python::{self, OfRows, Settings, Start, What, Workers};
-use crate::env::tools::{Limits, ToolEpisode};
+use crate::env::python::{self, EpisodeStart, OfRows, What, WorkerSettings, Workers};
+use crate::env::tools::{ToolEpisode, ToolLimits};
 use crate::env::{Environment, Numbered};
 use crate::episode::{Environments, RowEpisodes};
 use crate::recipe::Recipe;
@@ -47,7 +47,7 @@ pub fn environments(
             own(server_episodes(servers, recipe.seed));
         }
         Some(Own::Tools(tools)) => {
-            let limits = Limits { max_calls: recipe.env.max_calls, ..Default::default() };
+            let limits = ToolLimits { max_calls: recipe.env.max_calls, ..Default::default() };
             rows = Some(Arc::new(WithTools { tools, limits }) as Arc<dyn RowEpisodes>);
         }
         None => {}
@@ -90,8 +90,8 @@ pub(super) fn own_task(recipe: &Recipe) -> Result<Option<Arc<dyn Task>>> {
 fn python_episodes(workers: &Arc<Workers>, seed: u64) -> Arc<dyn Task> {
     let workers = workers.clone();
     Arc::new(Numbered::new(seed, move |seed, index| {
-        let start = Start { seed, name: format!("episode {index}"), ..Default::default() };
-        Box::new(python::Episode::new(workers.clone(), start))
+        let start = EpisodeStart { seed, name: format!("episode {index}"), ..Default::default() };
+        Box::new(python::WorkerEpisode::new(workers.clone(), start))
     }))
 }
 
@@ -118,7 +118,7 @@ impl Own {
             None if env.tools.is_empty() => return Ok(None),
             None => return Ok(Some(Own::Tools(tools(recipe)?))),
         };
-        Ok(Some(Own::Python(Workers::new(Settings {
+        Ok(Some(Own::Python(Workers::new(WorkerSettings {
             what,
             options: env.options.clone(),
             workers: env.workers,
@@ -147,7 +147,7 @@ fn tools(recipe: &Recipe) -> Result<Arc<[Arc<dyn Tool>]>> {
 /// Rows that are answered with tools; the recipe's rewards score the answer.
 struct WithTools {
     tools: Arc<[Arc<dyn Tool>]>,
-    limits: Limits,
+    limits: ToolLimits,
 }
 
 impl RowEpisodes for WithTools {

@@ -2,9 +2,9 @@
 
 use super::data::{task_name, tasks};
 use crate::algo::{self, Feed};
-use crate::data::hub::Cache;
+use crate::data::hub::HubCache;
 use crate::data::{self, Dataset, Texts, strings};
-use crate::recipe::{Init, Recipe};
+use crate::recipe::{InitSettings, Recipe};
 use crate::source::encoding;
 use ferrl_engine::checkpoint::{InitOptions, SaveOptions, StorageFormat, init_model};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
@@ -17,14 +17,14 @@ use std::sync::{Arc, Mutex};
 const EXAMPLES: u64 = 2000;
 
 /// A random model whose tokenizer knows the stage's data.
-pub(super) fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
+pub(super) fn new_model(recipe: &Recipe, init: &InitSettings, dir: &Path) -> Result<()> {
     let (tokenizer, options) = new_model_parts(recipe, init)?;
     init_model(dir, &options, &SaveOptions { dtype: StorageFormat::F32, ..Default::default() })?;
     tokenizer.save(dir)
 }
 
 /// The tokenizer and the shape of a random model.
-pub(crate) fn new_model_parts(recipe: &Recipe, init: &Init) -> Result<(Tokenizer, InitOptions)> {
+pub(crate) fn new_model_parts(recipe: &Recipe, init: &InitSettings) -> Result<(Tokenizer, InitOptions)> {
     let tokenizer = tokenizer(recipe, init)?;
     let mut options = InitOptions::new(&init.family);
     options.vocab = tokenizer.vocab_size();
@@ -38,8 +38,8 @@ pub(crate) fn new_model_parts(recipe: &Recipe, init: &Init) -> Result<(Tokenizer
 }
 
 /// A tokenizer for what the stage trains and evaluates on. Conversations bring a ChatML template.
-fn tokenizer(recipe: &Recipe, init: &Init) -> Result<Tokenizer> {
-    let files = Files::read(recipe, init.tokenizer == "char")?;
+fn tokenizer(recipe: &Recipe, init: &InitSettings) -> Result<Tokenizer> {
+    let files = RecipeFiles::read(recipe, init.tokenizer == "char")?;
     let specials: &[&str] = if files.chat()? || recipe.data.apply_chat_template == Some(true) {
         &["<pad>", "<|im_start|>", "<|im_end|>"]
     } else {
@@ -86,7 +86,7 @@ fn printable() -> String {
 }
 
 /// The files of a recipe and how their rows are read.
-struct Files {
+struct RecipeFiles {
     datasets: Vec<Arc<Dataset>>,
     texts: Texts,
     feed: Feed,
@@ -98,20 +98,21 @@ struct Files {
     all: bool,
 }
 
-impl Files {
+impl RecipeFiles {
     fn read(recipe: &Recipe, all: bool) -> Result<Self> {
         let sources =
-            recipe.data.train.iter().filter(|n| task_name(n).is_none()).map(|n| data::Source::parse(n));
+            recipe.data.train.iter().filter(|n| task_name(n).is_none()).map(|n| data::DataSource::parse(n));
         let held_out =
-            recipe.eval.data.iter().filter(|n| task_name(n).is_none()).map(|n| data::Source::held_out(n));
-        let read = |source: Result<data::Source>| Ok(Arc::new(Dataset::read(&source?, &Cache::from_env())?));
+            recipe.eval.data.iter().filter(|n| task_name(n).is_none()).map(|n| data::DataSource::held_out(n));
+        let read =
+            |source: Result<data::DataSource>| Ok(Arc::new(Dataset::read(&source?, &HubCache::from_env())?));
         let d = &recipe.data;
         let words = [d.system.clone(), d.prefill.clone(), Some(d.separator.clone())].into_iter().flatten();
         // What a template of ChatML writes beside the messages.
         let chat = "system\nuser\nassistant\ntool\n".to_owned();
         // What an environment says is in no file.
         let any = (!recipe.env.named().is_empty()).then(printable);
-        Ok(Files {
+        Ok(RecipeFiles {
             datasets: sources.chain(held_out).map(read).collect::<Result<_>>()?,
             texts: Texts::new(&encoding(d)?)?,
             feed: algo::find(recipe.algorithm_name())?.feed,

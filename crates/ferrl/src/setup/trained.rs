@@ -1,7 +1,7 @@
 //! Which parameters are trained: all but the tensors of `model.frozen`, and without routers unless
 //! `model.train_router` says so.
 
-use crate::recipe::Model;
+use crate::recipe::ModelSettings;
 use ferrl_engine::model::{Config, Slot, family};
 use ferrl_engine::{Error, Result, nearest};
 
@@ -19,7 +19,7 @@ fn routers(config: &Config) -> Result<impl Iterator<Item = String>> {
 }
 
 /// Those of `model.frozen` that are part of some tensor's name, and the routers where they are not trained.
-pub fn patterns(config: &Config, model: &Model) -> Result<Vec<String>> {
+pub fn patterns(config: &Config, model: &ModelSettings) -> Result<Vec<String>> {
     let names = names(config)?;
     let hits = |part: &&String| names.iter().any(|name| name.contains(part.as_str()));
     let mut frozen: Vec<String> = model.frozen.iter().filter(hits).cloned().collect();
@@ -31,7 +31,7 @@ pub fn patterns(config: &Config, model: &Model) -> Result<Vec<String>> {
 
 /// Refuses patterns that freeze nothing, of policy or critic, patterns that leave nothing to train, and routers to train
 /// where there are none.
-pub fn check(config: &Config, critic: Option<&Config>, model: &Model) -> Result<()> {
+pub fn check(config: &Config, critic: Option<&Config>, model: &ModelSettings) -> Result<()> {
     let (frozen, wrong) = (&model.frozen, |what: String| Error::usage(what).at("model.frozen"));
     if model.train_router && config.experts.is_none() {
         let what = format!("the family {} has no experts, and no routers to train", config.family);
@@ -64,9 +64,9 @@ mod tests {
     use ferrl_engine::checkpoint::InitOptions;
     use ferrl_engine::model::Head;
 
-    fn model(frozen: &[&str], train_router: bool) -> Model {
+    fn model(frozen: &[&str], train_router: bool) -> ModelSettings {
         let frozen = frozen.iter().map(|f| f.to_string()).collect();
-        Model { frozen, train_router, ..Default::default() }
+        ModelSettings { frozen, train_router, ..Default::default() }
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub fn cuts(text: &str) -> Result<Vec<usize>, usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Kind, steps};
+    use super::super::{SolutionKind, steps};
 
     #[test]
     fn lines_are_steps_and_the_answer_is_part_of_the_last() {
@@ -51,9 +51,9 @@ mod tests {
             ("a\n#### 5\nb", vec!["a\n#### 5\nb"]),
             ("", vec![]),
         ] {
-            assert_eq!(steps(Kind::Gsm8k, text).expect("steps"), want, "{text:?}");
+            assert_eq!(steps(SolutionKind::Gsm8k, text).expect("steps"), want, "{text:?}");
         }
-        let error = steps(Kind::Gsm8k, "a\n#### 5\n#### 6").expect_err("two answers").to_string();
+        let error = steps(SolutionKind::Gsm8k, "a\n#### 5\n#### 6").expect_err("two answers").to_string();
         assert!(error.contains("2 answers"), "{error}");
     }
 }

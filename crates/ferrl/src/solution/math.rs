@@ -288,11 +288,11 @@ fn nearest(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Kind, steps};
+    use super::super::{SolutionKind, steps};
 
     fn check(want: &[&str]) {
         let text = want.concat();
-        assert_eq!(steps(Kind::Math, &text).expect("steps"), want);
+        assert_eq!(steps(SolutionKind::Math, &text).expect("steps"), want);
     }
 
     #[test]

@@ -11,26 +11,27 @@ use ferrl_engine::{Error, Result};
 
 /// Whose solutions they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SolutionKind {
     /// A step on each line, the answer behind `####`.
     Gsm8k,
     /// Prose with formulas.
     Math,
 }
 
-impl Kind {
+impl SolutionKind {
     /// Their names.
-    pub const ALL: [(&'static str, Kind); 2] = [("gsm8k", Kind::Gsm8k), ("math", Kind::Math)];
+    pub const ALL: [(&'static str, SolutionKind); 2] =
+        [("gsm8k", SolutionKind::Gsm8k), ("math", SolutionKind::Math)];
 }
 
 /// The steps of a solution, in order; they join to `text`. An error where the text is no solution of that kind.
-pub fn steps(kind: Kind, text: &str) -> Result<Vec<&str>> {
+pub fn steps(kind: SolutionKind, text: &str) -> Result<Vec<&str>> {
     let cuts = match kind {
-        Kind::Gsm8k => gsm8k::cuts(text).map_err(|found| {
+        SolutionKind::Gsm8k => gsm8k::cuts(text).map_err(|found| {
             Error::data(format!("has {found} answers behind \"\\n#### \", expected one at most"))
                 .fix("a GSM8K solution ends with its only answer")
         })?,
-        Kind::Math => math::cuts(text),
+        SolutionKind::Math => math::cuts(text),
     };
     let ends = cuts.iter().skip(1).copied().chain([text.len()]);
     Ok(cuts.iter().zip(ends).map(|(start, end)| &text[*start..end]).collect())
@@ -102,9 +103,12 @@ mod tests {
         for _ in 0..4_000 {
             let len = random.below(60);
             let text: String = (0..len).map(|_| PIECES[random.below(PIECES.len())]).collect();
-            for (name, kind) in Kind::ALL {
+            for (name, kind) in SolutionKind::ALL {
                 let Ok(steps) = steps(kind, &text) else {
-                    assert!(kind == Kind::Gsm8k && text.matches("\n#### ").count() > 1, "{name}: {text:?}");
+                    assert!(
+                        kind == SolutionKind::Gsm8k && text.matches("\n#### ").count() > 1,
+                        "{name}: {text:?}"
+                    );
                     continue;
                 };
                 assert_eq!(steps.concat(), text, "{name}");
@@ -120,7 +124,7 @@ mod tests {
         let start = Instant::now();
         for piece in PIECES.iter().chain(&["\\begin{a}", "a,", "$x$ ", "$x=1,$", "\\begin{", "= ", "$\n"]) {
             let text = piece.repeat(100_000 / piece.len());
-            for (_, kind) in Kind::ALL {
+            for (_, kind) in SolutionKind::ALL {
                 if let Ok(steps) = steps(kind, &text) {
                     assert_eq!(steps.concat(), text);
                 }

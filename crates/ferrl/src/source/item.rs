@@ -1,9 +1,9 @@
 //! From an encoded row to what an algorithm learns from.
 
-use super::{Group, Item, Prompt};
+use super::{Item, Prompt, RewardedGroup};
 use crate::algo::Feed;
-use crate::data::{self, Encoder, Example, Sample, Tokens};
-use crate::experience::{Kind, Sequence};
+use crate::data::{self, EncodedRow, Encoder, Example, MaskedTokens};
+use crate::experience::{Evidence, Sequence};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
@@ -29,24 +29,24 @@ fn asked(prompt: &Value, columns: data::Row, place: &str, encoder: &Encoder) -> 
 }
 
 /// The prompt of an encoded row, without its tokens: as rewards see it.
-pub fn prompt_of(sample: &Sample, encoder: &Encoder) -> Prompt {
+pub fn prompt_of(sample: &EncodedRow, encoder: &Encoder) -> Prompt {
     asked(&sample.prompt, sample.extra.clone(), &sample.place, encoder)
 }
 
 /// Tokens with their mask, as a sequence of that kind.
-fn sequence(t: Tokens, kind: Kind) -> Sequence {
-    let pair = matches!(kind, Kind::Chosen | Kind::Rejected).then_some(0);
+fn sequence(t: MaskedTokens, kind: Evidence) -> Sequence {
+    let pair = matches!(kind, Evidence::Chosen | Evidence::Rejected).then_some(0);
     Sequence { pair, ids: t.ids, trained: t.mask, weight: 1.0, kind, ..Default::default() }
 }
 
 /// Completions with the rewards that a row brings; one without its end was cut.
 fn graded(
-    completions: Vec<Tokens>,
+    completions: Vec<MaskedTokens>,
     rewards: &[(String, Vec<f32>)],
     is_special: impl Fn(u32) -> bool,
 ) -> Vec<Sequence> {
-    let one = |(i, tokens): (usize, Tokens)| {
-        let mut s = sequence(tokens, Kind::Plain);
+    let one = |(i, tokens): (usize, MaskedTokens)| {
+        let mut s = sequence(tokens, Evidence::Plain);
         s.truncated = s.ids.last().is_some_and(|&id| !is_special(id));
         s.components = rewards.iter().map(|(name, list)| (name.clone(), list[i])).collect();
         s.sources = s.components.iter().map(|c| (1.0, Some(c.1))).collect();
@@ -57,7 +57,7 @@ fn graded(
 }
 
 /// An encoded row as an example; `index` is the number of its prompt in the run.
-pub(super) fn item(sample: Sample, feed: Feed, index: u64, encoder: &Encoder) -> Result<Item> {
+pub(super) fn item(sample: EncodedRow, feed: Feed, index: u64, encoder: &Encoder) -> Result<Item> {
     let tokenizer = encoder.tokenizer();
     let ask = |ids: Vec<u32>, prompt: &Value, columns: data::Row| Prompt {
         index,
@@ -74,20 +74,20 @@ pub(super) fn item(sample: Sample, feed: Feed, index: u64, encoder: &Encoder) ->
     };
     Ok(match sample.example {
         Example::Text(tokens) if feed == Feed::Weighted => {
-            Item::Given(vec![sequence(tokens, Kind::Plain).rewarded(number("advantage", 1.0)?)])
+            Item::Given(vec![sequence(tokens, Evidence::Plain).rewarded(number("advantage", 1.0)?)])
         }
-        Example::Text(tokens) => Item::Given(vec![sequence(tokens, Kind::Plain)]),
+        Example::Text(tokens) => Item::Given(vec![sequence(tokens, Evidence::Plain)]),
         Example::Pair { chosen, rejected } => {
             let margin = number("margin", 0.0)?;
-            let chosen = Sequence { margin, ..sequence(chosen, Kind::Chosen) };
-            Item::Given(vec![chosen, sequence(rejected, Kind::Rejected)])
+            let chosen = Sequence { margin, ..sequence(chosen, Evidence::Chosen) };
+            Item::Given(vec![chosen, sequence(rejected, Evidence::Rejected)])
         }
-        Example::Labelled { tokens, label } => Item::Given(vec![sequence(tokens, Kind::Labelled(label))]),
-        Example::Target { tokens, target } => Item::Given(vec![sequence(tokens, Kind::Target(target))]),
+        Example::Labelled { tokens, label } => Item::Given(vec![sequence(tokens, Evidence::Labelled(label))]),
+        Example::Target { tokens, target } => Item::Given(vec![sequence(tokens, Evidence::Target(target))]),
         Example::Group { completions, rewards } if feed == Feed::Weighted => {
             let total = |i: usize| rewards.iter().map(|(_, list)| list[i]).sum();
             let answers = completions.into_iter().enumerate();
-            Item::Given(answers.map(|(i, t)| sequence(t, Kind::Plain).rewarded(total(i))).collect())
+            Item::Given(answers.map(|(i, t)| sequence(t, Evidence::Plain).rewarded(total(i))).collect())
         }
         Example::Prompt { .. } if is_group(&sample.extra) => {
             return Err(Error::data(
@@ -102,7 +102,7 @@ pub(super) fn item(sample: Sample, feed: Feed, index: u64, encoder: &Encoder) ->
             let answers = graded(completions, &rewards, is_special);
             let first = answers.first().and_then(|s| Some(s.ids[..=s.actions().next()?].to_vec()));
             let prompt = ask(first.unwrap_or_default(), &sample.prompt, sample.extra);
-            Item::Graded(Group { prompt, answers, place: sample.place })
+            Item::Graded(RewardedGroup { prompt, answers, place: sample.place })
         }
         other => {
             return Err(Error::data(format!("no algorithm learns from {other:?} yet")).at(sample.place));

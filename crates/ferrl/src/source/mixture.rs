@@ -1,14 +1,14 @@
 //! Examples from files, folders, hub datasets and generated tasks, mixed by weight, in an order that can be taken up again.
 
 use super::item::{is_group, item};
-use super::survey::{Overlap, Room};
-use super::{Item, Look, Progress, Source, Summary};
+use super::survey::{ModelRoom, Overlap};
+use super::{ExampleSource, Item, Look, Progress, SourceSummary};
 use crate::algo;
 use crate::data::loader::{self, Loader, Size};
-use crate::data::prompt::Settings;
+use crate::data::prompt::PromptSettings;
 use crate::data::schema::RowKind;
-use crate::data::{self, Counts, Dataset, Encoder, Found, Overlong};
-use crate::recipe::Data;
+use crate::data::{self, Dataset, Encoder, Finding, Overlong, RowCounts};
+use crate::recipe::DataSettings;
 use crate::task::TaskExamples;
 use crate::warnings::Warnings;
 use ferrl_engine::tokenizer::Tokenizer;
@@ -19,21 +19,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// One of the sources that are mixed.
-pub enum Part {
+pub enum MixturePart {
     /// Rows of files.
-    Rows(Rows),
+    Rows(DatasetRows),
     /// A generated task and its weight.
     Task(Box<TaskExamples>, f64),
 }
 
 /// The rows of a dataset that are used.
-pub struct Rows {
+pub struct DatasetRows {
     dataset: Arc<Dataset>,
     weight: f64,
     pub(super) used: Vec<u32>,
 }
 
-impl Rows {
+impl DatasetRows {
     /// A row in use, by its number in the dataset, and its place.
     pub(super) fn read(&self, number: u32) -> Result<(data::Row, String)> {
         Ok((self.dataset.row(number as usize)?, self.dataset.place(number as usize)))
@@ -44,26 +44,26 @@ impl Rows {
     }
 }
 
-impl Part {
+impl MixturePart {
     /// All rows of a dataset.
     pub fn of(dataset: Arc<Dataset>, weight: f64) -> Self {
         let used = (0..dataset.len() as u32).collect();
-        Part::Rows(Rows { dataset, weight, used })
+        MixturePart::Rows(DatasetRows { dataset, weight, used })
     }
 
     /// Its rows, where it has some.
-    pub(super) fn rows(&self) -> Option<&Rows> {
+    pub(super) fn rows(&self) -> Option<&DatasetRows> {
         match self {
-            Part::Rows(rows) => Some(rows),
-            Part::Task(..) => None,
+            MixturePart::Rows(rows) => Some(rows),
+            MixturePart::Task(..) => None,
         }
     }
 }
 
 /// What rows are read for.
-pub struct Reading<'a> {
+pub struct ReadingPurpose<'a> {
     /// How rows become examples.
-    pub data: &'a Data,
+    pub data: &'a DataSettings,
     /// The directory of the model, for its chat template.
     pub model: &'a Path,
     /// The model's tokenizer.
@@ -75,16 +75,16 @@ pub struct Reading<'a> {
     /// A fraction of the rows that is held out, and whether these are wanted or the others.
     pub split: Option<(f64, bool)>,
     /// How they become tokens.
-    pub encoding: Settings,
+    pub encoding: PromptSettings,
     /// What the model can take.
-    pub room: Room,
+    pub room: ModelRoom,
     /// Where to say what is doubtful.
     pub warnings: &'a Warnings,
 }
 
 /// Examples of several sources in one order.
 pub struct Mixture {
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<MixturePart>,
     loader: Loader,
     pub(super) encoder: Encoder,
     pub(super) feed: algo::Feed,
@@ -92,13 +92,13 @@ pub struct Mixture {
     pub(super) grouped: bool,
     drawn: u64,
     /// What was cut so far.
-    counts: Counts,
-    pub(super) room: Room,
+    counts: RowCounts,
+    pub(super) room: ModelRoom,
     /// Rows that were left out when it was made.
-    pub(super) dropped: Found,
+    pub(super) dropped: Finding,
     /// What evaluations read: checked with it, and compared with it.
     pub(super) held_out: Vec<Mixture>,
-    pub(super) summary: Summary,
+    pub(super) summary: SourceSummary,
     pub(super) warnings: Warnings,
     pub(super) overlap: Overlap,
 }
@@ -108,7 +108,7 @@ const ROUND: usize = 1024;
 
 impl Mixture {
     /// Mixes sources as their weights say. A task of weight 1 gives as many examples to an epoch as all files have rows.
-    pub fn new(mut parts: Vec<Part>, how: &Reading<'_>) -> Result<Self> {
+    pub fn new(mut parts: Vec<MixturePart>, how: &ReadingPurpose<'_>) -> Result<Self> {
         if parts.is_empty() {
             return Err(Error::usage("there is nothing to learn from")
                 .at("data.train")
@@ -119,7 +119,7 @@ impl Mixture {
         }
         let mixed = parts.len() > 1;
         for part in &mut parts {
-            if let Part::Task(task, _) = part {
+            if let MixturePart::Task(task, _) = part {
                 task.named = mixed;
             }
         }
@@ -136,11 +136,11 @@ impl Mixture {
             feed: how.feed,
             grouped,
             drawn: 0,
-            counts: Counts::default(),
+            counts: RowCounts::default(),
             room: how.room,
-            dropped: Found::default(),
+            dropped: Finding::default(),
             held_out: Vec::new(),
-            summary: Summary { rows: rows(&parts), ..Default::default() },
+            summary: SourceSummary { rows: rows(&parts), ..Default::default() },
             warnings: how.warnings.clone(),
             overlap: Overlap::named(&how.data.overlap)?,
             parts,
@@ -168,8 +168,8 @@ impl Mixture {
         let number = self.drawn;
         self.drawn += 1;
         match &self.parts[part] {
-            Part::Task(task, _) => task.item(row, number, &self.encoder),
-            Part::Rows(rows) => {
+            MixturePart::Task(task, _) => task.item(row, number, &self.encoder),
+            MixturePart::Rows(rows) => {
                 let (record, place) = rows.read(rows.used[row as usize])?;
                 let kind = self.row_kind(&record);
                 let sample = self.encoder.encode(&record, kind, &place, &mut self.counts)?;
@@ -190,11 +190,11 @@ impl Mixture {
     }
 }
 
-impl Part {
+impl MixturePart {
     /// Only the rows that a share holds out, or only the others. Which these are depends on the seed and on how many
     /// rows the source has; at least one is on either side. A task has a held-out part of its own.
     fn split(&mut self, number: usize, share: f64, held_out: bool, seed: u64) -> Result<()> {
-        let Part::Rows(Rows { dataset, used, .. }) = self else { return Ok(()) };
+        let MixturePart::Rows(DatasetRows { dataset, used, .. }) = self else { return Ok(()) };
         let n = used.len();
         if n < 2 {
             return Err(Error::data(format!("{n} rows cannot be split"))
@@ -211,8 +211,8 @@ impl Part {
 
     fn name(&self) -> String {
         match self {
-            Part::Rows(rows) => rows.dataset.name.clone(),
-            Part::Task(task, _) => format!("task:{}", task.name),
+            MixturePart::Rows(rows) => rows.dataset.name.clone(),
+            MixturePart::Task(task, _) => format!("task:{}", task.name),
         }
     }
 }
@@ -221,22 +221,22 @@ impl Part {
 const HELD_OUT: u32 = 0x6865_6c64;
 
 /// Rows of all files; none where there are only tasks.
-fn rows(parts: &[Part]) -> Option<usize> {
-    let files = || parts.iter().filter_map(Part::rows);
+fn rows(parts: &[MixturePart]) -> Option<usize> {
+    let files = || parts.iter().filter_map(MixturePart::rows);
     files().next().map(|_| files().map(|rows| rows.used.len()).sum())
 }
 
-fn sizes(parts: &[Part]) -> Vec<Size> {
+fn sizes(parts: &[MixturePart]) -> Vec<Size> {
     let all = rows(parts).unwrap_or(ROUND);
-    let size = |part: &Part| match part {
-        Part::Rows(rows) => Size::of(rows.used.len(), rows.weight),
-        Part::Task(_, weight) => Size { rows: all, weight: *weight, endless: true },
+    let size = |part: &MixturePart| match part {
+        MixturePart::Rows(rows) => Size::of(rows.used.len(), rows.weight),
+        MixturePart::Task(_, weight) => Size { rows: all, weight: *weight, endless: true },
     };
     parts.iter().map(size).collect()
 }
 
 /// Says which sources a small weight leaves out of the first epoch.
-fn unused(parts: &[Part], loader: &Loader, warnings: &Warnings) {
+fn unused(parts: &[MixturePart], loader: &Loader, warnings: &Warnings) {
     let empty: Vec<String> =
         (0..parts.len()).filter(|&i| loader.rows_from(i) == 0).map(|i| parts[i].name()).collect();
     if !empty.is_empty() {
@@ -247,13 +247,13 @@ fn unused(parts: &[Part], loader: &Loader, warnings: &Warnings) {
 }
 
 /// The part of a recipe that says how rows become examples.
-pub fn encoding(settings: &Data) -> Result<Settings> {
+pub fn encoding(settings: &DataSettings) -> Result<PromptSettings> {
     let apply = match settings.apply_chat_template {
         None => "auto",
         Some(true) => "on",
         Some(false) => "off",
     };
-    Ok(Settings {
+    Ok(PromptSettings {
         columns: settings.columns.clone(),
         template: settings.template.clone(),
         system: settings.system.clone(),
@@ -270,7 +270,7 @@ pub fn encoding(settings: &Data) -> Result<Settings> {
     })
 }
 
-impl Source for Mixture {
+impl ExampleSource for Mixture {
     fn next(&mut self, n: usize) -> Result<Vec<Item>> {
         let picks = self.loader.next_batch(n)?.picks;
         picks.into_iter().map(|(part, row)| self.draw(part, row)).collect()
@@ -293,7 +293,7 @@ impl Source for Mixture {
     fn check_with(&mut self, look: Look<'_>, progress: Progress<'_>) -> Result<()> {
         self.look(look, progress)
     }
-    fn summary(&self) -> Summary {
+    fn summary(&self) -> SourceSummary {
         self.summary
     }
     fn state(&self) -> Value {
@@ -309,12 +309,12 @@ impl Source for Mixture {
 }
 
 /// Whether rows hold completions with rewards; what the first one says goes for all.
-fn grouped(parts: &[Part], settings: &Settings) -> Result<bool> {
-    let first = parts.iter().filter_map(Part::rows).find_map(|rows| Some((rows, *rows.used.first()?)));
+fn grouped(parts: &[MixturePart], settings: &PromptSettings) -> Result<bool> {
+    let first = parts.iter().filter_map(MixturePart::rows).find_map(|rows| Some((rows, *rows.used.first()?)));
     let Some((rows, number)) = first else { return Ok(false) };
     let (row, place) = rows.read(number)?;
     let record = settings.column_map()?.apply(&row).map_err(|e| e.at(place))?;
-    let task = parts.iter().find(|p| matches!(p, Part::Task(..)));
+    let task = parts.iter().find(|p| matches!(p, MixturePart::Task(..)));
     match (is_group(&record), task) {
         (true, Some(task)) => Err(Error::usage(format!(
             "rows that bring their completions and rewards do not mix with {}",

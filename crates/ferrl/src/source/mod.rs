@@ -5,8 +5,8 @@ mod mixture;
 mod survey;
 
 pub use item::prompt_of;
-pub use mixture::{Mixture, Part, Reading, encoding};
-pub use survey::Room;
+pub use mixture::{Mixture, MixturePart, ReadingPurpose, encoding};
+pub use survey::ModelRoom;
 
 use crate::episode::EpisodeKey;
 use crate::experience::Sequence;
@@ -46,12 +46,12 @@ pub enum Item {
     /// A prompt to be answered.
     Ask(Prompt),
     /// A prompt whose completions are given, with their rewards.
-    Graded(Group),
+    Graded(RewardedGroup),
 }
 
 /// Completions of one prompt that the data gives together with their rewards.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Group {
+pub struct RewardedGroup {
     /// The prompt.
     pub prompt: Prompt,
     /// The completions, prompt included; rewards are in place.
@@ -65,7 +65,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> bool;
 
 /// An example as it is looked at before the first step.
 #[derive(Clone, Copy)]
-pub struct Seen<'a> {
+pub struct SurveyedExample<'a> {
     /// The example.
     pub item: &'a Item,
     /// File and row, or the number in a generated task.
@@ -75,11 +75,11 @@ pub struct Seen<'a> {
 }
 
 /// Refuses an example that cannot be used; called from many threads.
-pub type Look<'a> = &'a (dyn Fn(Seen<'_>) -> Result<()> + Sync);
+pub type Look<'a> = &'a (dyn Fn(SurveyedExample<'_>) -> Result<()> + Sync);
 
 /// What a source holds: the start of a run says it, and so does its report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct SourceSummary {
     /// Rows of all files; none for a generated task, which has no end.
     pub rows: Option<usize>,
     /// Tokens of all rows; none where nothing is known yet.
@@ -97,7 +97,7 @@ pub struct Summary {
 }
 
 /// A stream of examples.
-pub trait Source: Send {
+pub trait ExampleSource: Send {
     /// The next `n` examples, or what is left of the epoch.
     fn next(&mut self, n: usize) -> Result<Vec<Item>>;
     /// How many there are in an epoch; `None` without end.
@@ -128,9 +128,9 @@ pub trait Source: Send {
     fn check_with(&mut self, _look: Look<'_>, _progress: Progress<'_>) -> Result<()> {
         Ok(())
     }
-    /// What is there to learn from: exact after [`Source::check`].
-    fn summary(&self) -> Summary {
-        Summary::default()
+    /// What is there to learn from: exact after [`ExampleSource::check`].
+    fn summary(&self) -> SourceSummary {
+        SourceSummary::default()
     }
     /// Where the stream stands.
     fn state(&self) -> Value;

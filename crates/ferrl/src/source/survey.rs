@@ -1,10 +1,10 @@
 //! One look at every row before the first step: what cannot be learned from is refused, what is doubtful is counted.
 
 use super::item::item;
-use super::mixture::{Mixture, Part};
-use super::{Item, Look, Progress, Seen, Summary};
-use crate::data::overlap::{self, Index, Marks, Meeting};
-use crate::data::{Counts, Findings, Found, PORTION, portions, strings};
+use super::mixture::{Mixture, MixturePart};
+use super::{Item, Look, Progress, SourceSummary, SurveyedExample};
+use crate::data::overlap::{self, Meeting, OverlapIndex, RowMarks};
+use crate::data::{Finding, Findings, PORTION, RowCounts, portions, strings};
 use crate::experience::Sequence;
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// What a model and its sampler can take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct ModelRoom {
     /// Tokens the model was trained to see at once, where it says so.
     pub context: Option<usize>,
     /// There is no position beyond the context: a longer sequence cannot be computed at all.
@@ -33,7 +33,7 @@ pub(super) struct Survey {
     trained: usize,
     longest: usize,
     doubts: Findings,
-    beyond: Found,
+    beyond: Finding,
     /// Rows that were left out, as numbers of part and row.
     pub left_out: Vec<(usize, u32)>,
     /// What each row is, to find it again elsewhere; where they are asked for.
@@ -41,7 +41,7 @@ pub(super) struct Survey {
     /// Those of the known rows that were met.
     met: Vec<u64>,
     /// What of each row is compared with training rows; where they are asked for.
-    marks: Vec<Marks>,
+    marks: Vec<RowMarks>,
     /// Training rows that overlap with held-out rows: numbers of part and row, with their places.
     shared: Vec<(usize, u32, Meeting, String)>,
 }
@@ -75,7 +75,7 @@ impl Overlap {
 struct HeldOut {
     /// By what they are made of: their order and place.
     prints: HashMap<u64, (usize, String)>,
-    marks: Vec<Marks>,
+    marks: Vec<RowMarks>,
     places: Vec<String>,
 }
 
@@ -91,24 +91,28 @@ impl HeldOut {
 
 /// What rows are compared with.
 #[derive(Clone, Copy)]
-enum Compare<'a> {
+enum ComparedRows<'a> {
     /// Nothing: they are what others are compared with.
     Note,
     /// Rows that are held out.
-    With(&'a HashMap<u64, (usize, String)>, Option<&'a Index>),
+    With(&'a HashMap<u64, (usize, String)>, Option<&'a OverlapIndex>),
 }
 
 /// What is done with every row of a survey.
 #[derive(Clone, Copy)]
-struct Plan<'a> {
-    compare: Compare<'a>,
+struct SurveyPlan<'a> {
+    compare: ComparedRows<'a>,
     look: Look<'a>,
     held_out: bool,
 }
 
 impl Mixture {
     /// Looks at every row, with all cores; whether it came to the end.
-    fn survey(&self, plan: Plan<'_>, progress: &mut dyn FnMut(usize) -> bool) -> Result<(Survey, bool)> {
+    fn survey(
+        &self,
+        plan: SurveyPlan<'_>,
+        progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<(Survey, bool)> {
         let (mut all, mut before) = (Survey::default(), 0);
         for (part, rows) in self.parts.iter().enumerate().filter_map(|(i, p)| Some((i, p.rows()?))) {
             let work = |range: Range<usize>| self.portion(part, &rows.used[range], plan);
@@ -124,12 +128,12 @@ impl Mixture {
         Ok((all, true))
     }
 
-    fn portion(&self, part: usize, numbers: &[u32], plan: Plan<'_>) -> Result<Survey> {
+    fn portion(&self, part: usize, numbers: &[u32], plan: SurveyPlan<'_>) -> Result<Survey> {
         let mut found = Survey::default();
         let Some(rows) = self.parts[part].rows() else { return Ok(found) };
         for &number in numbers {
             let (row, place) = rows.read(number)?;
-            let mut counts = Counts::default();
+            let mut counts = RowCounts::default();
             let sample = self.encoder.encode(&row, self.row_kind(&row), &place, &mut counts)?;
             found.rows += 1;
             found.doubts.add(&counts, &place);
@@ -138,14 +142,14 @@ impl Mixture {
                     let prompt = (self.overlap != Overlap::Off).then(|| overlap::said(sample.prompt.clone()));
                     let item = item(sample, self.feed, 0, &self.encoder)?;
                     found.measure(&item, &place, self.room)?;
-                    (plan.look)(Seen { item: &item, place: &place, held_out: plan.held_out })?;
+                    (plan.look)(SurveyedExample { item: &item, place: &place, held_out: plan.held_out })?;
                     let print = print(&item);
                     match plan.compare {
-                        Compare::Note => {
+                        ComparedRows::Note => {
                             found.prints.push((print, place));
-                            found.marks.extend(prompt.map(|p| Marks::of(&asked(p, &row), overlap::WORDS)));
+                            found.marks.extend(prompt.map(|p| RowMarks::of(&asked(p, &row), overlap::WORDS)));
                         }
-                        Compare::With(known, index) => {
+                        ComparedRows::With(known, index) => {
                             if known.contains_key(&print) {
                                 found.met.push(print);
                             }
@@ -164,18 +168,19 @@ impl Mixture {
     }
 
     fn row_count(&self) -> usize {
-        self.parts.iter().filter_map(Part::rows).map(|rows| rows.used.len()).sum()
+        self.parts.iter().filter_map(MixturePart::rows).map(|rows| rows.used.len()).sum()
     }
 
     /// Rows that `data.overlong = "drop"` leaves out, by part; what is left of each.
     pub(super) fn prune(&mut self) -> Result<()> {
         let known = HashMap::new();
-        let plan = Plan { compare: Compare::With(&known, None), look: &|_| Ok(()), held_out: false };
+        let plan =
+            SurveyPlan { compare: ComparedRows::With(&known, None), look: &|_| Ok(()), held_out: false };
         let (survey, _) = self.survey(plan, &mut |_| true)?;
         for (i, part) in self.parts.iter_mut().enumerate() {
             let out: HashSet<u32> =
                 survey.left_out.iter().filter(|(p, _)| *p == i).map(|(_, row)| *row).collect();
-            if let (Part::Rows(rows), false) = (part, out.is_empty()) {
+            if let (MixturePart::Rows(rows), false) = (part, out.is_empty()) {
                 rows.used.retain(|row| !out.contains(row));
                 if rows.used.is_empty() {
                     return Err(Error::data(format!(
@@ -196,7 +201,7 @@ impl Mixture {
         let held: usize = self.held_out.iter().map(Mixture::row_count).sum();
         let (total, mut known, mut before) = (held + self.row_count(), HeldOut::default(), 0);
         for other in &self.held_out {
-            let plan = Plan { compare: Compare::Note, look, held_out: true };
+            let plan = SurveyPlan { compare: ComparedRows::Note, look, held_out: true };
             let (survey, whole) = other.survey(plan, &mut |done| progress(before + done, total))?;
             other.probe_tasks(look, true)?;
             before += other.row_count();
@@ -207,8 +212,9 @@ impl Mixture {
             known.add(&survey);
         }
         self.probe_tasks(look, false)?;
-        let index = Index::new(&known.marks, overlap::WORDS);
-        let plan = Plan { compare: Compare::With(&known.prints, Some(&index)), look, held_out: false };
+        let index = OverlapIndex::new(&known.marks, overlap::WORDS);
+        let plan =
+            SurveyPlan { compare: ComparedRows::With(&known.prints, Some(&index)), look, held_out: false };
         let (survey, whole) = self.survey(plan, &mut |done| progress(before + done, total))?;
         if whole && survey.rows > 0 && survey.doubts.equal.rows == survey.rows {
             let what = format!("all {} pairs have chosen = rejected: nothing can be learned", survey.rows);
@@ -219,8 +225,8 @@ impl Mixture {
         self.warn(&survey, "");
         self.compare(&survey, &known)?;
         self.summary = match self.summary.rows {
-            Some(_) => Summary { dropped: self.dropped.rows, ..survey.summary(whole) },
-            None => Summary { exact: whole, ..self.summary },
+            Some(_) => SourceSummary { dropped: self.dropped.rows, ..survey.summary(whole) },
+            None => SourceSummary { exact: whole, ..self.summary },
         };
         Ok(())
     }
@@ -267,12 +273,12 @@ impl Mixture {
     pub(super) fn drop_overlap(&mut self) -> Result<()> {
         let mut known = HeldOut::default();
         for other in &self.held_out {
-            let plan = Plan { compare: Compare::Note, look: &|_| Ok(()), held_out: true };
+            let plan = SurveyPlan { compare: ComparedRows::Note, look: &|_| Ok(()), held_out: true };
             known.add(&other.survey(plan, &mut |_| true)?.0);
         }
-        let index = Index::new(&known.marks, overlap::WORDS);
-        let compare = Compare::With(&known.prints, Some(&index));
-        let plan = Plan { compare, look: &|_| Ok(()), held_out: false };
+        let index = OverlapIndex::new(&known.marks, overlap::WORDS);
+        let compare = ComparedRows::With(&known.prints, Some(&index));
+        let plan = SurveyPlan { compare, look: &|_| Ok(()), held_out: false };
         let (survey, _) = self.survey(plan, &mut |_| true)?;
         let Some((.., place)) = survey.shared.first() else { return Ok(()) };
         let what = format!(
@@ -282,7 +288,7 @@ impl Mixture {
         );
         self.warnings.raise("overlap-dropped", what, "nothing; ferrl data overlap shows them all");
         for (i, part) in self.parts.iter_mut().enumerate() {
-            let Part::Rows(rows) = part else { continue };
+            let MixturePart::Rows(rows) = part else { continue };
             let out: HashSet<u32> = survey.shared.iter().filter(|s| s.0 == i).map(|s| s.1).collect();
             rows.used.retain(|row| !out.contains(row));
             if rows.used.is_empty() {
@@ -302,12 +308,12 @@ impl Mixture {
     fn probe_tasks(&self, look: Look<'_>, held_out: bool) -> Result<()> {
         let mut found = Survey::default();
         for part in &self.parts {
-            let Part::Task(task, _) = part else { continue };
+            let MixturePart::Task(task, _) = part else { continue };
             for index in 0..PORTION as u64 {
                 let place = format!("task:{} example {index}", task.name);
                 let item = task.item(index, index, &self.encoder)?;
                 found.measure(&item, &place, self.room)?;
-                look(Seen { item: &item, place: &place, held_out })?;
+                look(SurveyedExample { item: &item, place: &place, held_out })?;
             }
         }
         found.rows = PORTION;
@@ -398,7 +404,7 @@ impl Survey {
     }
 
     /// Lengths, pairs that do not differ, groups that are too small, what does not fit into the model.
-    fn measure(&mut self, item: &Item, place: &str, room: Room) -> Result<()> {
+    fn measure(&mut self, item: &Item, place: &str, room: ModelRoom) -> Result<()> {
         let mut longest = 0;
         let mut given = |sequences: &[Sequence]| {
             for s in sequences {
@@ -441,8 +447,8 @@ impl Survey {
         }
     }
 
-    pub(super) fn summary(&self, exact: bool) -> Summary {
-        Summary {
+    pub(super) fn summary(&self, exact: bool) -> SourceSummary {
+        SourceSummary {
             rows: Some(self.rows),
             tokens: Some(self.tokens),
             trained: self.trained,

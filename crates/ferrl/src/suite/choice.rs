@@ -1,12 +1,12 @@
 //! Multiple choice: options by letter, the letter is the answer.
 
-use super::{Converted, Entry, Published, Sampling, Use};
+use super::{Converted, Entry, Published, SuiteSampling, Use};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 const LETTER: Use = Use::Graded { verifier: "choice", options: r#"{"column": "answer"}"# };
-const SHORT: Sampling = Sampling { temperature: 0.0, max_new_tokens: 32, stop: &["\n"] };
+const SHORT: SuiteSampling = SuiteSampling { temperature: 0.0, max_new_tokens: 32, stop: &["\n"] };
 
 /// 57 subjects from elementary mathematics to law.
 pub const MMLU: Entry = Entry {

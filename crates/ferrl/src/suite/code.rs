@@ -1,13 +1,13 @@
 //! Programs: a function is asked for, and called with the arguments of its tests in a sandbox.
 
-use super::{Converted, Entry, Published, Sampling, Use};
+use super::{Converted, Entry, Published, SuiteSampling, Use};
 use crate::data::Row;
 use crate::verify::code::called;
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
 const TESTED: Use = Use::Graded { verifier: "code", options: "{}" };
-const PROGRAM: Sampling = Sampling { temperature: 0.0, max_new_tokens: 768, stop: &[] };
+const PROGRAM: SuiteSampling = SuiteSampling { temperature: 0.0, max_new_tokens: 768, stop: &[] };
 
 /// Short Python problems with three assertions each.
 pub const MBPP: Entry = Entry {

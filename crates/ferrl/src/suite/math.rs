@@ -1,12 +1,12 @@
 //! Mathematics with a final answer: GSM8K, MATH, competitions, textbooks.
 
-use super::{Converted, Entry, Published, Sampling, Use};
+use super::{Converted, Entry, Published, SuiteSampling, Use};
 use crate::verify::last_boxed;
 use ferrl_engine::{Error, Result};
 use serde_json::json;
 
 const MATH_VERIFIER: Use = Use::Graded { verifier: "math", options: r#"{"column": "answer"}"# };
-const LONG: Sampling = Sampling { temperature: 0.0, max_new_tokens: 2048, stop: &[] };
+const LONG: SuiteSampling = SuiteSampling { temperature: 0.0, max_new_tokens: 2048, stop: &[] };
 const RIGHT_7: [&str; 2] =
     ["Adding both gives 7, so the answer is \\boxed{7}.", "So the answer is \\boxed{8}."];
 
@@ -22,7 +22,7 @@ pub const GSM8K: Entry = Entry {
     cite: "Cobbe et al., Training Verifiers to Solve Math Word Problems, 2021, arXiv 2110.14168",
     rows: Use::Graded { verifier: "numeric", options: r#"{"column": "answer"}"# },
     groups: &[],
-    sampling: Sampling { temperature: 0.0, max_new_tokens: 512, stop: &[] },
+    sampling: SuiteSampling { temperature: 0.0, max_new_tokens: 512, stop: &[] },
     sample: r#"{"question": "Mia has 3 boxes of 12 pencils and gives 6 pencils away. How many pencils has she left?",
                 "answer": "Mia starts with 3 * 12 = <<3*12=36>>36 pencils.\nShe has 36 - 6 = <<36-6=30>>30 left.\n#### 30"}"#,
     completions: ["3 * 12 = 36 and 36 - 6 = 30.\n#### 30", "3 * 12 = 36.\n#### 36"],
@@ -149,7 +149,7 @@ pub const AMC: Entry = Entry {
     cite: "AI-MO validation set of AMC 12 problems, Hugging Face, 2024",
     rows: MATH_VERIFIER,
     groups: &[],
-    sampling: Sampling { max_new_tokens: 4096, ..LONG },
+    sampling: SuiteSampling { max_new_tokens: 4096, ..LONG },
     sample: r#"{"id": 0, "problem": "What is $14 / 2$?", "answer": 7.0, "url": "https://example.org/amc/1"}"#,
     completions: RIGHT_7,
     usable: None,
@@ -168,7 +168,7 @@ pub const AIME: Entry = Entry {
     cite: "American Invitational Mathematics Examination 2024, Mathematical Association of America",
     rows: MATH_VERIFIER,
     groups: &["year"],
-    sampling: Sampling { max_new_tokens: 8192, ..LONG },
+    sampling: SuiteSampling { max_new_tokens: 8192, ..LONG },
     sample: r#"{"id": 60, "problem": "Find the remainder of $107$ divided by $100$.", "answer": "007", "year": "2024",
                 "solution": "It is $107 - 100 = 7$.", "url": "https://example.org/aime/1"}"#,
     completions: RIGHT_7,
@@ -188,7 +188,7 @@ pub const OLYMPIADBENCH: Entry = Entry {
     cite: "He et al., OlympiadBench, 2024, arXiv 2402.14008",
     rows: MATH_VERIFIER,
     groups: &["subfield"],
-    sampling: Sampling { max_new_tokens: 4096, ..LONG },
+    sampling: SuiteSampling { max_new_tokens: 4096, ..LONG },
     sample: r#"{"id": 1, "question": "Find all real $x$ with $(x-1)(x-7)=0$.", "solution": ["The roots are $1$ and $7$."],
                 "final_answer": ["$1,7$"], "context": null, "modality": "Text-only", "difficulty": "Competition",
                 "is_multiple_answer": true, "unit": null, "answer_type": "Numerical", "error": null,

@@ -40,7 +40,7 @@ pub enum Use {
 
 /// Sampling where neither the command line nor a recipe says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
+pub struct SuiteSampling {
     /// Sampling temperature of a single completion; 0 is greedy.
     pub temperature: f64,
     /// Maximum number of new tokens.
@@ -75,7 +75,7 @@ pub struct Entry {
     /// Columns that split the accuracy into a table, such as the subject.
     pub groups: &'static [&'static str],
     /// Sampling by default.
-    pub sampling: Sampling,
+    pub sampling: SuiteSampling,
     /// A row of the published shape, made up, as JSON.
     pub sample: &'static str,
     /// A right and a wrong completion to the sample row; empty where nothing is graded.

@@ -1,11 +1,11 @@
 //! Pairs and demonstrations: dialogues, summaries, film reviews, and the test set of reward models.
 
-use super::{Converted, Entry, Published, Sampling, Use};
+use super::{Converted, Entry, Published, SuiteSampling, Use};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
 const NONE: [&str; 2] = ["", ""];
-const SHORT: Sampling = Sampling { temperature: 0.0, max_new_tokens: 128, stop: &[] };
+const SHORT: SuiteSampling = SuiteSampling { temperature: 0.0, max_new_tokens: 128, stop: &[] };
 
 /// Dialogues of which people preferred one end.
 pub const HH_RLHF: Entry = Entry {

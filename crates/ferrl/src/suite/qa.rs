@@ -1,11 +1,11 @@
 //! Questions with a short answer that has several right wordings.
 
-use super::{Converted, Entry, Published, Sampling, Use};
+use super::{Converted, Entry, Published, SuiteSampling, Use};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
 const WORDS: Use = Use::Graded { verifier: "f1", options: r#"{"column": "answers"}"# };
-const SHORT: Sampling = Sampling { temperature: 0.0, max_new_tokens: 48, stop: &["\n"] };
+const SHORT: SuiteSampling = SuiteSampling { temperature: 0.0, max_new_tokens: 48, stop: &["\n"] };
 
 /// Trivia questions with aliases of the answer.
 pub const TRIVIAQA: Entry = Entry {

@@ -6,7 +6,7 @@
 //! `kind` is one of the stages of linguistic calibration: `paragraph` (question to paragraph), `extract` (paragraph to the list
 //! of its answers, or `No Answer`), `forecast` (paragraph and answer to its probability, a soft target).
 
-use super::{Entry, Example, Task, options};
+use super::{Entry, Task, TaskExample, options};
 use crate::verify::calibration::stated;
 use crate::verify::countdown::Draw;
 use ferrl_engine::Result;
@@ -31,7 +31,7 @@ const IDEA: &str = "no idea.";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum CalibrationKind {
     Paragraph,
     Extract,
     Forecast,
@@ -41,7 +41,7 @@ enum Kind {
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Stage: `paragraph`, `extract` or `forecast`.
-    kind: Kind,
+    kind: CalibrationKind,
     /// Things that are asked about. [1, 676] [1, 676]
     entities: usize,
     /// Draws that the paragraph of a demonstration summarises. [1, 100] [1, 100]
@@ -50,7 +50,7 @@ struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { kind: Kind::Paragraph, entities: 40, samples: 4 }
+        Options { kind: CalibrationKind::Paragraph, entities: 40, samples: 4 }
     }
 }
 
@@ -113,7 +113,7 @@ fn name(entity: usize) -> String {
 }
 
 impl Task for CalibrationTask {
-    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+    fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let (entity, probabilities, mut draw) = self.question(index, held_out);
         let truth = COLOURS[colour(&probabilities, &mut draw)];
         let paragraph = self.paragraph(&probabilities, &mut draw);
@@ -122,25 +122,25 @@ impl Task for CalibrationTask {
         let names: Vec<String> = stated(&paragraph).into_iter().map(|(name, _)| name).collect();
         let listed = if names.is_empty() { NO_ANSWER.into() } else { names.join("; ") };
         let (prompt, answer) = match self.options.kind {
-            Kind::Paragraph => (format!("{}?", name(entity)), paragraph),
-            Kind::Extract => (format!("{paragraph}{ASKED}"), listed),
-            Kind::Forecast => {
+            CalibrationKind::Paragraph => (format!("{}?", name(entity)), paragraph),
+            CalibrationKind::Extract => (format!("{paragraph}{ASKED}"), listed),
+            CalibrationKind::Forecast => {
                 (format!("{paragraph}{ASKED}"), names.first().cloned().unwrap_or(COLOURS[0].into()))
             }
         };
-        Ok(Example { prompt, answer, columns, ..Default::default() })
+        Ok(TaskExample { prompt, answer, columns, ..Default::default() })
     }
 
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
         match self.options.kind {
-            Kind::Paragraph => Some(("calibration", Map::new())),
-            Kind::Extract | Kind::Forecast => Some(("exact", Map::new())),
+            CalibrationKind::Paragraph => Some(("calibration", Map::new())),
+            CalibrationKind::Extract | CalibrationKind::Forecast => Some(("exact", Map::new())),
         }
     }
 
     /// Of a forecast: every colour with the probability that the paragraph states for it, the largest first.
     fn answers(&self, index: u64, held_out: bool) -> Result<Vec<(String, f32)>> {
-        if self.options.kind != Kind::Forecast {
+        if self.options.kind != CalibrationKind::Forecast {
             return Ok(Vec::new());
         }
         let (_, probabilities, mut draw) = self.question(index, held_out);

@@ -2,7 +2,7 @@
 //! true reward and every line is right or wrong, so the task gives demonstrations, pairs, labels, soft targets, pairs of
 //! steps, and prompts.
 
-use super::{Entry, Example, StepPair, Task, options};
+use super::{Entry, StepPair, Task, TaskExample, options};
 use crate::reward::{QUESTION, RATIONALE};
 use crate::verify::chain::Chain;
 use crate::verify::countdown::Draw;
@@ -31,12 +31,12 @@ struct Options {
     noise: f64,
     /// What a demonstration is: `solutions`, `verdicts` on a solution (GenRM), or `rationales` that work the sum out again before
     /// the verdict (GenRM-CoT).
-    kind: Kind,
+    kind: ChainKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum ChainKind {
     Solutions,
     Verdicts,
     Rationales,
@@ -44,7 +44,7 @@ enum Kind {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { steps: 3, max_number: 9, noise: 0.0, kind: Kind::Solutions }
+        Options { steps: 3, max_number: 9, noise: 0.0, kind: ChainKind::Solutions }
     }
 }
 
@@ -93,22 +93,22 @@ impl ChainTask {
 }
 
 impl Task for ChainTask {
-    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+    fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let (chain, mut draw) = self.chain(index, held_out)?;
         let slips = draw.chance(self.options.noise);
         let slip = self.slip(&mut draw);
         let answer = chain.lines(slips.then_some(slip)).concat();
         let columns = json!({ "terms": chain.terms }).as_object().cloned().unwrap_or_default();
         let (prompt, answer) = match self.options.kind {
-            Kind::Solutions => (chain.prompt(), answer),
-            Kind::Verdicts => (format!("{}{answer}{QUESTION}", chain.prompt()), verdict(slips).into()),
-            Kind::Rationales => {
+            ChainKind::Solutions => (chain.prompt(), answer),
+            ChainKind::Verdicts => (format!("{}{answer}{QUESTION}", chain.prompt()), verdict(slips).into()),
+            ChainKind::Rationales => {
                 let again = chain.lines(None).concat();
                 let thought = format!("{}{QUESTION}{}", again.trim_end(), verdict(slips));
                 (format!("{}{answer}{RATIONALE}", chain.prompt()), thought)
             }
         };
-        Ok(Example { prompt, answer, columns, ..Default::default() })
+        Ok(TaskExample { prompt, answer, columns, ..Default::default() })
     }
 
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {

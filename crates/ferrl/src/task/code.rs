@@ -1,6 +1,6 @@
 //! Short Python functions to write, each with its tests: unit-tested code without a file.
 
-use super::{Entry, Example, Task, options};
+use super::{Entry, Task, TaskExample, options};
 use crate::verify::countdown::Draw;
 use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
@@ -15,7 +15,7 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
-        Ok(Box::new(Code { seed, o }))
+        Ok(Box::new(CodeTask { seed, o }))
     },
 };
 
@@ -36,7 +36,7 @@ impl Default for Options {
     }
 }
 
-struct Code {
+struct CodeTask {
     seed: u64,
     o: Options,
 }
@@ -44,8 +44,8 @@ struct Code {
 /// One function in this many is held out, by its prompt.
 const HELD_OUT: u64 = 8;
 
-impl Task for Code {
-    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+impl Task for CodeTask {
+    fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let mut draw = Draw::new(if held_out { "code held out" } else { "code" }, self.seed, index);
         let (function, prompt) = loop {
             let function = Function::drawn(&mut draw);
@@ -66,7 +66,7 @@ impl Task for Code {
         cases.extend((1..self.o.cases.clamp(1, 100)).map(|_| case(&mut draw)));
         let columns = Map::from_iter([("entry".into(), json!("f")), ("cases".into(), cases.into())]);
         let answer = format!("```python\ndef f(xs):\n    return {}\n```", function.code());
-        Ok(Example { prompt, answer, columns, ..Default::default() })
+        Ok(TaskExample { prompt, answer, columns, ..Default::default() })
     }
 
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
@@ -77,13 +77,13 @@ impl Task for Code {
 
 /// Numbers are kept, changed, and brought together.
 struct Function {
-    keep: Keep,
-    change: Change,
-    end: Fold,
+    keep: CodeKeep,
+    change: CodeChange,
+    end: CodeFold,
 }
 
 #[derive(Clone, Copy)]
-enum Keep {
+enum CodeKeep {
     All,
     Even,
     Above(i64),
@@ -92,7 +92,7 @@ enum Keep {
 }
 
 #[derive(Clone, Copy)]
-enum Change {
+enum CodeChange {
     Nothing,
     Square,
     Times(i64),
@@ -100,7 +100,7 @@ enum Change {
 }
 
 #[derive(Clone, Copy)]
-enum Fold {
+enum CodeFold {
     List,
     Sum,
     Count,
@@ -111,94 +111,95 @@ enum Fold {
 impl Function {
     fn drawn(draw: &mut Draw) -> Self {
         let keep = match draw.below(5) {
-            0 => Keep::All,
-            1 => Keep::Even,
-            2 => Keep::Above(draw.below(10) as i64),
-            3 => Keep::Multiples(3 + draw.below(5) as i64),
-            _ => Keep::Every(2 + draw.below(3)),
+            0 => CodeKeep::All,
+            1 => CodeKeep::Even,
+            2 => CodeKeep::Above(draw.below(10) as i64),
+            3 => CodeKeep::Multiples(3 + draw.below(5) as i64),
+            _ => CodeKeep::Every(2 + draw.below(3)),
         };
         let change = match draw.below(4) {
-            0 => Change::Nothing,
-            1 => Change::Square,
-            2 => Change::Times(2 + draw.below(8) as i64),
-            _ => Change::Plus(1 + draw.below(9) as i64),
+            0 => CodeChange::Nothing,
+            1 => CodeChange::Square,
+            2 => CodeChange::Times(2 + draw.below(8) as i64),
+            _ => CodeChange::Plus(1 + draw.below(9) as i64),
         };
-        let end = [Fold::List, Fold::Sum, Fold::Count, Fold::Sorted, Fold::Reversed][draw.below(5)];
+        let end = [CodeFold::List, CodeFold::Sum, CodeFold::Count, CodeFold::Sorted, CodeFold::Reversed]
+            [draw.below(5)];
         Function { keep, change, end }
     }
 
     fn words(&self) -> String {
         let kept = match self.keep {
-            Keep::All => "all numbers".to_string(),
-            Keep::Even => "the even numbers".to_string(),
-            Keep::Above(n) => format!("the numbers above {n}"),
-            Keep::Multiples(n) => format!("the multiples of {n}"),
-            Keep::Every(n) => format!("the numbers at positions 0, {n}, {} and so on", 2 * n),
+            CodeKeep::All => "all numbers".to_string(),
+            CodeKeep::Even => "the even numbers".to_string(),
+            CodeKeep::Above(n) => format!("the numbers above {n}"),
+            CodeKeep::Multiples(n) => format!("the multiples of {n}"),
+            CodeKeep::Every(n) => format!("the numbers at positions 0, {n}, {} and so on", 2 * n),
         };
         let changed = match self.change {
-            Change::Nothing => kept,
-            Change::Square => format!("the squares of {kept}"),
-            Change::Times(n) => format!("{n} times each of {kept}"),
-            Change::Plus(n) => format!("{kept}, each plus {n}"),
+            CodeChange::Nothing => kept,
+            CodeChange::Square => format!("the squares of {kept}"),
+            CodeChange::Times(n) => format!("{n} times each of {kept}"),
+            CodeChange::Plus(n) => format!("{kept}, each plus {n}"),
         };
         match self.end {
-            Fold::List => format!("the list of {changed}"),
-            Fold::Sum => format!("the sum of {changed}"),
-            Fold::Count => format!("how many different values there are among {changed}"),
-            Fold::Sorted => format!("the sorted list of {changed}"),
-            Fold::Reversed => format!("the list, in reverse order, of {changed}"),
+            CodeFold::List => format!("the list of {changed}"),
+            CodeFold::Sum => format!("the sum of {changed}"),
+            CodeFold::Count => format!("how many different values there are among {changed}"),
+            CodeFold::Sorted => format!("the sorted list of {changed}"),
+            CodeFold::Reversed => format!("the list, in reverse order, of {changed}"),
         }
     }
 
     fn code(&self) -> String {
         let kept = match self.keep {
-            Keep::All => "for x in xs".to_string(),
-            Keep::Even => "for x in xs if x % 2 == 0".to_string(),
-            Keep::Above(n) => format!("for x in xs if x > {n}"),
-            Keep::Multiples(n) => format!("for x in xs if x % {n} == 0"),
-            Keep::Every(n) => format!("for x in xs[::{n}]"),
+            CodeKeep::All => "for x in xs".to_string(),
+            CodeKeep::Even => "for x in xs if x % 2 == 0".to_string(),
+            CodeKeep::Above(n) => format!("for x in xs if x > {n}"),
+            CodeKeep::Multiples(n) => format!("for x in xs if x % {n} == 0"),
+            CodeKeep::Every(n) => format!("for x in xs[::{n}]"),
         };
         let changed = match self.change {
-            Change::Nothing => format!("[x {kept}]"),
-            Change::Square => format!("[x * x {kept}]"),
-            Change::Times(n) => format!("[{n} * x {kept}]"),
-            Change::Plus(n) => format!("[x + {n} {kept}]"),
+            CodeChange::Nothing => format!("[x {kept}]"),
+            CodeChange::Square => format!("[x * x {kept}]"),
+            CodeChange::Times(n) => format!("[{n} * x {kept}]"),
+            CodeChange::Plus(n) => format!("[x + {n} {kept}]"),
         };
         match self.end {
-            Fold::List => changed,
-            Fold::Sum => format!("sum({changed})"),
-            Fold::Count => format!("len(set({changed}))"),
-            Fold::Sorted => format!("sorted({changed})"),
-            Fold::Reversed => format!("{changed}[::-1]"),
+            CodeFold::List => changed,
+            CodeFold::Sum => format!("sum({changed})"),
+            CodeFold::Count => format!("len(set({changed}))"),
+            CodeFold::Sorted => format!("sorted({changed})"),
+            CodeFold::Reversed => format!("{changed}[::-1]"),
         }
     }
 
     fn value(&self, xs: &[i64]) -> Value {
         let kept = xs.iter().copied().enumerate().filter(|(i, x)| match self.keep {
-            Keep::All => true,
-            Keep::Even => x % 2 == 0,
-            Keep::Above(n) => *x > n,
-            Keep::Multiples(n) => x % n == 0,
-            Keep::Every(n) => i % n == 0,
+            CodeKeep::All => true,
+            CodeKeep::Even => x % 2 == 0,
+            CodeKeep::Above(n) => *x > n,
+            CodeKeep::Multiples(n) => x % n == 0,
+            CodeKeep::Every(n) => i % n == 0,
         });
         let mut all: Vec<i64> = kept
             .map(|(_, x)| match self.change {
-                Change::Nothing => x,
-                Change::Square => x * x,
-                Change::Times(n) => n * x,
-                Change::Plus(n) => x + n,
+                CodeChange::Nothing => x,
+                CodeChange::Square => x * x,
+                CodeChange::Times(n) => n * x,
+                CodeChange::Plus(n) => x + n,
             })
             .collect();
         match self.end {
-            Fold::List => {}
-            Fold::Sum => return all.iter().sum::<i64>().into(),
-            Fold::Count => {
+            CodeFold::List => {}
+            CodeFold::Sum => return all.iter().sum::<i64>().into(),
+            CodeFold::Count => {
                 all.sort_unstable();
                 all.dedup();
                 return all.len().into();
             }
-            Fold::Sorted => all.sort_unstable(),
-            Fold::Reversed => all.reverse(),
+            CodeFold::Sorted => all.sort_unstable(),
+            CodeFold::Reversed => all.reverse(),
         }
         all.into()
     }
@@ -220,7 +221,7 @@ mod tests {
         let task = task();
         let (name, options) = task.reward().unwrap();
         let verifier = verify::build(name, &options).unwrap();
-        let examples: Vec<Example> = (0..30).map(|i| task.example(i, i % 2 == 0).unwrap()).collect();
+        let examples: Vec<TaskExample> = (0..30).map(|i| task.example(i, i % 2 == 0).unwrap()).collect();
         let samples: Vec<Sample<'_>> = examples
             .iter()
             .map(|e| Sample { completion: &e.answer, columns: (&e.columns).into(), ..Default::default() })

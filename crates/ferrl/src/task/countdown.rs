@@ -1,9 +1,9 @@
 //! Countdown: reach a target from a few numbers, each used once. The prompt is `5,7,12:24=`, the answer `(7-5)*12`.
 
-use super::{Entry, Example, Task, options};
-use crate::verify::countdown::expression::Op;
+use super::{Entry, Task, TaskExample, options};
+use crate::verify::countdown::expression::CountdownOp;
 use crate::verify::countdown::{
-    CountdownOptions, DemonstrationOptions, Format, Split, demonstrate, generate,
+    AnswerFormat, CountdownOptions, DemonstrationOptions, PuzzleSplit, demonstrate, generate,
 };
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -15,7 +15,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "reach a target from a few numbers, each used once",
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
-    build: |values, seed| Ok(Box::new(Countdown::new(values, seed)?)),
+    build: |values, seed| Ok(Box::new(CountdownTask::new(values, seed)?)),
 };
 
 #[derive(Deserialize, Serialize, JsonSchema)]
@@ -41,17 +41,17 @@ impl Default for Options {
     }
 }
 
-struct Countdown {
+struct CountdownTask {
     puzzles: CountdownOptions,
     demonstrations: DemonstrationOptions,
     seed: u64,
 }
 
-impl Countdown {
+impl CountdownTask {
     fn new(values: &Map<String, Value>, seed: u64) -> Result<Self> {
         let o: Options = options(values)?;
-        let ops = Op::listed(&o.ops).map_err(|e: Error| e.at("data.task.ops"))?;
-        let format = if o.tries > 0 { Format::Line } else { Format::Plain };
+        let ops = CountdownOp::listed(&o.ops).map_err(|e: Error| e.at("data.task.ops"))?;
+        let format = if o.tries > 0 { AnswerFormat::Line } else { AnswerFormat::Plain };
         let puzzles = CountdownOptions {
             numbers: (o.numbers, o.numbers),
             max_number: o.max_number,
@@ -62,16 +62,21 @@ impl Countdown {
         puzzles.check()?;
         let demonstrations = DemonstrationOptions { format, tries: o.tries, noise: o.noise, ops };
         demonstrations.check()?;
-        Ok(Countdown { puzzles, demonstrations, seed })
+        Ok(CountdownTask { puzzles, demonstrations, seed })
     }
 }
 
-impl Task for Countdown {
-    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
-        let split = if held_out { Split::HeldOut } else { Split::Train };
+impl Task for CountdownTask {
+    fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
+        let split = if held_out { PuzzleSplit::HeldOut } else { PuzzleSplit::Train };
         let puzzle = generate(self.seed, index, &CountdownOptions { split, ..self.puzzles.clone() })?;
         let answer = demonstrate(&puzzle, self.seed, index, &self.demonstrations)?;
-        Ok(Example { prompt: puzzle.short_prompt(), answer, columns: puzzle.columns(), ..Default::default() })
+        Ok(TaskExample {
+            prompt: puzzle.short_prompt(),
+            answer,
+            columns: puzzle.columns(),
+            ..Default::default()
+        })
     }
 
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {

@@ -3,7 +3,7 @@
 //! Texts are drawn from a list of common words. A text is held out or not by a hash of its words alone, so no question
 //! about a held-out text is ever trained on, whichever letter it asks for.
 
-use super::{Entry, Example, Task, options};
+use super::{Entry, Task, TaskExample, options};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::{name_words, philox4x32};
@@ -196,14 +196,14 @@ impl LetterCounting {
 }
 
 impl Task for LetterCounting {
-    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+    fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let (text, letter) = self.question(index, held_out)?;
         let count = text.chars().filter(|&c| c == letter).count();
         let prompt = format!(
             "How many times does the letter \"{letter}\" appear in the text: \"{text}\"? Put the answer in \\boxed{{}}.\n"
         );
         let columns = json!({ "answer": count }).as_object().cloned().unwrap_or_default();
-        Ok(Example { prompt, answer: format!("\\boxed{{{count}}}"), columns, ..Default::default() })
+        Ok(TaskExample { prompt, answer: format!("\\boxed{{{count}}}"), columns, ..Default::default() })
     }
 
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn texts_are_counted_right_and_held_out_by_their_words() {
         let task = LetterCounting { options: Options::default(), seed: 3 };
-        let text_of = |e: &Example| e.prompt.split('"').nth(3).unwrap().to_string();
+        let text_of = |e: &TaskExample| e.prompt.split('"').nth(3).unwrap().to_string();
         let (mut trained, mut zeros) = (HashSet::new(), 0);
         for index in 0..500 {
             let e = task.example(index, false).unwrap();

@@ -14,7 +14,7 @@ use crate::env::game::GAMES;
 use crate::env::tools::TOOL_TASKS;
 use crate::env::{tabular, trading};
 use crate::episode::EpisodeKey;
-use crate::experience::{Kind, Sequence};
+use crate::experience::{Evidence, Sequence};
 use crate::source::{Item, Prompt};
 use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
@@ -85,7 +85,7 @@ const fn joined<const N: usize>(lists: &[&[&'static Entry]]) -> [&'static Entry;
 /// Questions with known answers, by number.
 pub trait Task: Send + Sync {
     /// Question `index`, to learn from or held out.
-    fn example(&self, index: u64, held_out: bool) -> Result<Example>;
+    fn example(&self, index: u64, held_out: bool) -> Result<TaskExample>;
     /// The verifier that scores completions, with its settings; none where the task plays episodes, which have rewards of
     /// their own.
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)>;
@@ -94,7 +94,7 @@ pub trait Task: Send + Sync {
         None
     }
     /// The question that a row of data asks, where the task reads rows.
-    fn of_row(&self, _row: &Map<String, Value>) -> Option<Result<Example>> {
+    fn of_row(&self, _row: &Map<String, Value>) -> Option<Result<TaskExample>> {
         None
     }
     /// Answers of different quality to question `index`, each with its true reward between 0 and 1, the best first; none
@@ -121,7 +121,7 @@ pub struct StepPair {
 
 /// One question.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Example {
+pub struct TaskExample {
     /// What is asked.
     pub prompt: String,
     /// How a demonstration answers; not always right where the settings say so.
@@ -199,7 +199,7 @@ impl TaskExamples {
             let turn = index as usize % all.len();
             Ok(all.swap_remove(turn))
         };
-        let whole = |text: &str, kind: Kind| self.sequence(&prompt, text, eos, kind);
+        let whole = |text: &str, kind: Evidence| self.sequence(&prompt, text, eos, kind);
         Ok(Item::Given(match self.feed {
             Feed::Rollouts => {
                 return Ok(Item::Ask(self.prompt((index, number), example, (prompt, messages))));
@@ -208,22 +208,22 @@ impl TaskExamples {
                 let chat = (!messages.is_empty()).then_some(encoder);
                 vec![self.turns(prompt, &example.turns, eos, chat)?]
             }
-            Feed::Demonstrations => vec![whole(&example.answer, Kind::Plain)?],
+            Feed::Demonstrations => vec![whole(&example.answer, Evidence::Plain)?],
             Feed::Weighted => {
-                let rewarded = |(text, r): &(String, f32)| Ok(whole(text, Kind::Plain)?.rewarded(*r));
+                let rewarded = |(text, r): &(String, f32)| Ok(whole(text, Evidence::Plain)?.rewarded(*r));
                 answers()?.iter().map(rewarded).collect::<Result<_>>()?
             }
             Feed::Pairs => {
                 let all = answers()?;
-                vec![whole(&all[0].0, Kind::Chosen)?, whole(&all[all.len() - 1].0, Kind::Rejected)?]
+                vec![whole(&all[0].0, Evidence::Chosen)?, whole(&all[all.len() - 1].0, Evidence::Rejected)?]
             }
             Feed::Labelled => {
                 let (text, reward) = one()?;
-                vec![whole(&text, Kind::Labelled(reward >= 1.0))?]
+                vec![whole(&text, Evidence::Labelled(reward >= 1.0))?]
             }
             Feed::Targets => {
                 let (text, reward) = one()?;
-                vec![whole(&text, Kind::Target(reward))?]
+                vec![whole(&text, Evidence::Target(reward))?]
             }
             Feed::StepPairs => self.step_pair(index, prompt)?,
         }))
@@ -233,7 +233,7 @@ impl TaskExamples {
     fn prompt(
         &self,
         (index, number): (u64, u64),
-        example: Example,
+        example: TaskExample,
         (ids, messages): (Vec<u32>, Vec<Value>),
     ) -> Prompt {
         let (text, mut columns) = (example.prompt, example.columns);
@@ -252,8 +252,8 @@ impl TaskExamples {
         let pair = pair.ok_or_else(|| Error::data(format!("question {index} has no steps")))?;
         begun.extend(self.tokenizer.encode_text(&pair.before)?);
         Ok(vec![
-            self.sequence(&begun, &pair.chosen, None, Kind::Chosen)?,
-            self.sequence(&begun, &pair.rejected, None, Kind::Rejected)?,
+            self.sequence(&begun, &pair.chosen, None, Evidence::Chosen)?,
+            self.sequence(&begun, &pair.rejected, None, Evidence::Rejected)?,
         ])
     }
 
@@ -287,12 +287,12 @@ impl TaskExamples {
     }
 
     /// Tokens of which those after the prompt are trained.
-    fn sequence(&self, prompt: &[u32], answer: &str, end: Option<u32>, kind: Kind) -> Result<Sequence> {
+    fn sequence(&self, prompt: &[u32], answer: &str, end: Option<u32>, kind: Evidence) -> Result<Sequence> {
         let mut ids = prompt.to_vec();
         ids.extend(self.tokenizer.encode_text(answer)?);
         ids.extend(end);
         let trained = (0..ids.len()).map(|i| i >= prompt.len()).collect();
-        let pair = matches!(kind, Kind::Chosen | Kind::Rejected).then_some(0);
+        let pair = matches!(kind, Evidence::Chosen | Evidence::Rejected).then_some(0);
         Ok(Sequence { ids, trained, weight: 1.0, kind, pair, ..Default::default() })
     }
 }

@@ -1,7 +1,7 @@
 //! Questions of a file, each with one answer: `gsm8k`, `math`, `choice` and `qa` read the columns that those data sets have.
 //! Without a file there are a few rows of the same shape, to try an environment with.
 
-use super::{Entry, Example, Task, options};
+use super::{Entry, Task, TaskExample, options};
 use crate::data::{Row, format_of};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
@@ -47,7 +47,7 @@ impl Default for Options {
 }
 
 /// A kind of question.
-struct Kind {
+struct QuestionKind {
     name: &'static str,
     verifier: &'static str,
     /// Settings of the verifier, as JSON.
@@ -60,8 +60,8 @@ struct Kind {
     samples: &'static str,
 }
 
-const KINDS: [Kind; 4] = [
-    Kind {
+const KINDS: [QuestionKind; 4] = [
+    QuestionKind {
         name: "gsm8k",
         verifier: "gsm8k",
         settings: r#"{"column": "answer"}"#,
@@ -74,7 +74,7 @@ const KINDS: [Kind; 4] = [
 {"question": "Nora reads 15 pages a day. After how many days has she read 120 pages?", "answer": "120 / 15 = <<120/15=8>>8.\n#### 8"}
 {"question": "A shirt costs $20 and is sold at a quarter less. What does it cost now?", "answer": "A quarter of 20 is 20 / 4 = <<20/4=5>>5.\n20 - 5 = <<20-5=15>>15.\n#### 15"}"####,
     },
-    Kind {
+    QuestionKind {
         name: "math",
         verifier: "math",
         settings: r#"{"column": "answer"}"#,
@@ -89,7 +89,7 @@ const KINDS: [Kind; 4] = [
 {"problem": "Solve $x^2 = 49$ for positive $x$.", "solution": "$x = \\boxed{7}$.", "answer": "7"}
 {"problem": "How many subsets does a set of five elements have?", "solution": "Each element is in or out: $2^5 = \\boxed{32}$.", "answer": "32"}"#,
     },
-    Kind {
+    QuestionKind {
         name: "choice",
         verifier: "choice",
         settings: "{}",
@@ -99,7 +99,7 @@ const KINDS: [Kind; 4] = [
 {"question": "Which gas do plants take in?", "choices": ["oxygen", "helium", "carbon dioxide", "neon"], "answer": 2}
 {"question": "Which number is prime?", "choices": ["21", "27", "33", "31"], "answer": "D"}"#,
     },
-    Kind {
+    QuestionKind {
         name: "qa",
         verifier: "f1",
         settings: r#"{"take": "answer"}"#,
@@ -175,14 +175,14 @@ fn choice(row: &Row) -> Option<(String, String, Value)> {
     Some((prompt, format!("<answer>{letter}</answer>"), json!(letter)))
 }
 
-struct Questions {
-    kind: &'static Kind,
+struct QuestionTask {
+    kind: &'static QuestionKind,
     rows: Vec<Row>,
     held_out: f64,
     seed: u64,
 }
 
-fn build(kind: &'static Kind, values: &Map<String, Value>, seed: u64) -> Result<Box<dyn Task>> {
+fn build(kind: &'static QuestionKind, values: &Map<String, Value>, seed: u64) -> Result<Box<dyn Task>> {
     let o: Options = options(values)?;
     let mut rows = Vec::new();
     match &o.data {
@@ -205,11 +205,11 @@ fn build(kind: &'static Kind, values: &Map<String, Value>, seed: u64) -> Result<
             rows = kind.samples.lines().map(parse).collect::<Result<_>>()?;
         }
     }
-    Ok(Box::new(Questions { kind, rows, held_out: o.held_out, seed }))
+    Ok(Box::new(QuestionTask { kind, rows, held_out: o.held_out, seed }))
 }
 
-impl Kind {
-    fn ask(&self, row: &Row) -> Result<Example> {
+impl QuestionKind {
+    fn ask(&self, row: &Row) -> Result<TaskExample> {
         let Some((mut prompt, told, answer)) = (self.read)(row) else {
             let names: Vec<&str> = row.keys().map(String::as_str).collect();
             let what = format!("{} needs {}; the row has {}", self.name, self.columns, names.join(", "));
@@ -218,12 +218,12 @@ impl Kind {
         prompt.push('\n');
         let mut columns = row.clone();
         columns.insert("answer".into(), answer);
-        Ok(Example { prompt, answer: told, columns, turns: Vec::new() })
+        Ok(TaskExample { prompt, answer: told, columns, turns: Vec::new() })
     }
 }
 
-impl Task for Questions {
-    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+impl Task for QuestionTask {
+    fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let count = self.rows.len();
         let kept = (((1.0 - self.held_out) * count as f64).round() as usize).clamp(1, count);
         let number = match held_out && kept < count {
@@ -233,7 +233,7 @@ impl Task for Questions {
         self.kind.ask(&self.rows[number])
     }
 
-    fn of_row(&self, row: &Row) -> Option<Result<Example>> {
+    fn of_row(&self, row: &Row) -> Option<Result<TaskExample>> {
         Some(self.kind.ask(row))
     }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// How a call was written; its result is written the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum CallFormat {
     /// Search-R1's tags.
     Tag,
     /// `<tool_call>` with JSON.
@@ -25,7 +25,7 @@ pub enum Format {
 
 /// A call that can be run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Call {
+pub struct ToolCall {
     /// Which of the tools.
     pub tool: usize,
     /// Its arguments.
@@ -36,11 +36,11 @@ pub struct Call {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
     /// How it was written.
-    pub format: Format,
+    pub format: CallFormat,
     /// Where it begins, in bytes.
     pub at: usize,
     /// The call, or the error message for the policy.
-    pub call: Result<Call, String>,
+    pub call: Result<ToolCall, String>,
 }
 
 /// The calls of an action in their order; none where it calls nothing.
@@ -73,11 +73,11 @@ fn tags(action: &str, number: usize, tool: &dyn Tool) -> Vec<(Written, usize)> {
             true => Err(format!("error: {open} is empty; write {open}{}{close}", main_argument(tool))),
             false => {
                 let argument = Value::String(text.into());
-                Ok(Call { tool: number, arguments: Map::from_iter([(main_argument(tool), argument)]) })
+                Ok(ToolCall { tool: number, arguments: Map::from_iter([(main_argument(tool), argument)]) })
             }
         };
         from = (end + close.len()).min(action.len());
-        calls.push((Written { format: Format::Tag, at, call }, from));
+        calls.push((Written { format: CallFormat::Tag, at, call }, from));
     }
     calls
 }
@@ -101,7 +101,7 @@ fn hermes(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<(Written, usize)> {
             Ok(value) => call(&value, tools),
             Err(why) => Err(format!("error: the tool call is no JSON: {why}; {}", example(tools))),
         };
-        calls.push((Written { format: Format::Hermes, at, call }, close));
+        calls.push((Written { format: CallFormat::Hermes, at, call }, close));
         from = close;
     }
     calls
@@ -116,7 +116,7 @@ fn llama(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<Written> {
         None => (0, action),
     };
     let (tagged, text) = (text.len() < action.len(), ended(text));
-    let written = |call| Written { format: Format::Llama, at, call };
+    let written = |call| Written { format: CallFormat::Llama, at, call };
     if text.starts_with('{') {
         let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
         let mut calls = Vec::new();
@@ -165,7 +165,7 @@ fn begins_call(text: &str) -> bool {
 }
 
 /// What follows `<|python_tag|>` and is no JSON: `name.call(query="...")`, or code.
-fn code(text: &str, tools: &[Arc<dyn Tool>]) -> Result<Call, String> {
+fn code(text: &str, tools: &[Arc<dyn Tool>]) -> Result<ToolCall, String> {
     if let Some((name, rest)) = text.split_once(".call(")
         && let Some(tool) = tools.iter().position(|tool| tool.name() == name.trim())
     {
@@ -173,19 +173,19 @@ fn code(text: &str, tools: &[Arc<dyn Tool>]) -> Result<Call, String> {
         let unread = || format!("error: the call cannot be read; {}", example(tools));
         let (argument, value) = inner.split_once('=').ok_or_else(unread)?;
         let value = serde_json::from_str(value.trim()).map_err(|_| unread())?;
-        return Ok(Call { tool, arguments: Map::from_iter([(argument.trim().to_string(), value)]) });
+        return Ok(ToolCall { tool, arguments: Map::from_iter([(argument.trim().to_string(), value)]) });
     }
     match tools.iter().position(|tool| tool.name() == "python") {
         Some(tool) => {
             let arguments = Map::from_iter([(main_argument(&*tools[tool]), Value::String(text.into()))]);
-            Ok(Call { tool, arguments })
+            Ok(ToolCall { tool, arguments })
         }
         None => Err(format!("error: there is no Python interpreter; {}", example(tools))),
     }
 }
 
 /// A call as JSON: `name` with `arguments` or `parameters`.
-fn call(value: &Value, tools: &[Arc<dyn Tool>]) -> Result<Call, String> {
+fn call(value: &Value, tools: &[Arc<dyn Tool>]) -> Result<ToolCall, String> {
     let wrong = |what: &str| format!("error: {what}; {}", example(tools));
     let object = value.as_object().ok_or_else(|| wrong("a tool call is a JSON object"))?;
     // OpenAI's form has both under `function`.
@@ -209,7 +209,7 @@ fn call(value: &Value, tools: &[Arc<dyn Tool>]) -> Result<Call, String> {
         None => return Err(wrong("the tool call has no arguments")),
         Some(_) => return Err(wrong("the arguments are no JSON object")),
     };
-    Ok(Call { tool, arguments })
+    Ok(ToolCall { tool, arguments })
 }
 
 /// What a right call looks like.
@@ -221,7 +221,7 @@ fn example(tools: &[Arc<dyn Tool>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tool::{Document, Index, search};
+    use crate::tool::{Document, SearchIndex, search};
     use serde_json::json;
 
     struct Python;
@@ -241,12 +241,12 @@ mod tests {
     }
 
     fn tools() -> Vec<Arc<dyn Tool>> {
-        let index = Index::new(vec![Document { title: String::new(), text: "a".into() }]);
-        let search = search::Search::over(Arc::new(index), 1);
+        let index = SearchIndex::new(vec![Document { title: String::new(), text: "a".into() }]);
+        let search = search::SearchTool::over(Arc::new(index), 1);
         vec![Arc::new(search), super::super::build("calculator", &Map::new()).unwrap(), Arc::new(Python)]
     }
 
-    fn calls(action: &str) -> Vec<(Format, usize, Value)> {
+    fn calls(action: &str) -> Vec<(CallFormat, usize, Value)> {
         let parsed = parse(action, &tools()).into_iter();
         parsed.map(|w| w.call.map(|c| (w.format, c.tool, json!(c.arguments))).expect("a call")).collect()
     }
@@ -260,13 +260,16 @@ mod tests {
     #[test]
     fn search_r1_tags() {
         let action = "<think>I lack who wrote it.</think>\n<search> author of Emma </search>";
-        assert_eq!(calls(action), [(Format::Tag, 0, json!({ "query": "author of Emma" }))]);
+        assert_eq!(calls(action), [(CallFormat::Tag, 0, json!({ "query": "author of Emma" }))]);
         // A stop string may have cut off the closing tag.
-        assert_eq!(calls("<search>author"), [(Format::Tag, 0, json!({ "query": "author" }))]);
+        assert_eq!(calls("<search>author"), [(CallFormat::Tag, 0, json!({ "query": "author" }))]);
         let two = "<calculator>1+1</calculator> and <search>b</search>";
         assert_eq!(
             calls(two),
-            [(Format::Tag, 1, json!({ "expression": "1+1" })), (Format::Tag, 0, json!({ "query": "b" }))]
+            [
+                (CallFormat::Tag, 1, json!({ "expression": "1+1" })),
+                (CallFormat::Tag, 0, json!({ "query": "b" }))
+            ]
         );
         assert!(wrong("<search> </search>").contains("<search>query</search>"));
         assert!(calls("I would search. </search> <answer>4</answer>").is_empty());
@@ -279,15 +282,15 @@ mod tests {
         assert_eq!(
             calls(action),
             [
-                (Format::Hermes, 0, json!({ "query": "a </tool_call> b" })),
-                (Format::Hermes, 1, json!({ "expression": "2*3" }))
+                (CallFormat::Hermes, 0, json!({ "query": "a </tool_call> b" })),
+                (CallFormat::Hermes, 1, json!({ "expression": "2*3" }))
             ]
         );
         let nested = r#"<tool_call>{"name": "search", "arguments": {"query": "<calculator>1</calculator>"}}</tool_call>"#;
         assert_eq!(calls(nested).len(), 1);
         let wrapped =
             r#"<tool_call>{"type": "function", "function": {"name": "search", "arguments": {"query": "x"}}}"#;
-        assert_eq!(calls(wrapped), [(Format::Hermes, 0, json!({ "query": "x" }))]);
+        assert_eq!(calls(wrapped), [(CallFormat::Hermes, 0, json!({ "query": "x" }))]);
     }
 
     #[test]
@@ -315,14 +318,14 @@ mod tests {
     #[test]
     fn llama_json_with_the_tag_and_without() {
         let json_call = "{\"name\": \"search\", \"parameters\": {\"query\": \"x\"}}";
-        let want = [(Format::Llama, 0, json!({ "query": "x" }))];
+        let want = [(CallFormat::Llama, 0, json!({ "query": "x" }))];
         assert_eq!(calls(json_call), want);
         assert_eq!(calls(&format!("<|python_tag|>{json_call}<|eom_id|>")), want);
         assert_eq!(calls(&format!("{json_call}; {json_call}")).len(), 2);
         assert_eq!(calls("<|python_tag|>search.call(query=\"x\")"), want);
         assert_eq!(
             calls("<|python_tag|>print(1 + 1)<|eom_id|>"),
-            [(Format::Llama, 2, json!({ "code": "print(1 + 1)" }))]
+            [(CallFormat::Llama, 2, json!({ "code": "print(1 + 1)" }))]
         );
         assert!(wrong("{\"name\": \"search\", \"parameters\": {").contains("no JSON"));
         assert!(wrong("<|python_tag|>{\"x\": 1}").contains("no name"));

@@ -11,8 +11,8 @@ mod python;
 mod search;
 
 pub(crate) use calculator::calculate;
-pub(crate) use search::Search;
-pub use search::{Document, Index};
+pub(crate) use search::SearchTool;
+pub use search::{Document, SearchIndex};
 
 use ferrl_engine::{Error, Result, nearest};
 use schemars::Schema;

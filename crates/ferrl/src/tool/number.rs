@@ -13,12 +13,12 @@ const DIGITS: u64 = 12;
 
 /// The value of an expression, or what is wrong with it. It has `+ - * / // % ^ **`, parentheses, decimals, and
 /// `sqrt abs floor ceil round min max`.
-pub(super) fn evaluate(text: &str) -> Result<Value, String> {
+pub(super) fn evaluate(text: &str) -> Result<ExactNumber, String> {
     if text.len() > MAX_BYTES {
         return Err(format!("the expression has {} bytes, at most {MAX_BYTES} are read", text.len()));
     }
     let text: Vec<char> = text.chars().map(plain).collect();
-    let mut parser = Parser { text: &text, at: 0, depth: 0, arguments: false };
+    let mut parser = NumberParser { text: &text, at: 0, depth: 0, arguments: false };
     let value = parser.sum()?;
     match parser.peek() {
         None => Ok(value),
@@ -40,14 +40,14 @@ fn plain(c: char) -> char {
 
 /// A number: exact, unless a root made it one that no fraction is.
 #[derive(Clone, Debug)]
-pub(super) struct Value {
+pub(super) struct ExactNumber {
     number: Rational,
     exact: bool,
 }
 
-impl Value {
+impl ExactNumber {
     fn exact(number: Rational) -> Self {
-        Value { number, exact: true }
+        ExactNumber { number, exact: true }
     }
 
     /// As a person writes it: a whole number, a decimal that ends, or a fraction with its decimals.
@@ -112,7 +112,7 @@ fn digits_of(number: &Nat) -> String {
     text
 }
 
-struct Parser<'a> {
+struct NumberParser<'a> {
     text: &'a [char],
     at: usize,
     depth: usize,
@@ -120,7 +120,7 @@ struct Parser<'a> {
     arguments: bool,
 }
 
-impl Parser<'_> {
+impl NumberParser<'_> {
     fn peek(&mut self) -> Option<char> {
         while self.text.get(self.at).is_some_and(|c| c.is_whitespace()) {
             self.at += 1;
@@ -135,7 +135,7 @@ impl Parser<'_> {
         found
     }
 
-    fn sum(&mut self) -> Result<Value, String> {
+    fn sum(&mut self) -> Result<ExactNumber, String> {
         let mut left = self.product()?;
         loop {
             if self.take("+") {
@@ -148,7 +148,7 @@ impl Parser<'_> {
         }
     }
 
-    fn product(&mut self) -> Result<Value, String> {
+    fn product(&mut self) -> Result<ExactNumber, String> {
         let mut left = self.signed()?;
         loop {
             if self.peek() == Some('*') && self.text.get(self.at + 1) != Some(&'*') && self.take("*") {
@@ -165,17 +165,17 @@ impl Parser<'_> {
         }
     }
 
-    fn signed(&mut self) -> Result<Value, String> {
+    fn signed(&mut self) -> Result<ExactNumber, String> {
         self.deeper(|parser| {
             if parser.take("-") {
                 let value = parser.signed()?;
-                return Ok(Value { number: value.number.neg(), ..value });
+                return Ok(ExactNumber { number: value.number.neg(), ..value });
             }
             if parser.take("+") { parser.signed() } else { parser.power() }
         })
     }
 
-    fn power(&mut self) -> Result<Value, String> {
+    fn power(&mut self) -> Result<ExactNumber, String> {
         let base = self.atom()?;
         if !self.take("**") && !self.take("^") {
             return Ok(base);
@@ -190,15 +190,15 @@ impl Parser<'_> {
             return Err("the result is too large".into());
         }
         let number = base.number.pow(n).ok_or("the power is not defined")?;
-        bounded(Value { number, exact: base.exact })
+        bounded(ExactNumber { number, exact: base.exact })
     }
 
-    fn atom(&mut self) -> Result<Value, String> {
+    fn atom(&mut self) -> Result<ExactNumber, String> {
         match self.peek() {
             None => Err("the expression ends too early".into()),
             Some('(') => {
                 self.at += 1;
-                let value = self.deeper(Parser::sum)?;
+                let value = self.deeper(NumberParser::sum)?;
                 if self.take(")") { Ok(value) } else { Err("a closing parenthesis is missing".into()) }
             }
             Some(c) if c.is_ascii_digit() || c == '.' => self.number(),
@@ -208,7 +208,7 @@ impl Parser<'_> {
     }
 
     /// Digits with a point; a comma before exactly three digits groups thousands.
-    fn number(&mut self) -> Result<Value, String> {
+    fn number(&mut self) -> Result<ExactNumber, String> {
         let (mut digits, mut after) = (Vec::new(), None);
         while let Some(&c) = self.text.get(self.at) {
             match c {
@@ -228,7 +228,7 @@ impl Parser<'_> {
         let nat = Nat::parse(&digits, 10).ok_or("a number that cannot be read")?;
         let ten = Rational::from(10).pow(after.unwrap_or(0)).ok_or("too many digits")?;
         let whole = Rational::from_parts(false, nat, Nat::from(1)).unwrap_or(Rational::ZERO);
-        bounded(Value::exact(whole.div(&ten).unwrap_or(Rational::ZERO)))
+        bounded(ExactNumber::exact(whole.div(&ten).unwrap_or(Rational::ZERO)))
     }
 
     fn thousands(&self) -> bool {
@@ -236,7 +236,7 @@ impl Parser<'_> {
         !self.arguments && digit(1) && digit(2) && digit(3) && !digit(4)
     }
 
-    fn function(&mut self) -> Result<Value, String> {
+    fn function(&mut self) -> Result<ExactNumber, String> {
         let from = self.at;
         while self.text.get(self.at).is_some_and(|c| c.is_alphanumeric() || *c == '_') {
             self.at += 1;
@@ -249,9 +249,9 @@ impl Parser<'_> {
             return Err(format!("{name} needs its arguments in parentheses"));
         }
         let outside = std::mem::replace(&mut self.arguments, true);
-        let mut arguments = vec![self.deeper(Parser::sum)?];
+        let mut arguments = vec![self.deeper(NumberParser::sum)?];
         while self.take(",") {
-            arguments.push(self.deeper(Parser::sum)?);
+            arguments.push(self.deeper(NumberParser::sum)?);
         }
         self.arguments = outside;
         if !self.take(")") {
@@ -273,8 +273,8 @@ impl Parser<'_> {
 
 const FUNCTIONS: [&str; 7] = ["sqrt", "abs", "floor", "ceil", "round", "min", "max"];
 
-fn apply(name: &str, mut arguments: Vec<Value>) -> Result<Value, String> {
-    let better = |a: &Value, b: &Value| match name {
+fn apply(name: &str, mut arguments: Vec<ExactNumber>) -> Result<ExactNumber, String> {
+    let better = |a: &ExactNumber, b: &ExactNumber| match name {
         "max" => a.number.compare(&b.number).is_ge(),
         _ => a.number.compare(&b.number).is_le(),
     };
@@ -282,7 +282,7 @@ fn apply(name: &str, mut arguments: Vec<Value>) -> Result<Value, String> {
         let best = arguments.into_iter().reduce(|a, b| if better(&a, &b) { a } else { b });
         return best.ok_or_else(|| format!("{name} needs an argument"));
     }
-    let (Some(Value { number: x, exact }), true) = (arguments.pop(), arguments.is_empty()) else {
+    let (Some(ExactNumber { number: x, exact }), true) = (arguments.pop(), arguments.is_empty()) else {
         return Err(format!("{name} takes one argument"));
     };
     let half = Rational::new(1, 2).unwrap_or(Rational::ZERO);
@@ -295,39 +295,39 @@ fn apply(name: &str, mut arguments: Vec<Value>) -> Result<Value, String> {
         "round" => x.add(&half).floor(),
         _ => return sqrt(&x, exact),
     };
-    Ok(Value { number, exact })
+    Ok(ExactNumber { number, exact })
 }
 
 /// The square root: exact where it is a fraction, else to 20 digits after the point.
-fn sqrt(x: &Rational, exact: bool) -> Result<Value, String> {
+fn sqrt(x: &Rational, exact: bool) -> Result<ExactNumber, String> {
     if x.sign() < 0 {
         return Err("the square root of a negative number".into());
     }
     if let Some(root) = x.root(2) {
-        return Ok(Value { number: root, exact });
+        return Ok(ExactNumber { number: root, exact });
     }
     let (_, top, bottom) = scaled(x, 40).parts();
     let units = top.div_rem(&bottom).map_or_else(Nat::default, |(units, _)| units);
     let scale = Nat::from(10).pow(20);
     let number = Rational::from_parts(false, units.root(2), scale).unwrap_or(Rational::ZERO);
-    bounded(Value { number, exact: false })
+    bounded(ExactNumber { number, exact: false })
 }
 
 fn join(
-    a: Value,
-    b: Value,
+    a: ExactNumber,
+    b: ExactNumber,
     op: impl FnOnce(&Rational, &Rational) -> Option<Rational>,
-) -> Result<Value, String> {
+) -> Result<ExactNumber, String> {
     let number = op(&a.number, &b.number).ok_or("division by zero")?;
-    bounded(Value { number, exact: a.exact && b.exact })
+    bounded(ExactNumber { number, exact: a.exact && b.exact })
 }
 
-fn bounded(value: Value) -> Result<Value, String> {
+fn bounded(value: ExactNumber) -> Result<ExactNumber, String> {
     let number = value.number.reduced();
     if number.bits() > MAX_BITS {
         Err("the result is too large".into())
     } else {
-        Ok(Value { number, ..value })
+        Ok(ExactNumber { number, ..value })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Entry, Tool, one_text, text_argument};
 use crate::algo::settings;
-use crate::sandbox::{self, Limits, Mode, Python, Ran, Task};
+use crate::sandbox::{self, Limits, PythonSandbox, PythonTask, Ran, SandboxMode};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ pub(super) const ENTRY: Entry = Entry {
         let options: Options = settings("env.tool.python", Value::Object(values.clone()))?;
         let (mode, limits) = (options.mode()?, options.limits()?);
         let (command, started) = (options.python, Mutex::new(None));
-        Ok(Arc::new(Interpreter { command, mode, limits, started }))
+        Ok(Arc::new(PythonTool { command, mode, limits, started }))
     },
 };
 
@@ -50,12 +50,14 @@ impl Default for Options {
 }
 
 impl Options {
-    fn mode(&self) -> Result<Mode> {
-        Mode::ALL.iter().find(|(name, _)| *name == self.sandbox).map(|(_, mode)| *mode).ok_or_else(|| {
-            Error::usage(format!("sandbox must be auto, on or off, got {:?}", self.sandbox))
-                .at("env.tool.python.sandbox")
-                .fix("sandbox = \"auto\"")
-        })
+    fn mode(&self) -> Result<SandboxMode> {
+        SandboxMode::ALL.iter().find(|(name, _)| *name == self.sandbox).map(|(_, mode)| *mode).ok_or_else(
+            || {
+                Error::usage(format!("sandbox must be auto, on or off, got {:?}", self.sandbox))
+                    .at("env.tool.python.sandbox")
+                    .fix("sandbox = \"auto\"")
+            },
+        )
     }
 
     fn limits(&self) -> Result<Limits> {
@@ -78,28 +80,28 @@ impl Options {
 }
 
 /// The tool. Its sandbox is made at the first call.
-struct Interpreter {
+struct PythonTool {
     command: String,
-    mode: Mode,
+    mode: SandboxMode,
     limits: Limits,
-    started: Mutex<Option<Arc<Python>>>,
+    started: Mutex<Option<Arc<PythonSandbox>>>,
 }
 
 const ARGUMENT: &str = "code";
 
-impl Interpreter {
-    fn python(&self) -> Result<Arc<Python>> {
+impl PythonTool {
+    fn python(&self) -> Result<Arc<PythonSandbox>> {
         let mut started = self.started.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(python) = &*started {
             return Ok(python.clone());
         }
-        let options = sandbox::Options { mode: self.mode, ..Default::default() };
-        let python = Arc::new(Python::start(&self.command, self.limits.clone(), options)?);
+        let options = sandbox::SandboxOptions { mode: self.mode, ..Default::default() };
+        let python = Arc::new(PythonSandbox::start(&self.command, self.limits.clone(), options)?);
         Ok(started.insert(python).clone())
     }
 }
 
-impl Tool for Interpreter {
+impl Tool for PythonTool {
     fn name(&self) -> &str {
         ENTRY.name
     }
@@ -117,7 +119,7 @@ impl Tool for Interpreter {
             Ok(code) => crate::verify::code::extracted(code),
             Err(why) => return Ok(why),
         };
-        Ok(shown(&self.python()?.run(Task::Show, code, "")?))
+        Ok(shown(&self.python()?.run(PythonTask::Show, code, "")?))
     }
 }
 
@@ -126,9 +128,9 @@ fn shown(ran: &Ran) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_string();
     let (out, err) = (text(&ran.stdout), text(&ran.stderr));
     match &ran.end {
-        sandbox::End::Finished(0) if out.is_empty() => "(it printed nothing)".into(),
-        sandbox::End::Finished(0) => out,
-        sandbox::End::Finished(_) => {
+        sandbox::ProgramEnd::Finished(0) if out.is_empty() => "(it printed nothing)".into(),
+        sandbox::ProgramEnd::Finished(0) => out,
+        sandbox::ProgramEnd::Finished(_) => {
             let last = err.lines().last().unwrap_or("it failed and said nothing");
             format!("error: {last}\n{out}").trim_end().to_string()
         }

@@ -21,7 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values| {
         let options: Options = settings(PLACE, Value::Object(values.clone()))?;
-        Ok(Arc::new(Search::new(&options)?))
+        Ok(Arc::new(SearchTool::new(&options)?))
     },
 };
 
@@ -89,7 +89,7 @@ fn words(text: &str) -> impl Iterator<Item = String> + '_ {
 }
 
 /// Documents by their words.
-pub struct Index {
+pub struct SearchIndex {
     documents: Vec<Document>,
     /// Number of words of each document.
     lengths: Vec<u32>,
@@ -98,7 +98,7 @@ pub struct Index {
     postings: HashMap<String, Vec<(u32, u32)>>,
 }
 
-impl Index {
+impl SearchIndex {
     /// Of these documents.
     pub fn new(documents: Vec<Document>) -> Self {
         let (mut postings, mut lengths) = (HashMap::<String, Vec<(u32, u32)>>::new(), Vec::new());
@@ -116,7 +116,7 @@ impl Index {
         }
         let total: f64 = lengths.iter().map(|&length| f64::from(length)).sum();
         let mean_length = (total / lengths.len().max(1) as f64).max(1.0);
-        Index { documents, lengths, mean_length, postings }
+        SearchIndex { documents, lengths, mean_length, postings }
     }
 
     /// Of the rows of a file.
@@ -138,7 +138,7 @@ impl Index {
         })?;
         match documents.is_empty() {
             true => Err(Error::data("no documents").at(path.display())),
-            false => Ok(Index::new(documents)),
+            false => Ok(SearchIndex::new(documents)),
         }
     }
 
@@ -164,33 +164,33 @@ impl Index {
     }
 }
 
-enum Backend {
-    Local(Arc<Index>),
+enum SearchBackend {
+    Local(Arc<SearchIndex>),
     Service { url: Url, timeout: Duration },
 }
 
 /// The tool.
-pub(crate) struct Search {
-    backend: Backend,
+pub(crate) struct SearchTool {
+    backend: SearchBackend,
     topk: usize,
     max_chars: usize,
 }
 
-impl Search {
+impl SearchTool {
     /// Over documents in memory.
-    pub(crate) fn over(index: Arc<Index>, topk: usize) -> Self {
+    pub(crate) fn over(index: Arc<SearchIndex>, topk: usize) -> Self {
         let max_chars = Options::default().max_chars;
-        Search { backend: Backend::Local(index), topk, max_chars }
+        SearchTool { backend: SearchBackend::Local(index), topk, max_chars }
     }
 
     pub(crate) fn new(o: &Options) -> Result<Self> {
         let backend = match (&o.documents, &o.url) {
-            (Some(file), None) => Backend::Local(Arc::new(Index::read(Path::new(file))?)),
+            (Some(file), None) => SearchBackend::Local(Arc::new(SearchIndex::read(Path::new(file))?)),
             (None, Some(url)) => {
                 let url = Url::parse(url).map_err(|why| {
                     Error::usage(why).at(format!("{PLACE}.url")).fix("http://127.0.0.1:8000/retrieve")
                 })?;
-                Backend::Service { url, timeout: Duration::from_secs_f64(o.timeout) }
+                SearchBackend::Service { url, timeout: Duration::from_secs_f64(o.timeout) }
             }
             (documents, _) => {
                 let both = if documents.is_some() {
@@ -204,15 +204,15 @@ impl Search {
             }
         };
         let max_chars = o.max_chars;
-        Ok(Search { backend, topk: o.topk, max_chars })
+        Ok(SearchTool { backend, topk: o.topk, max_chars })
     }
 
     fn find(&self, query: &str) -> std::result::Result<Vec<Document>, String> {
         match &self.backend {
-            Backend::Local(index) => {
+            SearchBackend::Local(index) => {
                 Ok(index.top(query, self.topk).into_iter().map(|(d, _)| d.clone()).collect())
             }
-            Backend::Service { url, timeout } => {
+            SearchBackend::Service { url, timeout } => {
                 let body = json!({ "queries": [query], "topk": self.topk, "return_scores": true });
                 documents(&url.post(&body, *timeout)?).ok_or_else(|| "an answer of another form".to_string())
             }
@@ -243,7 +243,7 @@ fn documents(answer: &Value) -> Option<Vec<Document>> {
         .collect()
 }
 
-impl Tool for Search {
+impl Tool for SearchTool {
     fn name(&self) -> &str {
         ENTRY.name
     }
@@ -267,7 +267,7 @@ impl Tool for Search {
         })
     }
     fn waits(&self) -> bool {
-        matches!(self.backend, Backend::Service { .. })
+        matches!(self.backend, SearchBackend::Service { .. })
     }
 }
 
@@ -276,9 +276,9 @@ mod tests {
     use super::*;
     use crate::http::tests::{ok, serve};
 
-    fn index() -> Index {
+    fn index() -> SearchIndex {
         let of = |title: &str, text: &str| Document { title: title.into(), text: text.into() };
-        Index::new(vec![
+        SearchIndex::new(vec![
             of("Paris", "Paris is the capital of France."),
             of("Rome", "Rome is the capital of Italy. Rome, Rome!"),
             of("Cat", "A cat is an animal."),
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn scores_are_bm25() {
         let documents = ["a b", "a a a c d e", "x", "y y y"];
-        let index = Index::new(
+        let index = SearchIndex::new(
             documents.iter().map(|t| Document { title: String::new(), text: t.to_string() }).collect(),
         );
         let found = index.top("a", 9);

@@ -1,7 +1,7 @@
 //! Passes without gradients before an update: reference, critic, and the policy where it has moved since sampling.
 
 use crate::batch::{Update, tokens};
-use crate::experience::{Experience, Kind, MicroBatch, Sequence};
+use crate::experience::{Evidence, Experience, MicroBatch, Sequence};
 use crate::ranks::{Teams, each};
 use crate::train::Stage;
 use ferrl_engine::Result;
@@ -18,7 +18,7 @@ impl Stage {
         }
         let now = self.policy.model.version;
         let sampled = self.feed.sampled();
-        let asked = |s: &Sequence| s.kind == Kind::Probe || sampled && sampled_by_another(s, now);
+        let asked = |s: &Sequence| s.kind == Evidence::Probe || sampled && sampled_by_another(s, now);
         let moved = e.sequences.iter().any(asked);
         if !needs.reference && !needs.critic && !moved {
             return Ok(());

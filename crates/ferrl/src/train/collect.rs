@@ -9,8 +9,8 @@ use crate::experience::{Experience, Metrics, Sequence};
 use crate::partial::{self, Unfinished};
 use crate::place::cost;
 use crate::reward::{Completions, Graded};
-use crate::rollout::{self, Actor, Answer, Sampled, Wanted};
-use crate::source::{Group, Item, Prompt};
+use crate::rollout::{self, Actor, RolloutCompletion, RolloutRequest, Sampled};
+use crate::source::{Item, Prompt, RewardedGroup};
 use crate::train::{Clock, Stage};
 use crate::verify::Progress;
 use ferrl_engine::generate::SamplingParams;
@@ -37,7 +37,7 @@ pub struct ScoredRollout {
     /// The prompt.
     pub prompt: Prompt,
     /// The completion.
-    pub answer: Answer,
+    pub answer: RolloutCompletion,
     /// Its score.
     pub graded: Graded,
     /// Advantage of its first token.
@@ -159,7 +159,7 @@ impl Stage {
     }
 
     /// Warns of episodes that were cut off because their next turn had no room.
-    fn look_for_outgrown(&self, answers: &[Answer]) {
+    fn look_for_outgrown(&self, answers: &[RolloutCompletion]) {
         let outgrown = answers.iter().filter(|a| a.played.as_ref().is_some_and(|p| p.outgrown)).count();
         if outgrown > 0 {
             let what = format!(
@@ -235,7 +235,7 @@ impl Stage {
         let credits =
             self.credit(completions, &graded, &mut experience, (&mut out.metrics, clock, metrics))?;
         out.experience.append(experience, before, out.rollouts.len());
-        let shown = |((answer, graded), credit): ((Answer, Graded), _)| {
+        let shown = |((answer, graded), credit): ((RolloutCompletion, Graded), _)| {
             let prompt = prompts[answer.prompt].clone();
             let temperature = Some(params.divisor());
             ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature, credit }
@@ -291,7 +291,7 @@ impl Stage {
         let predicted = |p: &Prompt| cost(samples, p.ids.len(), self.lengths.predict(&p.ids, most));
         let costs: Vec<u64> = prompts.iter().map(predicted).collect();
         let keys: Vec<Vec<u32>> = prompts.iter().map(|p| p.ids.clone()).collect();
-        let wanted = Wanted { params, samples, step };
+        let wanted = RolloutRequest { params, samples, step };
         let sampled = rollout::sample_placed(&mut actor, prompts, wanted, &costs)
             .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))?;
         for (ids, answers) in keys.iter().zip(sampled.answers.chunks(samples.max(1))) {
@@ -314,7 +314,7 @@ impl StepExperience {
     }
 
     /// How episodes of several turns went.
-    fn measure_episodes(&mut self, answers: &[Answer], time: TimeShares) {
+    fn measure_episodes(&mut self, answers: &[RolloutCompletion], time: TimeShares) {
         let mut any = false;
         for played in answers.iter().filter_map(|a| a.played.as_ref()) {
             any = true;
@@ -342,7 +342,7 @@ impl StepExperience {
                 self.metrics.add(&format!("completions/{kind}_{name}"), value);
             }
         };
-        let of = |keep: &dyn Fn(&Answer) -> bool| -> Vec<usize> {
+        let of = |keep: &dyn Fn(&RolloutCompletion) -> bool| -> Vec<usize> {
             self.rollouts.iter().map(|r| &r.answer).filter(|a| keep(a)).map(|a| a.tokens).collect()
         };
         lengths("length", of(&|_| true));
@@ -353,7 +353,13 @@ impl StepExperience {
     }
 
     /// Completions to a prompt that came with their rewards.
-    fn grade(&mut self, given: Group, group: usize, least: usize, tokenizer: &Tokenizer) -> Result<()> {
+    fn grade(
+        &mut self,
+        given: RewardedGroup,
+        group: usize,
+        least: usize,
+        tokenizer: &Tokenizer,
+    ) -> Result<()> {
         if given.answers.len() < least {
             let n = given.answers.len();
             return Err(Error::data(format!("{n} completions, where {least} at least can be compared"))
@@ -364,7 +370,7 @@ impl StepExperience {
             let said: Vec<u32> = s.actions().map(|i| s.ids[i + 1]).collect();
             let (tokens, truncated) = (said.len(), s.truncated);
             let text = tokenizer.decode(&said, true)?;
-            let answer = Answer { prompt: group, text, tokens, truncated, played: None };
+            let answer = RolloutCompletion { prompt: group, text, tokens, truncated, played: None };
             let (reward, components) = (s.total_reward(), s.components.clone());
             let graded =
                 Graded { reward: Some(reward), components, score: Some(reward), ..Default::default() };

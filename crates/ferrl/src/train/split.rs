@@ -1,6 +1,6 @@
 //! Weights that are split over ranks: when all of them are there, and who reads them.
 
-use crate::parallel::{Layout, on_a_card};
+use crate::parallel::{RankLayout, on_a_card};
 use crate::run::load;
 use crate::run::shared::is_shared;
 use crate::setup::sampler;
@@ -35,8 +35,8 @@ impl Stage {
     }
 
     /// Which ranks compute layers together in this layout; refused where the model or the device cannot.
-    pub(crate) fn form_teams(&mut self, layout: &Layout) -> Result<()> {
-        let Layout { tp, sp, rollout_tp, .. } = *layout;
+    pub(crate) fn form_teams(&mut self, layout: &RankLayout) -> Result<()> {
+        let RankLayout { tp, sp, rollout_tp, .. } = *layout;
         let Some((key, ..)) = layout.teams().first().copied() else { return Ok(()) };
         if self.policy.model.backend.runs_async() {
             return Err(on_a_card(key));

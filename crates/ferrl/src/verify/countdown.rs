@@ -8,13 +8,13 @@ pub mod puzzle;
 pub mod solve;
 
 use super::{Entry, Options, Sample, Score, Setting, Verifier, column, last_answer, required};
-use expression::{Expr, Fraction, MAX_BYTES};
+use expression::{CountdownExpr, Fraction, MAX_BYTES};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
 pub use demonstration::{DemonstrationOptions, demonstrate};
 pub(crate) use puzzle::Draw;
-pub use puzzle::{CountdownOptions, Puzzle, Split, generate, held_out};
+pub use puzzle::{CountdownOptions, Puzzle, PuzzleSplit, generate, held_out};
 pub use solve::{solve, solve_with};
 
 /// Its place in the registry.
@@ -53,7 +53,7 @@ pub const ENTRY: Entry = Entry {
 
 /// Where the answer stands in a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum AnswerFormat {
     /// In the last `<answer>…</answer>`.
     Answer,
     /// Reasoning up to one `</think>`, then one `<answer>…</answer>` and nothing more.
@@ -64,20 +64,20 @@ pub enum Format {
     Plain,
 }
 
-impl Format {
+impl AnswerFormat {
     /// Their names in recipes.
-    pub const ALL: [(&'static str, Format); 4] = [
-        ("answer", Format::Answer),
-        ("think_answer", Format::ThinkAnswer),
-        ("line", Format::Line),
-        ("plain", Format::Plain),
+    pub const ALL: [(&'static str, AnswerFormat); 4] = [
+        ("answer", AnswerFormat::Answer),
+        ("think_answer", AnswerFormat::ThinkAnswer),
+        ("line", AnswerFormat::Line),
+        ("plain", AnswerFormat::Plain),
     ];
 
     /// The answer's text, if the completion has this form.
     pub fn answer(self, completion: &str) -> Option<&str> {
         match self {
-            Format::Answer => last_answer(completion),
-            Format::ThinkAnswer => {
+            AnswerFormat::Answer => last_answer(completion),
+            AnswerFormat::ThinkAnswer => {
                 let text = completion.trim();
                 let (thought, rest) = text.strip_prefix("<think>").unwrap_or(text).split_once("</think>")?;
                 let inner = rest.trim().strip_prefix("<answer>")?.strip_suffix("</answer>")?;
@@ -85,15 +85,15 @@ impl Format {
                 let stray = tags.iter().any(|t| thought.contains(t) || inner.contains(t));
                 (!stray && !thought.trim().is_empty()).then(|| inner.trim())
             }
-            Format::Line => completion.trim_end().lines().last().map(str::trim),
-            Format::Plain => Some(completion.trim()),
+            AnswerFormat::Line => completion.trim_end().lines().last().map(str::trim),
+            AnswerFormat::Plain => Some(completion.trim()),
         }
     }
 }
 
 /// Whose verdicts to give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum CountdownMode {
     /// Our own: exact, malformed answers earn nothing.
     Last,
     /// RL2's: the first `<answer>` that opens and closes on one line.
@@ -102,16 +102,19 @@ pub enum Mode {
     TinyZero,
 }
 
-impl Mode {
+impl CountdownMode {
     /// Their names in recipes.
-    pub const ALL: [(&'static str, Mode); 3] =
-        [("last", Mode::Last), ("first", Mode::First), ("tinyzero", Mode::TinyZero)];
+    pub const ALL: [(&'static str, CountdownMode); 3] = [
+        ("last", CountdownMode::Last),
+        ("first", CountdownMode::First),
+        ("tinyzero", CountdownMode::TinyZero),
+    ];
 }
 
 /// The verifier.
 pub struct Countdown {
-    mode: Mode,
-    format: Format,
+    mode: CountdownMode,
+    format: AnswerFormat,
     use_all: bool,
     correct_reward: f64,
     format_reward: f64,
@@ -133,8 +136,8 @@ pub enum Verdict {
 impl Countdown {
     fn new(options: &Options<'_>) -> Result<Self> {
         Ok(Countdown {
-            mode: options.choice("mode", Mode::Last, &Mode::ALL)?,
-            format: options.choice("format", Format::Answer, &Format::ALL)?,
+            mode: options.choice("mode", CountdownMode::Last, &CountdownMode::ALL)?,
+            format: options.choice("format", AnswerFormat::Answer, &AnswerFormat::ALL)?,
             use_all: options.flag("use_all", true)?,
             correct_reward: options.number("correct_reward", 1.0, 0.0)?,
             format_reward: options.number("format_reward", 0.1, 0.0)?,
@@ -146,16 +149,16 @@ impl Countdown {
     /// The text of the answer.
     fn answer<'a>(&self, completion: &'a str) -> Option<&'a str> {
         match self.mode {
-            Mode::Last => self.format.answer(completion),
-            Mode::First => completion.lines().find_map(first_on_line),
-            Mode::TinyZero => last_on_line(completion.rsplit('\n').next()?),
+            CountdownMode::Last => self.format.answer(completion),
+            CountdownMode::First => completion.lines().find_map(first_on_line),
+            CountdownMode::TinyZero => last_on_line(completion.rsplit('\n').next()?),
         }
     }
 
     /// What an answer is: the graders of others compare without the equation's right side, and know only right and wrong.
     fn judged(&self, answer: &str, numbers: &[i64], target: i64) -> Verdict {
         let verdict = match self.mode {
-            Mode::Last => return judge(answer, numbers, target, self.use_all),
+            CountdownMode::Last => return judge(answer, numbers, target, self.use_all),
             _ if answer.contains('=') => Verdict::Wrong,
             _ => judge(answer, numbers, target, true),
         };
@@ -230,7 +233,7 @@ pub fn judge(answer: &str, numbers: &[i64], target: i64, use_all: bool) -> Verdi
     if claim.is_some_and(|c| !digits(c.strip_prefix('-').unwrap_or(c))) {
         return Verdict::Malformed;
     }
-    let Some(expr) = Expr::parse(left) else { return Verdict::Malformed };
+    let Some(expr) = CountdownExpr::parse(left) else { return Verdict::Malformed };
     let claimed = claim.is_none_or(|c| c.parse() == Ok(target));
     let mut free = numbers.to_vec();
     let given = expr.numbers().into_iter().all(|n| {
@@ -251,7 +254,7 @@ impl Verifier for Countdown {
     }
     fn reads(&self) -> &'static [&'static str] {
         match (self.mode, self.format) {
-            (Mode::Last, Format::Line | Format::Plain) => &[],
+            (CountdownMode::Last, AnswerFormat::Line | AnswerFormat::Plain) => &[],
             _ => &["<answer>", "</answer>"],
         }
     }

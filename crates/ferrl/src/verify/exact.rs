@@ -1,6 +1,6 @@
 //! An answer that must equal a column's text.
 
-use super::take::Take;
+use super::take::TakeText;
 use super::{Entry, Options, Sample, Score, Setting, Verifier, f1, required};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
@@ -34,7 +34,7 @@ pub const ENTRY: Entry = Entry {
 /// The verifier.
 pub struct Exact {
     column: String,
-    take: Take,
+    take: TakeText,
     squad: bool,
     ignore_case: bool,
     ignore_punctuation: bool,
@@ -44,7 +44,7 @@ impl Exact {
     fn new(options: &Options<'_>) -> Result<Self> {
         Ok(Exact {
             column: options.text("column", "answer")?,
-            take: options.choice("take", Take::Whole, Take::ALL)?,
+            take: options.choice("take", TakeText::Whole, TakeText::ALL)?,
             squad: options.choice("normalize", false, &[("none", false), ("squad", true)])?,
             ignore_case: options.flag("ignore_case", false)?,
             ignore_punctuation: options.flag("ignore_punctuation", false)?,

@@ -3,7 +3,7 @@
 //! Texts lose their case, ASCII punctuation and articles first. An empty answer earns something only where an expected one
 //! is empty too: the question has no answer, as in SQuAD 2.0.
 
-use super::take::Take;
+use super::take::TakeText;
 use super::{Entry, Options, Sample, Score, Setting, Verifier, required};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
@@ -31,7 +31,7 @@ pub const ENTRY: Entry = Entry {
 /// The verifier.
 pub struct F1 {
     column: String,
-    take: Take,
+    take: TakeText,
 }
 
 /// A text by SQuAD's normalisation: lower case, without ASCII punctuation and articles, single spaces.
@@ -84,7 +84,7 @@ impl F1 {
     fn new(options: &Options<'_>) -> Result<Self> {
         Ok(F1 {
             column: options.text("column", "answer")?,
-            take: options.choice("take", Take::Auto, Take::ALL)?,
+            take: options.choice("take", TakeText::Auto, TakeText::ALL)?,
         })
     }
 }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn score(take: Take, gold: Value, completion: &str) -> Score {
+    fn score(take: TakeText, gold: Value, completion: &str) -> Score {
         let row = json!({ "answer": gold });
         let columns = row.as_object().expect("an object").into();
         let f1 = F1 { column: "answer".into(), take };
@@ -151,10 +151,10 @@ mod tests {
             (json!("naïve café"), "Naïve café", 1.0),
             (json!("it's"), "its", 1.0),
         ] {
-            let got = score(Take::Auto, gold.clone(), completion);
+            let got = score(TakeText::Auto, gold.clone(), completion);
             assert!((got.reward - want).abs() < 1e-12, "{gold} | {completion}: {got:?}");
         }
-        assert_eq!(score(Take::Answer, json!([]), "no tag").reward, 0.0);
-        assert_eq!(score(Take::Auto, json!("x"), "X").components[1], ("exact".into(), 1.0));
+        assert_eq!(score(TakeText::Answer, json!([]), "no tag").reward, 0.0);
+        assert_eq!(score(TakeText::Auto, json!("x"), "X").components[1], ("exact".into(), 1.0));
     }
 }

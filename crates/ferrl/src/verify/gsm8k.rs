@@ -32,7 +32,7 @@ pub const ENTRY: Entry = Entry {
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
+enum Gsm8kMode {
     Number,
     Text,
 }
@@ -40,7 +40,7 @@ enum Mode {
 /// The verifier.
 pub struct Gsm8k {
     column: String,
-    mode: Mode,
+    mode: Gsm8kMode,
 }
 
 /// Annotations of the calculator that worked out the dataset's solutions.
@@ -55,10 +55,10 @@ fn without_calculator(text: &str) -> Cow<'_, str> {
 
 impl Gsm8k {
     fn new(options: &Options<'_>) -> Result<Self> {
-        let modes = [("number", Mode::Number), ("text", Mode::Text)];
+        let modes = [("number", Gsm8kMode::Number), ("text", Gsm8kMode::Text)];
         Ok(Gsm8k {
             column: options.text("column", "answer")?,
-            mode: options.choice("mode", Mode::Number, &modes)?,
+            mode: options.choice("mode", Gsm8kMode::Number, &modes)?,
         })
     }
 
@@ -66,8 +66,8 @@ impl Gsm8k {
     fn answer(&self, text: &str) -> Option<String> {
         let text = without_calculator(text);
         match self.mode {
-            Mode::Number => after_hashes(&text).or_else(|| last_number(&text)),
-            Mode::Text => {
+            Gsm8kMode::Number => after_hashes(&text).or_else(|| last_number(&text)),
+            Gsm8kMode::Text => {
                 let behind = text.rsplit_once("####").map(|(_, answer)| plain(answer));
                 behind.filter(|answer| !answer.is_empty()).or_else(|| last_number(&text))
             }
@@ -128,8 +128,8 @@ mod tests {
             ("18", "no idea", 0.0, 0.0),
             ("-3", "#### -3", 1.0, 1.0),
         ] {
-            assert_eq!(grade(Mode::Number, gold, completion), number, "{gold} | {completion}");
-            assert_eq!(grade(Mode::Text, gold, completion), text, "{gold} | {completion}");
+            assert_eq!(grade(Gsm8kMode::Number, gold, completion), number, "{gold} | {completion}");
+            assert_eq!(grade(Gsm8kMode::Text, gold, completion), text, "{gold} | {completion}");
         }
     }
 }

@@ -73,23 +73,23 @@ const COUNTED: &str = "completion_tokens";
 
 /// What is rewarded.
 #[derive(Clone, Debug, PartialEq)]
-enum Shape {
+enum LengthRule {
     Overlong { max: u64, cache: u64 },
-    Exact { target: Target, alpha: f64 },
-    Budget { target: Target, alpha: f64, delta: f64 },
+    Exact { target: LengthTarget, alpha: f64 },
+    Budget { target: LengthTarget, alpha: f64, delta: f64 },
     Cosine { max: u64, right: [f64; 2], wrong: [f64; 2], overlong: f64 },
 }
 
 /// The length that is asked for.
 #[derive(Clone, Debug, PartialEq)]
-enum Target {
+enum LengthTarget {
     Tokens(u64),
     Column(String),
 }
 
 /// The verifier.
 pub struct Length {
-    shape: Shape,
+    shape: LengthRule,
     column: Option<String>,
     of: Option<Box<dyn Verifier>>,
 }
@@ -107,15 +107,15 @@ impl Length {
                         Error::usage(format!("cache = {cache} is more than max = {max}")).at(ENTRY.name)
                     );
                 }
-                Shape::Overlong { max, cache }
+                LengthRule::Overlong { max, cache }
             }
-            1 => Shape::Exact { target: target(options)?, alpha: options.number("alpha", 3e-4, 0.0)? },
-            2 => Shape::Budget {
+            1 => LengthRule::Exact { target: target(options)?, alpha: options.number("alpha", 3e-4, 0.0)? },
+            2 => LengthRule::Budget {
                 target: target(options)?,
                 alpha: options.number("alpha", 3e-4, 0.0)?,
                 delta: options.number("delta", 0.5, 0.0)?,
             },
-            _ => Shape::Cosine {
+            _ => LengthRule::Cosine {
                 max: max(options)?,
                 right: two(options, "right", [1.0, 0.5])?,
                 wrong: two(options, "wrong", [-1.0, -0.5])?,
@@ -124,7 +124,7 @@ impl Length {
         };
         let column = options.has("column").then(|| options.required_text("column")).transpose()?;
         let of = options.value("of").map(|value| nested(value, options)).transpose()?;
-        let judges = matches!(shape, Shape::Budget { .. } | Shape::Cosine { .. });
+        let judges = matches!(shape, LengthRule::Budget { .. } | LengthRule::Cosine { .. });
         match (judges, of.is_some()) {
             (true, false) => Err(Error::usage("this mode needs to know which answers are right")
                 .at(ENTRY.name)
@@ -159,7 +159,7 @@ impl Length {
     fn reward(&self, tokens: u64, wanted: u64, right: bool) -> f64 {
         let off = wanted as f64 - tokens as f64;
         match self.shape {
-            Shape::Overlong { max, cache } => {
+            LengthRule::Overlong { max, cache } => {
                 let soft = max - cache;
                 if tokens <= soft {
                     0.0
@@ -169,12 +169,12 @@ impl Length {
                     -((tokens - soft) as f64) / cache as f64
                 }
             }
-            Shape::Exact { alpha, .. } => -alpha * off.abs(),
-            Shape::Budget { alpha, delta, .. } => {
+            LengthRule::Exact { alpha, .. } => -alpha * off.abs(),
+            LengthRule::Budget { alpha, delta, .. } => {
                 f64::from(u8::from(right)) * (alpha * off + delta).clamp(0.0, 1.0)
             }
-            Shape::Cosine { max, overlong, .. } if tokens > max => overlong,
-            Shape::Cosine { max, right: good, wrong: bad, .. } => {
+            LengthRule::Cosine { max, overlong, .. } if tokens > max => overlong,
+            LengthRule::Cosine { max, right: good, wrong: bad, .. } => {
                 let [start, end] = if right { good } else { bad };
                 let turn = std::f64::consts::PI * tokens as f64 / max as f64;
                 end + 0.5 * (start - end) * (1.0 + turn.cos())
@@ -183,10 +183,12 @@ impl Length {
     }
 
     fn wanted(&self, sample: &Sample<'_>) -> Result<u64> {
-        let (Shape::Exact { target, .. } | Shape::Budget { target, .. }) = &self.shape else { return Ok(0) };
+        let (LengthRule::Exact { target, .. } | LengthRule::Budget { target, .. }) = &self.shape else {
+            return Ok(0);
+        };
         match target {
-            Target::Tokens(tokens) => Ok(*tokens),
-            Target::Column(column) => {
+            LengthTarget::Tokens(tokens) => Ok(*tokens),
+            LengthTarget::Column(column) => {
                 let value = required(sample, column, ENTRY.name)?;
                 value.as_u64().ok_or_else(|| {
                     let what = format!("column {column:?} must be a whole number of tokens, got {value}");
@@ -205,10 +207,10 @@ fn max(options: &Options<'_>) -> Result<u64> {
     options.count("max", 0, 1)
 }
 
-fn target(options: &Options<'_>) -> Result<Target> {
+fn target(options: &Options<'_>) -> Result<LengthTarget> {
     match options.value("target") {
-        Some(Value::Number(_)) => options.count("target", 0, 1).map(Target::Tokens),
-        _ => options.text("target", "target_tokens").map(Target::Column),
+        Some(Value::Number(_)) => options.count("target", 0, 1).map(LengthTarget::Tokens),
+        _ => options.text("target", "target_tokens").map(LengthTarget::Column),
     }
 }
 
@@ -278,17 +280,17 @@ mod tests {
     use crate::verify::build;
     use serde_json::json;
 
-    fn plain(shape: Shape) -> Length {
+    fn plain(shape: LengthRule) -> Length {
         Length { shape, column: None, of: None }
     }
 
     #[test]
     fn the_penalty_grows_over_the_cache() {
-        let length = plain(Shape::Overlong { max: 100, cache: 20 });
+        let length = plain(LengthRule::Overlong { max: 100, cache: 20 });
         for (tokens, want) in [(0, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0), (5000, -1.0)] {
             assert_eq!(length.reward(tokens, 0, false), want, "{tokens}");
         }
-        let hard = plain(Shape::Overlong { max: 100, cache: 0 });
+        let hard = plain(LengthRule::Overlong { max: 100, cache: 0 });
         assert_eq!((hard.reward(100, 0, false), hard.reward(101, 0, false)), (0.0, -1.0));
     }
 

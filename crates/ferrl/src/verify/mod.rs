@@ -45,7 +45,7 @@ pub struct Sample<'a> {
     /// Whether the length limit cut it off.
     pub truncated: bool,
     /// The other columns of the data row.
-    pub columns: Columns<'a>,
+    pub columns: RowColumns<'a>,
     /// File and row of the prompt, for messages; empty where it has none.
     pub place: &'a str,
 }
@@ -65,20 +65,20 @@ impl<'a> Sample<'a> {
 /// The columns of a row as a verifier finds them: under the names of the recipe, and under those of the file where
 /// `data.columns` renames them.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Columns<'a> {
+pub struct RowColumns<'a> {
     /// By their names after renaming.
     pub row: Option<&'a Map<String, Value>>,
     /// New name and old name of each renamed column.
     pub renamed: &'a [(String, String)],
 }
 
-impl<'a> From<&'a Map<String, Value>> for Columns<'a> {
+impl<'a> From<&'a Map<String, Value>> for RowColumns<'a> {
     fn from(row: &'a Map<String, Value>) -> Self {
-        Columns { row: Some(row), renamed: &[] }
+        RowColumns { row: Some(row), renamed: &[] }
     }
 }
 
-impl<'a> Columns<'a> {
+impl<'a> RowColumns<'a> {
     /// Every name there is.
     pub fn names(&self) -> Vec<&'a str> {
         let own = self.row.into_iter().flat_map(|row| row.keys().map(String::as_str));
@@ -347,7 +347,7 @@ pub fn build_with(name: &str, options: &Map<String, Value>, hooks: &Hooks) -> Re
 }
 
 /// The column at a dotted path, such as `extra_info.target`.
-pub fn column<'a>(columns: Columns<'a>, path: &str) -> Option<&'a Value> {
+pub fn column<'a>(columns: RowColumns<'a>, path: &str) -> Option<&'a Value> {
     columns.get(path)
 }
 
@@ -433,7 +433,7 @@ mod tests {
     fn columns_are_found_by_dotted_paths() {
         let row = json!({"extra_info": {"target": 3}, "a.b": 1});
         let row = row.as_object().expect("an object");
-        let columns = Columns::from(row);
+        let columns = RowColumns::from(row);
         assert_eq!(columns.get("extra_info.target"), Some(&json!(3)));
         assert_eq!(columns.get("a.b"), Some(&json!(1)));
         assert_eq!(columns.get("extra_info.x"), None);
@@ -444,7 +444,7 @@ mod tests {
     fn a_renamed_column_is_found_under_both_names() {
         let row = json!({"response": "7"});
         let renamed = [("response".to_string(), "answer".to_string())];
-        let columns = Columns { row: row.as_object(), renamed: &renamed };
+        let columns = RowColumns { row: row.as_object(), renamed: &renamed };
         assert_eq!(columns.get("response"), Some(&json!("7")));
         assert_eq!(columns.get("answer"), Some(&json!("7")));
         assert_eq!(columns.names(), ["response", "answer"]);

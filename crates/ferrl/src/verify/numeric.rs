@@ -30,7 +30,7 @@ pub const ENTRY: Entry = Entry {
 };
 
 #[derive(Clone, Copy)]
-enum Take {
+enum TakeNumber {
     Auto,
     Hashes,
     Last,
@@ -40,17 +40,21 @@ enum Take {
 /// The verifier.
 pub struct Numeric {
     column: String,
-    take: Take,
+    take: TakeNumber,
     tolerance: f64,
 }
 
 impl Numeric {
     fn new(options: &Options<'_>) -> Result<Self> {
-        let takes =
-            [("auto", Take::Auto), ("hashes", Take::Hashes), ("last", Take::Last), ("answer", Take::Answer)];
+        let takes = [
+            ("auto", TakeNumber::Auto),
+            ("hashes", TakeNumber::Hashes),
+            ("last", TakeNumber::Last),
+            ("answer", TakeNumber::Answer),
+        ];
         Ok(Numeric {
             column: options.text("column", "answer")?,
-            take: options.choice("take", Take::Auto, &takes)?,
+            take: options.choice("take", TakeNumber::Auto, &takes)?,
             tolerance: options.number("tolerance", 0.0, 0.0)?,
         })
     }
@@ -143,15 +147,15 @@ impl Verifier for Numeric {
     }
     fn extract(&self, text: &str) -> Option<String> {
         match self.take {
-            Take::Auto => after_hashes(text).or_else(|| last_number(text)),
-            Take::Hashes => after_hashes(text),
-            Take::Last => last_number(text),
-            Take::Answer => last_answer(text).and_then(last_number),
+            TakeNumber::Auto => after_hashes(text).or_else(|| last_number(text)),
+            TakeNumber::Hashes => after_hashes(text),
+            TakeNumber::Last => last_number(text),
+            TakeNumber::Answer => last_answer(text).and_then(last_number),
         }
     }
     fn reads(&self) -> &'static [&'static str] {
         match self.take {
-            Take::Answer => TAG,
+            TakeNumber::Answer => TAG,
             _ => &[],
         }
     }

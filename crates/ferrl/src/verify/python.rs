@@ -1,7 +1,7 @@
 //! Rewards from a user's Python file: `reward(prompts, completions, **columns)`, as TRL calls it.
 
 use super::{Entry, Options, Outcome, Progress, Sample, Score, Setting, Verifier};
-use crate::worker::{Arguments, Called, Pool, WorkerOptions};
+use crate::worker::{Arguments, Called, WorkerOptions, WorkerPool};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
@@ -45,7 +45,7 @@ const SECONDS: RangeInclusive<f64> = 0.001..=1e6;
 
 /// The verifier.
 pub struct Python {
-    pool: Pool,
+    pool: WorkerPool,
     functions: Vec<String>,
     weights: Vec<f64>,
     batch: usize,
@@ -89,11 +89,11 @@ impl Python {
             return Err(Error::usage(format!("got {w} weights for {f} functions")).at(ENTRY.name));
         }
         let (metrics, bound) = Default::default();
-        Ok(Python { pool: Pool::start(workers)?, functions, weights, batch, metrics, bound })
+        Ok(Python { pool: WorkerPool::start(workers)?, functions, weights, batch, metrics, bound })
     }
 
     /// The workers.
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> &WorkerPool {
         &self.pool
     }
 

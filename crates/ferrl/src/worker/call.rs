@@ -1,15 +1,17 @@
 //! One call of a function for some rollouts, and what is done again where it failed.
 
-use super::{Arguments, Called, Failure, Kind, PARTS, PATIENCE, Pool, RETRY_TIMEOUTS, Slot, Tried};
+use super::{
+    Arguments, Called, Failure, FailureKind, PARTS, PATIENCE, RETRY_TIMEOUTS, Tried, WorkerPool, WorkerSlot,
+};
 use serde_json::{Value, json};
 use std::ops::Range;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-pub(super) struct Call<'a> {
-    pub pool: &'a Pool,
-    pub slot: MutexGuard<'a, Slot>,
+pub(super) struct WorkerCall<'a> {
+    pub pool: &'a WorkerPool,
+    pub slot: MutexGuard<'a, WorkerSlot>,
     pub function: &'a str,
     pub ids: &'a [u64],
     pub arguments: &'a Arguments,
@@ -20,7 +22,7 @@ pub(super) struct Call<'a> {
     pub out: Called,
 }
 
-impl Call<'_> {
+impl WorkerCall<'_> {
     /// All rollouts at once, and again in parts what failed.
     pub fn whole(&mut self) {
         let failed = self.attempt(0..self.ids.len(), 1);
@@ -89,11 +91,11 @@ impl Call<'_> {
         let tail = self.slot.process.as_ref().map(|p| p.tail()).unwrap_or_default();
         for (i, reward) in range.clone().zip(answer["rewards"].as_array().into_iter().flatten()) {
             let kind = match reward {
-                Value::String(text) => Kind::NonFinite(text.clone()),
+                Value::String(text) => FailureKind::NonFinite(text.clone()),
                 Value::Number(n) if !n.as_f64().is_some_and(|n| (n as f32).is_finite()) => {
-                    Kind::NonFinite(n.as_f64().map_or(n.to_string(), |n| format!("{n:e}")))
+                    FailureKind::NonFinite(n.as_f64().map_or(n.to_string(), |n| format!("{n:e}")))
                 }
-                Value::Object(bad) => Kind::Contract {
+                Value::Object(bad) => FailureKind::Contract {
                     got: bad.get("bad").and_then(Value::as_str).unwrap_or_default().into(),
                     expected: "a number or None for each completion".into(),
                 },
@@ -106,7 +108,7 @@ impl Call<'_> {
                         self.out.steps[i] = steps;
                         continue;
                     }
-                    Kind::NonFinite(format!("{sum:e}"))
+                    FailureKind::NonFinite(format!("{sum:e}"))
                 }
                 number => {
                     self.answer(i, number.as_f64());
@@ -143,7 +145,7 @@ impl Call<'_> {
         self.out.answers[i] = Err(failure);
     }
 
-    fn failure(&self, kind: Kind, range: Range<usize>, attempts: u32, stderr: Vec<String>) -> Failure {
+    fn failure(&self, kind: FailureKind, range: Range<usize>, attempts: u32, stderr: Vec<String>) -> Failure {
         Failure {
             kind,
             function: self.function.to_string(),

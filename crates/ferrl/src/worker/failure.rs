@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// What went wrong.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum FailureKind {
     /// The process ended: its exit status.
     Exited(String),
     /// No answer before the deadline.
@@ -54,43 +54,46 @@ pub enum Kind {
     Interrupted,
 }
 
-impl Kind {
+impl FailureKind {
     /// Whether the same call can never succeed.
     pub(super) fn is_final(&self) -> bool {
-        matches!(self, Kind::Signature { .. } | Kind::Interrupted)
+        matches!(self, FailureKind::Signature { .. } | FailureKind::Interrupted)
     }
 
     /// Whether it cost a process or a whole time-out.
     pub(super) fn is_costly(&self) -> bool {
         !matches!(
             self,
-            Kind::Raised { .. } | Kind::NonFinite(_) | Kind::Contract { .. } | Kind::Signature { .. }
+            FailureKind::Raised { .. }
+                | FailureKind::NonFinite(_)
+                | FailureKind::Contract { .. }
+                | FailureKind::Signature { .. }
         )
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FailureKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kind::Exited(status) => write!(f, "the worker ended ({status})"),
-            Kind::TimedOut(limit) => write!(f, "no answer within {:.1} s", limit.as_secs_f64()),
-            Kind::Garbage(text) => write!(f, "the worker answered garbage: {text:?}"),
-            Kind::TooLong(limit) => write!(f, "the worker answered with a line of over {limit} bytes"),
-            Kind::Memory { size, limit } => {
+            FailureKind::Exited(status) => write!(f, "the worker ended ({status})"),
+            FailureKind::TimedOut(limit) => write!(f, "no answer within {:.1} s", limit.as_secs_f64()),
+            FailureKind::Garbage(text) => write!(f, "the worker answered garbage: {text:?}"),
+            FailureKind::TooLong(limit) => write!(f, "the worker answered with a line of over {limit} bytes"),
+            FailureKind::Memory { size, limit } => {
                 write!(f, "its process has {} MiB of memory, {} MiB at most", size >> 20, limit >> 20)
             }
-            Kind::Schema(what) => write!(f, "{what}"),
-            Kind::Raised { trace, place } => {
+            FailureKind::Schema(what) => write!(f, "{what}"),
+            FailureKind::Raised { trace, place } => {
                 write!(f, "it raised {} ({place})", trace.trim_end().lines().last().unwrap_or(""))
             }
-            Kind::NonFinite(value) if value.parse().is_ok_and(f64::is_finite) => {
+            FailureKind::NonFinite(value) if value.parse().is_ok_and(f64::is_finite) => {
                 write!(f, "it returned {value}; a reward is a number of 32 bits, {:e} at most", f32::MAX)
             }
-            Kind::NonFinite(value) => write!(f, "it returned {value}"),
-            Kind::Contract { got, expected } => write!(f, "got {got}, expected {expected}"),
-            Kind::Signature { problem, given } => write!(f, "{problem}; it is called with {given}"),
-            Kind::Start(why) => write!(f, "the worker did not start: {why}"),
-            Kind::Interrupted => write!(f, "interrupted"),
+            FailureKind::NonFinite(value) => write!(f, "it returned {value}"),
+            FailureKind::Contract { got, expected } => write!(f, "got {got}, expected {expected}"),
+            FailureKind::Signature { problem, given } => write!(f, "{problem}; it is called with {given}"),
+            FailureKind::Start(why) => write!(f, "the worker did not start: {why}"),
+            FailureKind::Interrupted => write!(f, "interrupted"),
         }
     }
 }
@@ -99,7 +102,7 @@ impl fmt::Display for Kind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     /// What went wrong, the last time it was tried.
-    pub kind: Kind,
+    pub kind: FailureKind,
     /// The function that was called.
     pub function: String,
     /// The file it is in.
@@ -128,7 +131,7 @@ impl fmt::Display for Failure {
         }
         let tries = if *attempts == 1 { "1 try".to_string() } else { format!("{attempts} tries") };
         write!(f, "; {tries}, waited {:.1} s", self.waited.as_secs_f64())?;
-        if let Kind::Raised { trace, .. } = kind {
+        if let FailureKind::Raised { trace, .. } = kind {
             write!(f, "\n  {}", trace.trim_end().replace('\n', "\n  "))?;
         }
         if !self.stderr.is_empty() {
@@ -141,18 +144,18 @@ impl fmt::Display for Failure {
     }
 }
 
-impl Kind {
+impl FailureKind {
     /// An error of its class that says `what`, with a way out.
     pub(super) fn error(&self, what: String) -> Error {
         let (class, fix) = match self {
-            Kind::Contract { .. } => (Class::Usage, "return one number or None for each completion"),
-            Kind::NonFinite(_) => {
+            FailureKind::Contract { .. } => (Class::Usage, "return one number or None for each completion"),
+            FailureKind::NonFinite(_) => {
                 (Class::Usage, "return a number of a few digits, or None where there is no reward")
             }
-            Kind::Signature { .. } => (Class::Usage, "def reward(prompts, completions, **columns)"),
-            Kind::Raised { .. } => (Class::Usage, "correct the function; the traceback says where"),
-            Kind::TimedOut(_) => (Class::Device, "make the function faster or raise timeout"),
-            Kind::Interrupted => (Class::Interrupted, "resume the run with --resume"),
+            FailureKind::Signature { .. } => (Class::Usage, "def reward(prompts, completions, **columns)"),
+            FailureKind::Raised { .. } => (Class::Usage, "correct the function; the traceback says where"),
+            FailureKind::TimedOut(_) => (Class::Device, "make the function faster or raise timeout"),
+            FailureKind::Interrupted => (Class::Interrupted, "resume the run with --resume"),
             _ => {
                 (Class::Device, "call the function by hand on this rollout to find out why its process fails")
             }

@@ -8,11 +8,11 @@ mod failure;
 mod pipes;
 mod process;
 
-pub use failure::{Failure, Kind};
+pub use failure::{Failure, FailureKind};
 pub(crate) use process::{Process, Spawn};
 
 use crate::interrupt;
-use call::Call;
+use call::WorkerCall;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::ops::Range;
@@ -87,7 +87,7 @@ pub struct WorkerOptions {
 const HOST: &str = include_str!("reward.py");
 
 impl WorkerOptions {
-    fn start(&self, label: &str) -> std::result::Result<Process, (Kind, Vec<String>)> {
+    fn start(&self, label: &str) -> std::result::Result<Process, (FailureKind, Vec<String>)> {
         let spawn = Spawn {
             python: &self.python,
             script: HOST,
@@ -119,7 +119,7 @@ impl WorkerOptions {
 
 /// What has happened in a pool so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct PoolCounts {
     /// Calls made.
     pub calls: u64,
     /// Calls made again, for all or some of the rollouts of one that failed.
@@ -142,14 +142,14 @@ struct Counters {
 }
 
 /// A few workers that hold the same file.
-pub struct Pool {
+pub struct WorkerPool {
     options: WorkerOptions,
-    slots: Vec<Mutex<Slot>>,
+    slots: Vec<Mutex<WorkerSlot>>,
     next: AtomicUsize,
     counters: Counters,
 }
 
-struct Slot {
+struct WorkerSlot {
     label: String,
     process: Option<Process>,
 }
@@ -157,7 +157,7 @@ struct Slot {
 /// What one try gave: an answer, or what went wrong and the worker's last words.
 enum Tried {
     Answered(Value),
-    Failed(Kind, Vec<String>),
+    Failed(FailureKind, Vec<String>),
 }
 
 /// A call that failed is cut into this many parts, and each part that fails again, down to single rollouts.
@@ -167,9 +167,9 @@ const PATIENCE: u32 = 3;
 /// The retries of a call end after this multiple of the time-out.
 const RETRY_TIMEOUTS: u32 = 20;
 
-impl Pool {
+impl WorkerPool {
     /// Starts the workers; a file that cannot be loaded or lacks a function is an error.
-    pub fn start(mut options: WorkerOptions) -> Result<Pool> {
+    pub fn start(mut options: WorkerOptions) -> Result<WorkerPool> {
         let place = options.file.display().to_string();
         options.file = std::path::absolute(&options.file).unwrap_or(options.file);
         if !options.file.is_file() {
@@ -187,9 +187,9 @@ impl Pool {
         for (label, process) in labels.into_iter().zip(started) {
             let process = process.map_err(|_| Error::usage("starting a worker failed").at(&place))?;
             let process = process.map_err(|(kind, stderr)| start_error(kind, &stderr).at(&place))?;
-            slots.push(Mutex::new(Slot { label, process: Some(process) }));
+            slots.push(Mutex::new(WorkerSlot { label, process: Some(process) }));
         }
-        Ok(Pool { options, slots, next: AtomicUsize::new(0), counters: Counters::default() })
+        Ok(WorkerPool { options, slots, next: AtomicUsize::new(0), counters: Counters::default() })
     }
 
     /// How many workers there are.
@@ -203,10 +203,10 @@ impl Pool {
     }
 
     /// What has happened so far.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> PoolCounts {
         let read = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let Counters { calls, retries, restarts, failures, stale } = &self.counters;
-        Counts {
+        PoolCounts {
             calls: read(calls),
             retries: read(retries),
             restarts: read(restarts),
@@ -225,7 +225,7 @@ impl Pool {
             extra: vec![Map::new(); ids.len()],
             metrics: Vec::new(),
         };
-        let mut call = Call {
+        let mut call = WorkerCall {
             pool: self,
             slot,
             function,
@@ -246,11 +246,13 @@ impl Pool {
         let request = json!({ "function": function, "bind": true, "count": 0, "arguments": arguments });
         match self.attempt(&mut self.free_slot(), &request, 0) {
             Tried::Answered(_) => Ok(()),
-            Tried::Failed(Kind::Interrupted, _) => Err(interrupt::interrupted("checking reward functions")),
+            Tried::Failed(FailureKind::Interrupted, _) => {
+                Err(interrupt::interrupted("checking reward functions"))
+            }
             Tried::Failed(kind, _) => {
                 let error = kind.error(kind.to_string()).at(self.file().display());
                 Err(match kind {
-                    Kind::Signature { .. } => error.fix(
+                    FailureKind::Signature { .. } => error.fix(
                         "name only arguments that are there, as in def reward(prompts, completions, **columns); \
                          a row without a value for a column has null",
                     ),
@@ -261,7 +263,7 @@ impl Pool {
     }
 
     /// One try in one worker, which is replaced if it broke.
-    fn attempt(&self, slot: &mut Slot, request: &Value, count: usize) -> Tried {
+    fn attempt(&self, slot: &mut WorkerSlot, request: &Value, count: usize) -> Tried {
         let process = match slot.process.take() {
             Some(process) => process,
             None => match self.options.start(&slot.label) {
@@ -278,7 +280,11 @@ impl Pool {
                     return Tried::Answered(answer);
                 }
                 // The function raised or broke its contract in a process that is sound.
-                Err(kind @ (Kind::Raised { .. } | Kind::Contract { .. } | Kind::Signature { .. })) => {
+                Err(
+                    kind @ (FailureKind::Raised { .. }
+                    | FailureKind::Contract { .. }
+                    | FailureKind::Signature { .. }),
+                ) => {
                     let stderr = process.tail();
                     slot.process = Some(process);
                     return Tried::Failed(kind, stderr);
@@ -288,7 +294,7 @@ impl Pool {
             Err(kind) => kind,
         };
         let (status, stderr) = process.end();
-        if kind == Kind::Interrupted {
+        if kind == FailureKind::Interrupted {
             return Tried::Failed(kind, stderr);
         }
         self.counters.restarts.fetch_add(1, Ordering::Relaxed);
@@ -298,7 +304,7 @@ impl Pool {
     }
 
     /// An idle worker, or else the next in turn; each is held for a bounded time.
-    fn free_slot(&self) -> MutexGuard<'_, Slot> {
+    fn free_slot(&self) -> MutexGuard<'_, WorkerSlot> {
         let first = self.next.fetch_add(1, Ordering::Relaxed) % self.slots.len();
         let free = (0..self.slots.len()).find_map(|i| {
             let slot = &self.slots[(first + i) % self.slots.len()];
@@ -309,28 +315,28 @@ impl Pool {
 }
 
 /// Whether an answer holds rewards for that many rollouts.
-fn check_answer(answer: &Value, count: usize) -> std::result::Result<(), Kind> {
+fn check_answer(answer: &Value, count: usize) -> std::result::Result<(), FailureKind> {
     let text = |v: &Value| v.as_str().unwrap_or_default().to_string();
     if let Some(raised) = answer["raised"].as_object() {
         let field = |name: &str| raised.get(name).map(text).unwrap_or_default();
-        return Err(Kind::Raised { trace: field("trace"), place: field("place") });
+        return Err(FailureKind::Raised { trace: field("trace"), place: field("place") });
     }
     if let Some([got, expected]) = answer["contract"].as_array().map(Vec::as_slice) {
-        return Err(Kind::Contract { got: text(got), expected: text(expected) });
+        return Err(FailureKind::Contract { got: text(got), expected: text(expected) });
     }
     if let Some([problem, given]) = answer["signature"].as_array().map(Vec::as_slice) {
-        return Err(Kind::Signature { problem: text(problem), given: text(given) });
+        return Err(FailureKind::Signature { problem: text(problem), given: text(given) });
     }
     let steps = |r: &Value| r.as_array().is_some_and(|steps| steps.iter().all(Value::is_number));
     let fits = |r: &Value| r.is_null() || r.is_number() || r.is_string() || r.is_object() || steps(r);
     match answer["rewards"].as_array() {
         Some(rewards) if rewards.len() == count && rewards.iter().all(fits) => Ok(()),
-        _ => Err(Kind::Garbage(answer.to_string().chars().take(80).collect())),
+        _ => Err(FailureKind::Garbage(answer.to_string().chars().take(80).collect())),
     }
 }
 
-fn start_error(kind: Kind, stderr: &[String]) -> Error {
-    if kind == Kind::Interrupted {
+fn start_error(kind: FailureKind, stderr: &[String]) -> Error {
+    if kind == FailureKind::Interrupted {
         return interrupt::interrupted("starting reward workers");
     }
     let mut text = kind.to_string();

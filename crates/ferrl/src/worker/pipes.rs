@@ -14,7 +14,7 @@ const TAIL_BYTES: usize = 400;
 const LINES: usize = 1024;
 
 /// What came out of a worker.
-pub(super) enum Line {
+pub(super) enum WorkerLine {
     /// A line without its end.
     Text(Vec<u8>),
     /// A line of more bytes than this; nothing is read after it.
@@ -38,7 +38,7 @@ pub(super) fn writer(mut pipe: impl Write + Send + 'static) -> SyncSender<Vec<u8
 pub(super) fn reader(
     pipe: impl Read + Send + 'static,
     max_line: usize,
-    mut take: impl FnMut(Option<Line>) -> bool + Send + 'static,
+    mut take: impl FnMut(Option<WorkerLine>) -> bool + Send + 'static,
 ) {
     std::thread::spawn(move || {
         let mut pipe = BufReader::new(pipe);
@@ -52,7 +52,7 @@ pub(super) fn reader(
                 take(None);
                 return;
             }
-            let item = if long { Line::TooLong(max_line) } else { Line::Text(line) };
+            let item = if long { WorkerLine::TooLong(max_line) } else { WorkerLine::Text(line) };
             if !take(Some(item)) || long {
                 return;
             }

@@ -1,6 +1,6 @@
 //! One worker process: started, spoken to under a deadline, and ended with everything it started.
 
-use super::failure::Kind;
+use super::failure::FailureKind;
 use super::{Log, pipes};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -58,14 +58,14 @@ struct Routes {
     calls: u64,
     waiting: HashMap<u64, (String, SyncSender<Value>)>,
     /// Why nothing more comes.
-    over: Option<Kind>,
+    over: Option<FailureKind>,
     /// Answers that came for calls that were over.
     stale: u64,
 }
 
 impl Routes {
     /// Notes who waits; the number of the request.
-    fn wait(&mut self, nonce: String, sender: SyncSender<Value>) -> Result<u64, Kind> {
+    fn wait(&mut self, nonce: String, sender: SyncSender<Value>) -> Result<u64, FailureKind> {
         if let Some(kind) = &self.over {
             return Err(kind.clone());
         }
@@ -89,10 +89,10 @@ impl Routes {
                 return;
             }
         }
-        self.end(Kind::Garbage(String::from_utf8_lossy(text).chars().take(80).collect()));
+        self.end(FailureKind::Garbage(String::from_utf8_lossy(text).chars().take(80).collect()));
     }
 
-    fn end(&mut self, kind: Kind) {
+    fn end(&mut self, kind: FailureKind) {
         self.over.get_or_insert(kind);
         self.waiting.clear(); // callers that wait get an error
     }
@@ -100,8 +100,8 @@ impl Routes {
 
 impl Process {
     /// Starts one and waits until it has loaded what it is to run.
-    pub(crate) fn start(spawn: Spawn<'_>, label: &str) -> Result<Process, (Kind, Vec<String>)> {
-        let failed = |why: String| (Kind::Start(why), Vec::new());
+    pub(crate) fn start(spawn: Spawn<'_>, label: &str) -> Result<Process, (FailureKind, Vec<String>)> {
+        let failed = |why: String| (FailureKind::Start(why), Vec::new());
         let tag = nonce();
         let mut command = Command::new(spawn.python);
         let script = format!("{}\n{}", include_str!("guard.py"), spawn.script);
@@ -131,9 +131,9 @@ impl Process {
         pipes::reader(stdout, spawn.max_line, move |line| {
             let mut routes = lock(&routes);
             match line {
-                Some(pipes::Line::Text(text)) => routes.take(&text),
-                Some(pipes::Line::TooLong(limit)) => routes.end(Kind::TooLong(limit)),
-                None => routes.end(Kind::Exited(String::new())),
+                Some(pipes::WorkerLine::Text(text)) => routes.take(&text),
+                Some(pipes::WorkerLine::TooLong(limit)) => routes.end(FailureKind::TooLong(limit)),
+                None => routes.end(FailureKind::Exited(String::new())),
             }
             routes.over.is_none()
         });
@@ -145,7 +145,7 @@ impl Process {
                     process.ready = answer;
                     Ok(process)
                 }
-                Some(why) => Err((Kind::Start(why), process.end().1)),
+                Some(why) => Err((FailureKind::Start(why), process.end().1)),
             },
             Err(kind) => {
                 let (status, stderr) = process.end();
@@ -155,7 +155,7 @@ impl Process {
     }
 
     /// Sends a request and waits for its own answer.
-    pub(crate) fn ask(&self, mut request: Value, timeout: Duration) -> Result<Value, Kind> {
+    pub(crate) fn ask(&self, mut request: Value, timeout: Duration) -> Result<Value, FailureKind> {
         let deadline = Instant::now() + timeout;
         let (nonce, (sender, answer)) = (nonce(), sync_channel(1));
         request["nonce"] = json!(nonce);
@@ -172,23 +172,26 @@ impl Process {
                 match answer.recv_timeout(left.min(look)) {
                     Ok(answer) => return Ok(answer),
                     Err(RecvTimeoutError::Disconnected) => {
-                        return Err(lock(&self.routes).over.clone().unwrap_or(Kind::Exited(String::new())));
+                        return Err(lock(&self.routes)
+                            .over
+                            .clone()
+                            .unwrap_or(FailureKind::Exited(String::new())));
                     }
                     Err(RecvTimeoutError::Timeout) if self.has_ended() => {
-                        return Err(Kind::Exited(String::new()));
+                        return Err(FailureKind::Exited(String::new()));
                     }
                     Err(RecvTimeoutError::Timeout) => {}
                 }
                 if self.interrupt.load(Ordering::SeqCst) {
-                    return Err(Kind::Interrupted);
+                    return Err(FailureKind::Interrupted);
                 }
                 if let Some((limit, size)) =
                     self.memory.zip(self.resident()).filter(|(limit, size)| size > limit)
                 {
-                    return Err(Kind::Memory { size, limit });
+                    return Err(FailureKind::Memory { size, limit });
                 }
                 if Instant::now() >= deadline {
-                    return Err(Kind::TimedOut(timeout));
+                    return Err(FailureKind::TimedOut(timeout));
                 }
             }
         });
@@ -202,12 +205,12 @@ impl Process {
     }
 
     /// The writer holds few lines; full means that the process reads nothing.
-    fn send(&self, request: &Value, timeout: Duration) -> Result<(), Kind> {
+    fn send(&self, request: &Value, timeout: Duration) -> Result<(), FailureKind> {
         let mut line = request.to_string().into_bytes();
         line.push(b'\n');
         match self.input.try_send(line) {
-            Err(TrySendError::Full(_)) => Err(Kind::TimedOut(timeout)),
-            Err(TrySendError::Disconnected(_)) => Err(Kind::Exited(String::new())),
+            Err(TrySendError::Full(_)) => Err(FailureKind::TimedOut(timeout)),
+            Err(TrySendError::Disconnected(_)) => Err(FailureKind::Exited(String::new())),
             Ok(()) => Ok(()),
         }
     }
@@ -258,7 +261,7 @@ impl Process {
         }
         // A process that ended by itself is given the time to be seen as ended, for its own status.
         for _ in 0..20 {
-            if self.has_ended() || lock(&self.routes).over != Some(Kind::Exited(String::new())) {
+            if self.has_ended() || lock(&self.routes).over != Some(FailureKind::Exited(String::new())) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -302,11 +305,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Kind {
+impl FailureKind {
     /// An end without a status gets the one that was found.
-    pub(crate) fn with_status(self, status: String) -> Kind {
+    pub(crate) fn with_status(self, status: String) -> FailureKind {
         match self {
-            Kind::Exited(_) => Kind::Exited(status),
+            FailureKind::Exited(_) => FailureKind::Exited(status),
             other => other,
         }
     }

@@ -4,10 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use ferrl::data::hub::Cache;
-use ferrl::data::prompt::Settings;
+use ferrl::data::hub::HubCache;
+use ferrl::data::prompt::PromptSettings;
 use ferrl::data::schema::RowKind;
-use ferrl::data::{Counts, Encoder, Row, Sample, check};
+use ferrl::data::{EncodedRow, Encoder, Row, RowCounts, check};
 use ferrl_engine::Result;
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::tokenizer::{Tokenizer, train_chars};
@@ -24,13 +24,13 @@ pub fn tokenizer() -> Tokenizer {
     train_chars([text].into_iter(), &specials).unwrap()
 }
 
-pub fn encoder(settings: Settings) -> Encoder {
+pub fn encoder(settings: PromptSettings) -> Encoder {
     let chat = ChatTemplate::from_source(CHATML, Map::new()).unwrap();
     Encoder::new(tokenizer(), Some(chat), settings).unwrap()
 }
 
 /// Settings from what a recipe would say.
-pub fn settings(value: Value) -> Settings {
+pub fn settings(value: Value) -> PromptSettings {
     serde_json::from_value(value).unwrap()
 }
 
@@ -38,8 +38,8 @@ pub fn row(value: Value) -> Row {
     value.as_object().unwrap().clone()
 }
 
-pub fn encode(encoder: &Encoder, value: Value, kind: RowKind) -> Result<Sample> {
-    let mut counts = Counts::default();
+pub fn encode(encoder: &Encoder, value: Value, kind: RowKind) -> Result<EncodedRow> {
+    let mut counts = RowCounts::default();
     encoder.encode(&row(value), kind, "rows.jsonl:1", &mut counts).map(|s| s.unwrap())
 }
 
@@ -55,6 +55,6 @@ pub fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
     path
 }
 
-pub fn no_cache() -> Cache {
-    Cache { root: "/nowhere/hub".into(), offline: false }
+pub fn no_cache() -> HubCache {
+    HubCache { root: "/nowhere/hub".into(), offline: false }
 }

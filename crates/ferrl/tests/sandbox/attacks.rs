@@ -1,6 +1,6 @@
 //! Programs that try to get out. Each prints ESCAPED where it got what it wanted.
 
-use ferrl::sandbox::{Layer, Layer::*};
+use ferrl::sandbox::{Confinement, Confinement::*};
 
 /// How it is shown that an attack works where nothing stops it, so that no test passes for want of an attack.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -21,14 +21,14 @@ use Control::*;
 pub struct Attack {
     pub name: &'static str,
     /// Each of these stops it alone; none where what stops it is no layer but always there.
-    pub layers: &'static [Layer],
+    pub layers: &'static [Confinement],
     pub control: Control,
     pub code: &'static str,
 }
 
 const fn attack(
     name: &'static str,
-    layers: &'static [Layer],
+    layers: &'static [Confinement],
     control: Control,
     code: &'static str,
 ) -> Attack {

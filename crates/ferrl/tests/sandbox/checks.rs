@@ -3,7 +3,9 @@
 use super::attacks::{ATTACKS, Attack, Control, ENDLESS, LEFT_BEHIND, PRELUDE};
 use super::world::{World, marked};
 use super::{exploits, honest};
-use ferrl::sandbox::{End, Interpreter, Layer, Limits, Mode, Options, Program, Ran, Sandbox};
+use ferrl::sandbox::{
+    Confinement, Interpreter, Limits, ProgramEnd, Ran, Sandbox, SandboxMode, SandboxOptions, SandboxProgram,
+};
 use ferrl::verify::{self, Outcome, Progress, Sample, Verifier};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -47,40 +49,41 @@ fn is_root() -> bool {
 /// Sandboxes by what is left out of them; making one takes as long as a run.
 struct Boxes {
     python: Interpreter,
-    made: HashMap<Vec<Layer>, Sandbox>,
+    made: HashMap<Vec<Confinement>, Sandbox>,
     off: Sandbox,
 }
 
 impl Boxes {
     fn new() -> Boxes {
         let python = Interpreter::find("python3").unwrap();
-        let off = Sandbox::new(Options { mode: Mode::Off, ..Default::default() }).unwrap();
+        let off = Sandbox::new(SandboxOptions { mode: SandboxMode::Off, ..Default::default() }).unwrap();
         Boxes { python, made: HashMap::new(), off }
     }
 
-    fn without(&mut self, layers: &[Layer]) -> &Sandbox {
+    fn without(&mut self, layers: &[Confinement]) -> &Sandbox {
         let reads = self.python.reads.clone();
         self.made.entry(layers.to_vec()).or_insert_with(|| {
-            Sandbox::new(Options { without: layers.to_vec(), reads, ..Default::default() }).unwrap()
+            Sandbox::new(SandboxOptions { without: layers.to_vec(), reads, ..Default::default() }).unwrap()
         })
     }
 
     /// A sandbox of this layer alone, or with the one that it needs, unless that would stop the attack too: namespaces need a
     /// user namespace of whoever is not root, and another user reaches an interpreter in a closed home folder only through
     /// a root of our own.
-    fn only(&mut self, layer: Layer, attack: &Attack) -> Option<&Sandbox> {
+    fn only(&mut self, layer: Confinement, attack: &Attack) -> Option<&Sandbox> {
         let mut kept = vec![layer];
-        let others =
-            |kept: &[Layer]| Layer::ALL.into_iter().filter(|l| !kept.contains(l)).collect::<Vec<_>>();
+        let others = |kept: &[Confinement]| {
+            Confinement::ALL.into_iter().filter(|l| !kept.contains(l)).collect::<Vec<_>>()
+        };
         if !self.without(&others(&kept)).report().has(layer) {
-            kept.push(if is_root() { Layer::Mount } else { Layer::User });
+            kept.push(if is_root() { Confinement::Mount } else { Confinement::User });
         }
         // For others than root, `user` is a user namespace, in which they are still themselves.
-        let usable = kept.len() == 1 || !is_root() || !attack.layers.contains(&Layer::Mount);
+        let usable = kept.len() == 1 || !is_root() || !attack.layers.contains(&Confinement::Mount);
         Some(self.without(&others(&kept))).filter(|s| usable && s.report().has(layer))
     }
 
-    fn has(&mut self, layer: Layer) -> bool {
+    fn has(&mut self, layer: Confinement) -> bool {
         self.without(&[]).report().has(layer)
     }
 }
@@ -107,7 +110,7 @@ fn larger() -> Limits {
     }
 }
 
-fn program(python: &Interpreter, code: &str, arguments: &[String]) -> Program {
+fn program(python: &Interpreter, code: &str, arguments: &[String]) -> SandboxProgram {
     let mut program = python.program(code, Vec::new());
     program.argv.extend(arguments.iter().cloned());
     program
@@ -152,7 +155,7 @@ fn attacks() {
 fn attack_all<'a>(attacks: impl Iterator<Item = &'a Attack>) -> Tally {
     let (mut boxes, mut tally) = (Boxes::new(), Tally::default());
     for attack in attacks {
-        let layers: Vec<Layer> = attack.layers.iter().copied().filter(|l| boxes.has(*l)).collect();
+        let layers: Vec<Confinement> = attack.layers.iter().copied().filter(|l| boxes.has(*l)).collect();
         if layers.is_empty() && !attack.layers.is_empty() {
             let missing: Vec<&str> = attack.layers.iter().map(|l| l.name()).collect();
             println!("not run: {}: needs one of {}", attack.name, missing.join(", "));
@@ -168,7 +171,7 @@ fn attack_all<'a>(attacks: impl Iterator<Item = &'a Attack>) -> Tally {
             (true, _) => tally.wrong.push(format!("{}: ESCAPED the sandbox: {}", attack.name, said(&ran))),
             (false, Err(harm)) => tally.wrong.push(format!("{}: did harm: {harm}", attack.name)),
         }
-        for layer in layers.into_iter().filter(|l| is_root() || *l != Layer::User) {
+        for layer in layers.into_iter().filter(|l| is_root() || *l != Confinement::User) {
             let Some(sandbox) = boxes.only(layer, attack) else {
                 println!("not run: {} against {layer} alone", attack.name);
                 continue;
@@ -193,7 +196,7 @@ fn attack_all<'a>(attacks: impl Iterator<Item = &'a Attack>) -> Tally {
 }
 
 /// The attack where nothing stops it.
-fn control(attack: &Attack, boxes: &mut Boxes, program: &Program) -> Option<Ran> {
+fn control(attack: &Attack, boxes: &mut Boxes, program: &SandboxProgram) -> Option<Ran> {
     let ran = match attack.control {
         Control::Off => boxes.off.run(program, &larger()),
         Control::OffRoot if is_root() => boxes.off.run(program, &larger()),
@@ -206,7 +209,7 @@ fn control(attack: &Attack, boxes: &mut Boxes, program: &Program) -> Option<Ran>
 
 /// With and without a pid namespace.
 fn endless_programs_are_ended() {
-    let both = [Vec::new(), vec![Layer::Pid]];
+    let both = [Vec::new(), vec![Confinement::Pid]];
     std::thread::scope(|scope| {
         for part in ENDLESS.chunks(3) {
             let both = &both;
@@ -221,7 +224,7 @@ fn endless_programs_are_ended() {
     });
 }
 
-fn ends(boxes: &mut Boxes, name: &str, end: &str, code: &str, without: &[Layer]) {
+fn ends(boxes: &mut Boxes, name: &str, end: &str, code: &str, without: &[Confinement]) {
     let python = boxes.python.clone();
     let sandbox = boxes.without(without);
     // What another limit ends must reach it first, on a busy machine too.
@@ -241,7 +244,7 @@ fn nobody_is_left_behind() {
     let mut boxes = Boxes::new();
     let mut survived = 0;
     for (i, (name, code)) in LEFT_BEHIND.iter().enumerate() {
-        let mut run = |without: Option<&[Layer]>, j: usize| {
+        let mut run = |without: Option<&[Confinement]>, j: usize| {
             let mark = format!("{}", 4_000_000 + std::process::id() as usize * 100 + i * 10 + j);
             let code = format!("import os\nMARK = '{mark}'\n{code}");
             let python = boxes.python.clone();
@@ -257,7 +260,7 @@ fn nobody_is_left_behind() {
             left.len()
         };
         assert_eq!(run(Some(&[]), 0), 0, "{name}");
-        assert_eq!(run(Some(&[Layer::Pid]), 1), 0, "{name} without a pid namespace");
+        assert_eq!(run(Some(&[Confinement::Pid]), 1), 0, "{name} without a pid namespace");
         survived += run(None, 2);
     }
     assert!(survived > 0, "nothing would have been left behind");
@@ -323,24 +326,24 @@ fn honest_programs_are_rewarded() {
 
 fn mode_on_names_the_missing_layer() {
     let python = Interpreter::find("python3").unwrap();
-    let sandbox = |mode, without: &[Layer]| {
-        Sandbox::new(Options {
+    let sandbox = |mode, without: &[Confinement]| {
+        Sandbox::new(SandboxOptions {
             mode,
             without: without.to_vec(),
             reads: python.reads.clone(),
             ..Default::default()
         })
     };
-    for layer in Layer::ALL {
-        let auto = sandbox(Mode::Auto, &[layer]).unwrap();
+    for layer in Confinement::ALL {
+        let auto = sandbox(SandboxMode::Auto, &[layer]).unwrap();
         assert!(!auto.report().has(layer) && auto.report().missing.iter().any(|(l, _)| *l == layer));
-        match sandbox(Mode::On, &[layer]).err().map(|e| e.to_string()) {
+        match sandbox(SandboxMode::On, &[layer]).err().map(|e| e.to_string()) {
             Some(error) => assert!(error.contains("lacks the layer"), "{error}"),
-            None => assert_eq!(layer, Layer::Scope, "mode on does without {layer}"),
+            None => assert_eq!(layer, Confinement::Scope, "mode on does without {layer}"),
         }
     }
-    let full = sandbox(Mode::Auto, &[]).unwrap();
-    match (full.report().hole(), sandbox(Mode::On, &[])) {
+    let full = sandbox(SandboxMode::Auto, &[]).unwrap();
+    match (full.report().hole(), sandbox(SandboxMode::On, &[])) {
         (None, on) => assert_eq!(on.unwrap().report().in_force, full.report().in_force),
         (Some((layer, _)), on) => assert!(on.err().unwrap().to_string().contains(layer.name())),
     }
@@ -352,20 +355,28 @@ fn a_fault_cannot_be_faked() {
     let python = boxes.python.clone();
     let code = "import sys; sys.stderr.write('0' * 32 + 'layer pid: no'); sys.exit(125)";
     let ran = boxes.without(&[]).run(&program(&python, code, &[]), &limits()).unwrap();
-    assert_eq!(ran.end, End::Finished(125));
-    let missing = Program { argv: vec!["/bin/nothing".into()], ..Default::default() };
+    assert_eq!(ran.end, ProgramEnd::Finished(125));
+    let missing = SandboxProgram { argv: vec!["/bin/nothing".into()], ..Default::default() };
     let ran = boxes.without(&[]).run(&missing, &limits()).unwrap();
-    assert!(matches!(&ran.end, End::CannotStart(why) if why.contains("/bin/nothing")), "{:?}", ran.end);
+    assert!(
+        matches!(&ran.end, ProgramEnd::CannotStart(why) if why.contains("/bin/nothing")),
+        "{:?}",
+        ran.end
+    );
 }
 
 fn an_interruption_ends_a_run() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     let python = Interpreter::find("python3").unwrap();
-    for mode in [Mode::Auto, Mode::Off] {
+    for mode in [SandboxMode::Auto, SandboxMode::Off] {
         let interrupt = Arc::new(AtomicBool::new(false));
-        let options =
-            Options { mode, reads: python.reads.clone(), interrupt: interrupt.clone(), ..Default::default() };
+        let options = SandboxOptions {
+            mode,
+            reads: python.reads.clone(),
+            interrupt: interrupt.clone(),
+            ..Default::default()
+        };
         let sandbox = Sandbox::new(options).unwrap();
         let mark = format!("{}", 5_000_000 + std::process::id() as usize + mode as usize);
         let code = format!("import os; os.execv('/bin/sleep', ['sleep', '{mark}'])");
@@ -388,7 +399,7 @@ pub const VICTIM: &str = "--sleep-in-a-sandbox";
 
 pub fn sleep_in_a_sandbox() {
     let (python, mark) = (Interpreter::find("python3").unwrap(), std::env::args().nth(2).unwrap());
-    let sandbox = Sandbox::new(Options { reads: python.reads.clone(), ..Default::default() }).unwrap();
+    let sandbox = Sandbox::new(SandboxOptions { reads: python.reads.clone(), ..Default::default() }).unwrap();
     let code =
         format!("import os\nif os.fork() == 0: os.setsid()\nos.execv('/bin/sleep', ['sleep', '{mark}'])");
     let _ = sandbox.run(&program(&python, &code, &[]), &Limits { wall_s: 60.0, ..Default::default() });
@@ -438,7 +449,7 @@ fn overhead() {
     boxes.without(&[]);
     let time = |sandbox: &Sandbox| {
         let start = Instant::now();
-        assert_eq!(sandbox.run(&program, &limits).unwrap().end, End::Finished(0));
+        assert_eq!(sandbox.run(&program, &limits).unwrap().end, ProgramEnd::Finished(0));
         start.elapsed().as_secs_f64() * 1e3
     };
     let (mut confined, mut plain): (Vec<f64>, Vec<f64>) =

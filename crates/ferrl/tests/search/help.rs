@@ -3,7 +3,7 @@
 use ferrl::episode::Environments;
 use ferrl::reward::Rewards;
 use ferrl::rollout::Actor;
-use ferrl::search::{self, Driver, LogpScorer, Oracle, Record, Scorer, Settings};
+use ferrl::search::{self, Driver, LogpScorer, Oracle, Record, Scorer, SearchBudget};
 use ferrl::source::Prompt;
 use ferrl::verify::Sample;
 use ferrl_engine::Result;
@@ -130,7 +130,7 @@ pub fn run_in(
         },
         rewards,
         scorer: &mut *scorer,
-        settings: Settings { params, budget: how.budget, at_once: how.at_once },
+        settings: SearchBudget { params, budget: how.budget, at_once: how.at_once },
         entry: search::find(how.strategy)?,
         options: how.options.as_object().cloned().unwrap_or_else(Map::new),
         with_system: None,

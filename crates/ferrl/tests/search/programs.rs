@@ -5,7 +5,7 @@ use ferrl::episode::Environments;
 use ferrl::program::{Finished, Program};
 use ferrl::rollout::Actor;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams};
+use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams};
 use ferrl_engine::train::{Batch, stats};
 use ferrl_kernels::Ranks;
 use serde_json::{Map, Value, json};
@@ -43,7 +43,8 @@ fn gen_completes_what_stands_before_it() {
         // The first call is the completion that the generator gives for the text before it.
         let mut sampler = Sampler::new(&world.model, CacheOptions::default()).unwrap();
         let prompt = world.tokenizer.encode_prompt(&format!("{}\n", rows[i]["q"].as_str().unwrap())).unwrap();
-        let request = Request { prompt, params: params(&world), stream: [0x7072_6f67, i as u32, 0] };
+        let request =
+            GenerationRequest { prompt, params: params(&world), stream: [0x7072_6f67, i as u32, 0] };
         let want = sampler.generate(&world.model, vec![request]).unwrap().remove(0);
         assert_eq!(x, world.stops.text(&world.tokenizer, &want).unwrap());
     }

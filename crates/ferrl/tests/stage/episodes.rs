@@ -1,10 +1,10 @@
 //! Episodes of several turns: what is trained, what is rewarded, and that nothing depends on the order of events.
 
 use crate::help::{model, model_of, stage, weights};
-use ferrl::env::{self, End, Environment, Next, Turn};
+use ferrl::env::{self, Environment, EpisodeEnd, Next, Turn};
 use ferrl::episode::Environments;
-use ferrl::task::{Example, Task};
-use ferrl::train::{Report, Stage};
+use ferrl::task::{Task, TaskExample};
+use ferrl::train::{Stage, StepReport};
 use ferrl_engine::Result;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Environment for Letters {
     fn step(&mut self, action: &str) -> env::Result<Turn> {
         self.0 += 1;
         let reward = action.chars().filter(|c| ('a'..='m').contains(c)).count() as f64;
-        let end = (self.0 == 3).then_some(End::Terminated);
+        let end = (self.0 == 3).then_some(EpisodeEnd::Terminated);
         Ok(Turn { next: Next::Observation("ok\n".into()), reward, end, ..Default::default() })
     }
 }
@@ -38,8 +38,8 @@ impl Environment for Letters {
 struct Played(fn() -> Box<dyn Environment>);
 
 impl Task for Played {
-    fn example(&self, _index: u64, _held_out: bool) -> Result<Example> {
-        Ok(Example { prompt: PROMPT.into(), ..Default::default() })
+    fn example(&self, _index: u64, _held_out: bool) -> Result<TaskExample> {
+        Ok(TaskExample { prompt: PROMPT.into(), ..Default::default() })
     }
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
         None
@@ -56,7 +56,7 @@ fn playing(model: &str, recipe: &str, max_turns: usize, episode: fn() -> Box<dyn
     stage
 }
 
-fn step(stage: &mut Stage) -> Report {
+fn step(stage: &mut Stage) -> StepReport {
     let report = stage.step().unwrap();
     assert_eq!(report.metrics.get("sampling/sampling_logp_difference/max"), Some(0.0));
     report
@@ -109,7 +109,7 @@ impl Environment for Forgetful {
             1 => Next::State(format!("{PROMPT}{action}cd")),
             _ => Next::State("xyz".into()),
         };
-        let end = (self.0 == 3).then_some(End::Terminated);
+        let end = (self.0 == 3).then_some(EpisodeEnd::Terminated);
         Ok(Turn { next, reward: self.0 as f64, score: Some(0.5), end, ..Default::default() })
     }
 }

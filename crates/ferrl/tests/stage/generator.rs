@@ -1,7 +1,7 @@
 //! The pipeline asks a generator, not the local sampler: here one that completes prompts from a script.
 
 use crate::help::{model, stage, weights, write};
-use ferrl_engine::generate::{Completion, Event, Generator, Id, Request, Stop};
+use ferrl_engine::generate::{Completion, Event, GenerationRequest, Generator, Id, StopReason};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
@@ -13,13 +13,13 @@ struct Scripted {
     script: Vec<&'static str>,
     tokenizer: Arc<Tokenizer>,
     exact: bool,
-    queued: Vec<(Id, Request)>,
+    queued: Vec<(Id, GenerationRequest)>,
     events: VecDeque<Event>,
     submitted: u64,
 }
 
 impl Scripted {
-    fn complete(&self, request: &Request, version: u64) -> Completion {
+    fn complete(&self, request: &GenerationRequest, version: u64) -> Completion {
         let text = self.script[request.stream[2] as usize];
         let mut ids = self.tokenizer.encode_text(text).unwrap();
         ids.push(self.tokenizer.eos()[0]);
@@ -30,18 +30,18 @@ impl Scripted {
             top: Vec::new(),
             versions: vec![version; n],
             shared: 0,
-            stop: Stop::Token(ids[n - 1]),
+            stop: StopReason::Token(ids[n - 1]),
             ids,
         }
     }
 }
 
 impl Generator for Scripted {
-    fn check(&self, request: &Request) -> Result<()> {
+    fn check(&self, request: &GenerationRequest) -> Result<()> {
         let known = (request.stream[2] as usize) < self.script.len();
         if known { Ok(()) } else { Err(Error::usage("the script is too short")) }
     }
-    fn submit(&mut self, request: Request) -> Result<Id> {
+    fn submit(&mut self, request: GenerationRequest) -> Result<Id> {
         self.check(&request)?;
         self.submitted += 1;
         self.queued.push((Id(self.submitted), request));
@@ -57,7 +57,7 @@ impl Generator for Scripted {
     fn cancel(&mut self, id: Id) -> Option<Completion> {
         let at = self.queued.iter().position(|(queued, _)| *queued == id)?;
         let (_, request) = self.queued.remove(at);
-        Some(Completion { stop: Stop::Cancelled, ..self.complete(&request, 0) })
+        Some(Completion { stop: StopReason::Cancelled, ..self.complete(&request, 0) })
     }
     fn is_idle(&self) -> bool {
         self.queued.is_empty() && self.events.is_empty()

@@ -2,7 +2,7 @@
 
 use crate::help::{fails, model, stage, write};
 use ferrl::algo::{ALGORITHMS, Entry};
-use ferrl_engine::train::{Batch, Sequence};
+use ferrl_engine::train::{Batch, BatchSequence};
 use serde_json::json;
 
 const ROWS: &str = r#"
@@ -25,7 +25,8 @@ fn logp(stage: &ferrl::train::Stage, prompt: &str, answer: &str) -> f64 {
     ids.extend(t.encode_text(answer).unwrap());
     ids.extend(t.eos().first());
     let scored = (0..ids.len()).map(|i| i >= start).collect();
-    let batch = Batch { sequences: vec![Sequence { ids, scored, ..Default::default() }], others_per_row: 0 };
+    let batch =
+        Batch { sequences: vec![BatchSequence { ids, scored, ..Default::default() }], others_per_row: 0 };
     stage.policy.stats(&batch).unwrap().logp.iter().map(|&l| l as f64).sum()
 }
 

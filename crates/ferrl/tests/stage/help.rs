@@ -70,7 +70,7 @@ pub fn weights(stage: &Stage) -> Vec<f32> {
 }
 
 /// Runs a recipe in a folder, or goes on with it; stops after so many steps of this call.
-pub fn run(runs: &Path, recipe: &str, resume: bool, stop_after: u64) -> Result<ferrl::runner::Outcome> {
+pub fn run(runs: &Path, recipe: &str, resume: bool, stop_after: u64) -> Result<ferrl::runner::RunOutcome> {
     let resolved = Recipe::parse(recipe, "recipe.toml", "test", &[])?;
     resolved.check(&["countdown", "length", "exact", "regex"])?;
     let folder = match resume {
@@ -85,7 +85,7 @@ struct Steps {
     left: u64,
 }
 
-impl ferrl::runner::Watch for Steps {
+impl ferrl::runner::RunWatch for Steps {
     fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, _step: u64, _steps: u64, _record: &StepRecord) {
         self.left = self.left.saturating_sub(1);

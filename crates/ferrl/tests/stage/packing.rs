@@ -3,9 +3,9 @@
 use crate::help::{model, stage, weights, write};
 use ferrl::algo::UpdatePlan;
 use ferrl::batch::{Update, balance, updates};
-use ferrl::experience::{Experience, Kind, Metrics, Sequence};
+use ferrl::experience::{Evidence, Experience, Metrics, Sequence};
 
-fn sequence(n: usize, pair: Option<usize>, kind: Kind) -> Sequence {
+fn sequence(n: usize, pair: Option<usize>, kind: Evidence) -> Sequence {
     let trained = (0..n).map(|i| i > 0).collect();
     Sequence { ids: vec![1; n], trained, pair, kind, weight: 1.0, ..Default::default() }
 }
@@ -16,7 +16,7 @@ fn micro_batches_are_balanced_and_hold_every_sequence_once() {
     let e = Experience {
         sequences: lengths
             .enumerate()
-            .map(|(g, n)| Sequence { group: g, ..sequence(n, None, Kind::Plain) })
+            .map(|(g, n)| Sequence { group: g, ..sequence(n, None, Evidence::Plain) })
             .collect(),
     };
     let update = &updates(&e, UpdatePlan::default(), 7, 0)[0];
@@ -34,8 +34,9 @@ fn micro_batches_are_balanced_and_hold_every_sequence_once() {
 
 #[test]
 fn pairs_stay_together_and_what_is_too_long_is_named() {
-    let pair =
-        |p: usize| [sequence(3 + p % 5, Some(p), Kind::Chosen), sequence(9 - p % 7, Some(p), Kind::Rejected)];
+    let pair = |p: usize| {
+        [sequence(3 + p % 5, Some(p), Evidence::Chosen), sequence(9 - p % 7, Some(p), Evidence::Rejected)]
+    };
     let e = Experience { sequences: (0..20).flat_map(pair).collect() };
     for bin in Update::whole(&e).bins(&e, 24).unwrap() {
         for &i in &bin {

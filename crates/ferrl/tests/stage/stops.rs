@@ -82,7 +82,8 @@ fn rollouts_and_evaluation_stop_at_the_end_of_the_turn() {
         &stage.warnings,
     )
     .unwrap();
-    let exact: ferrl::recipe::Reward = serde_json::from_value(json!({ "verifier": "exact" })).unwrap();
+    let exact: ferrl::recipe::RewardSettings =
+        serde_json::from_value(json!({ "verifier": "exact" })).unwrap();
     let cache = CacheOptions { bytes: 8 << 20, ..Default::default() };
     let mut sampler = Sampler::new(&stage.policy.model, cache).unwrap();
     let (policy, tokenizer, stops) = (&stage.policy.model, &*stage.tokenizer, &stage.stops);

@@ -6,12 +6,14 @@ use ferrl::credit::{self, StepCredit};
 use ferrl::recipe::Recipe;
 use ferrl::reward::Rewards;
 use ferrl::setup;
-use ferrl::train::{Report, Stage};
+use ferrl::train::{Stage, StepReport};
 use ferrl::verify::Sample;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{CacheOptions, Completion, Event, Generator, Id, Request, Sampler, Usage};
+use ferrl_engine::generate::{
+    CacheOptions, Completion, Event, GenerationRequest, Generator, Id, Sampler, Usage,
+};
 use ferrl_engine::model::Model;
-use ferrl_engine::train::{Batch, Sequence};
+use ferrl_engine::train::{Batch, BatchSequence};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -38,7 +40,7 @@ fn letters(model: &str, data: &str, vine: &str) -> Stage {
     stage
 }
 
-fn credits(report: &Report) -> Vec<&StepCredit> {
+fn credits(report: &StepReport) -> Vec<&StepCredit> {
     report.rollouts.iter().filter_map(|r| r.credit.as_ref()).collect()
 }
 
@@ -48,7 +50,7 @@ fn exact(stage: &Stage, ids: &[u32], left: usize) -> f64 {
     let batch = |prefixes: &[Vec<u32>]| {
         let sequence = |ids: &Vec<u32>| {
             let scored = (0..ids.len()).map(|i| i + 1 == ids.len()).collect();
-            Sequence { ids: ids.clone(), scored, ..Default::default() }
+            BatchSequence { ids: ids.clone(), scored, ..Default::default() }
         };
         Batch { sequences: prefixes.iter().map(sequence).collect(), others_per_row: 0 }
     };
@@ -108,7 +110,7 @@ fn the_weights_are_the_same_bits_for_any_number_of_threads() {
         let mut stage = setup::stage(resolved.stages[0].recipe.clone(), backend, Path::new(&model)).unwrap();
         stage.rewards = Rewards::of(|s: &Sample<'_>| good(s.completion.chars().last()));
         let before = weights(&stage);
-        let reports: Vec<Report> = (0..2).map(|_| stage.step().unwrap()).collect();
+        let reports: Vec<StepReport> = (0..2).map(|_| stage.step().unwrap()).collect();
         let credits: Vec<StepCredit> = reports.iter().flat_map(credits).cloned().collect();
         assert!(credits.iter().flat_map(|c| &c.rollouts).any(|r| r.len() == 7), "the interval asks for more");
         assert!(weights(&stage) != before, "learned");
@@ -122,10 +124,10 @@ fn the_weights_are_the_same_bits_for_any_number_of_threads() {
 struct Counted(Arc<Mutex<Sampler>>);
 
 impl Generator for Counted {
-    fn check(&self, request: &Request) -> Result<()> {
+    fn check(&self, request: &GenerationRequest) -> Result<()> {
         self.0.lock().unwrap().check(request)
     }
-    fn submit(&mut self, request: Request) -> Result<Id> {
+    fn submit(&mut self, request: GenerationRequest) -> Result<Id> {
         self.0.lock().unwrap().submit(request)
     }
     fn step(&mut self, policy: &Model) -> Result<Vec<Event>> {

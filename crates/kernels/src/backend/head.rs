@@ -99,8 +99,8 @@ pub trait SampleOps: MemoryOps {
         Ok(Choices::new(Box::new(composed::choose(self, logits, lse, asks)?)))
     }
     /// Waits for choices, not for what was begun after them.
-    fn chosen(&self, choices: &Choices) -> Result<Vec<Choice>> {
-        let made = choices.data().downcast_ref::<Vec<Choice>>();
+    fn chosen(&self, choices: &Choices) -> Result<Vec<TokenChoice>> {
+        let made = choices.data().downcast_ref::<Vec<TokenChoice>>();
         made.cloned().ok_or_else(|| Error::usage("operation chosen: choices of another device"))
     }
     /// Puts chosen tokens into an index buffer, on devices that can without asking which they are: element `i` becomes the

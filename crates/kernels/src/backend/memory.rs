@@ -5,7 +5,7 @@ use crate::composed;
 use crate::error::Result;
 use crate::operands::Heads;
 use crate::shapes;
-use crate::usage::{Books, Purpose, Report};
+use crate::usage::{Books, MemoryReport, Purpose};
 
 /// What the operand checks ask a device: which memory is its own, and how a cache block is laid out.
 pub trait Home {
@@ -32,7 +32,7 @@ pub trait MemoryOps: Home {
         Purpose::default()
     }
     /// Where its memory went; `None` where the device keeps no books.
-    fn memory_report(&self) -> Option<Report> {
+    fn memory_report(&self) -> Option<MemoryReport> {
         None
     }
     /// Bytes of buffers by purpose, now and when they were most; `None` where the device does not count them.

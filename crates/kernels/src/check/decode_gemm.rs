@@ -33,7 +33,7 @@ const WHAT: [&str; 7] = [
 const REACH: usize = 200;
 
 /// A layer's parts on a device.
-struct Layer {
+struct LayerBuffers {
     norm: Norm,
     weight: Buffer,
     shift: Option<Buffer>,
@@ -77,7 +77,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
                     (0..REACH * half).map(|i| f((i / half) as f64 * 0.7 / (1 + i % half) as f64) as f32);
                 upload(b, DType::F32, &all.collect::<Vec<f32>>())
             };
-            let layer = Layer {
+            let layer = LayerBuffers {
                 norm: Norm { centred, plus_one: !centred, eps: 1e-6, width: hidden },
                 weight: f32s(2, hidden, 1.0)?,
                 shift: some(centred, 3, hidden)?,
@@ -99,7 +99,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
 
 fn ask(
     check: &mut Check<'_>,
-    layer: &Layer,
+    layer: &LayerBuffers,
     heads: Heads,
     (ffn, op): (usize, Activation),
     rows: usize,

@@ -1,6 +1,6 @@
 //! Linear layers.
 
-use super::units::{Case, Results, ask, by_row, pick, scaled};
+use super::units::{Results, RowCase, ask, by_row, pick, scaled};
 use super::{Check, download, random, unwritten, upload, weight};
 use crate::backend::{Backend, LinearGrads};
 use crate::buffer::DType;
@@ -10,7 +10,7 @@ use crate::philox::philox4x32;
 /// Odd sizes, one output, and the shapes of a known model.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     let shapes = [(3, 33, 7), (29, 5, 40), (130, 40, 70), (300, 1152, 896), (70, 896, 4864), (200, 1, 64)];
-    shapes.iter().try_for_each(|&(rows, n, k)| ask(check, &Linear { rows, n, k }))
+    shapes.iter().try_for_each(|&(rows, n, k)| ask(check, &LinearCase { rows, n, k }))
 }
 
 /// Rows alone, a few and many, of products whose sums cancel: what is left is what rounding left on the way, so that another
@@ -62,13 +62,13 @@ fn cancelling(seed: u32, rows: usize, k: usize, turned: bool) -> Vec<f32> {
     all
 }
 
-struct Linear {
+struct LinearCase {
     rows: usize,
     n: usize,
     k: usize,
 }
 
-impl Case for Linear {
+impl RowCase for LinearCase {
     fn name(&self) -> String {
         format!("linear {} x {} x {}", self.rows, self.n, self.k)
     }

@@ -18,7 +18,7 @@ fn name(dtype: DType, vocab: usize, what: &str) -> String {
     format!("logp head {} of {vocab} {what}", dtype.name())
 }
 
-pub(super) struct Inputs {
+pub(super) struct HeadCaseInputs {
     pub(super) x: Vec<f32>,
     pub(super) w: Vec<f32>,
     pub(super) targets: Vec<u32>,
@@ -27,12 +27,12 @@ pub(super) struct Inputs {
     pub(super) grads: [Vec<f32>; 3],
 }
 
-impl Inputs {
+impl HeadCaseInputs {
     pub(super) fn new(dtype: DType, rows: usize, vocab: usize, k: usize, extra: usize) -> Self {
         let scaled = |seed, n: usize, by: f32| -> Vec<f32> {
             stored(dtype, &random(seed, n).iter().map(|x| x * by).collect::<Vec<f32>>())
         };
-        Inputs {
+        HeadCaseInputs {
             x: scaled(1, rows * k, 1.0),
             w: scaled(2, vocab * k, 3.0 / (k as f32).sqrt()),
             targets: random_ids(3, rows, vocab),
@@ -58,7 +58,7 @@ pub(super) fn both_ways(
     b: &dyn Backend,
     op: LogpHead,
     dtype: DType,
-    i: &Inputs,
+    i: &HeadCaseInputs,
     vocab: usize,
 ) -> Result<Outputs> {
     let rows = i.targets.len();
@@ -99,7 +99,7 @@ pub(super) fn both_ways(
 pub fn results(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, extra, op) in SHAPES {
         for dtype in [DType::F32, DType::Bf16] {
-            let inputs = Inputs::new(dtype, rows, vocab, k, extra);
+            let inputs = HeadCaseInputs::new(dtype, rows, vocab, k, extra);
             let want = both_ways(check.cpu, op, dtype, &inputs, vocab)?;
             let got = both_ways(check.card, op, dtype, &inputs, vocab)?;
             let again = both_ways(check.card, op, dtype, &inputs, vocab)?;
@@ -122,7 +122,7 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
 fn by_logp(
     b: &dyn Backend,
     op: LogpHead,
-    (i, w): (&Inputs, &Weight),
+    (i, w): (&HeadCaseInputs, &Weight),
     rows: std::ops::Range<usize>,
     at_once: bool,
     dw: &mut Buffer,
@@ -165,7 +165,7 @@ pub fn known(check: &mut Check<'_>) -> Result<()> {
             if dtype == DType::F32 && rows == large.0 {
                 continue;
             }
-            let i = Inputs::new(dtype, rows, vocab, k, 0);
+            let i = HeadCaseInputs::new(dtype, rows, vocab, k, 0);
             let w = weight(b, dtype, vocab, k, &i.w)?;
             let room = || unwritten(b, DType::F32, i.w.len());
             let (mut first, mut second, mut third) = (room()?, room()?, room()?);
@@ -196,7 +196,7 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
     let large = (300, 32_000, 256, 0, LogpHead { temperature: 0.9, softcap: None });
     for &(rows, vocab, k, _, op) in SHAPES.iter().chain([&large]) {
         for dtype in [DType::F32, DType::Bf16] {
-            let i = Inputs::new(dtype, rows, vocab, k, 0);
+            let i = HeadCaseInputs::new(dtype, rows, vocab, k, 0);
             let w = weight(b, dtype, vocab, k, &i.w)?;
             let mut all = stats(b, rows)?;
             b.logp(
@@ -227,7 +227,10 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
 pub fn divergence(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, _, op) in &SHAPES[..3] {
         for dtype in [DType::F32, DType::Bf16] {
-            let (p, q) = (Inputs::new(dtype, rows, vocab, k, 0), Inputs::new(dtype, rows, vocab, k, 0));
+            let (p, q) = (
+                HeadCaseInputs::new(dtype, rows, vocab, k, 0),
+                HeadCaseInputs::new(dtype, rows, vocab, k, 0),
+            );
             let moved: Vec<f32> = q.x.iter().zip(random(8, q.x.len())).map(|(x, y)| x + 0.3 * y).collect();
             let moved = stored(dtype, &moved);
             let compute = |b: &dyn Backend| -> Result<[Vec<f32>; 3]> {

@@ -108,7 +108,7 @@ fn changed(
 ) -> Result<()> {
     let b = check.card;
     for (what, change) in CHANGES {
-        let (mut state, mut plain_state) = (State::new(b)?, State::new(b)?);
+        let (mut state, mut plain_state) = (AdamMoments::new(b)?, AdamMoments::new(b)?);
         change(b, master, &mut state, std::slice::from_mut(form))?;
         change(b, plain, &mut plain_state, &mut [])?;
         let got = download(b, master)?;
@@ -185,20 +185,20 @@ fn derived(b: &dyn Backend, form: &Weight) -> Result<Vec<f32>> {
 }
 
 /// Moments.
-struct State([Buffer; 2]);
+struct AdamMoments([Buffer; 2]);
 
-impl State {
+impl AdamMoments {
     fn new(b: &dyn Backend) -> Result<Self> {
         let zeros = || upload(b, DType::F32, &vec![0.0; ROWS * WIDTH]);
-        Ok(State([zeros()?, zeros()?]))
+        Ok(AdamMoments([zeros()?, zeros()?]))
     }
 }
 
 /// What is done to a master, and the weight derived from it where it shares one's memory.
-type Change = fn(&dyn Backend, &mut Buffer, &mut State, &mut [Weight]) -> Result<()>;
+type Change = fn(&dyn Backend, &mut Buffer, &mut AdamMoments, &mut [Weight]) -> Result<()>;
 
 const CHANGES: [(&str, Change); 3] = [
-    ("AdamW", |b, param, State([first, second]), derived| {
+    ("AdamW", |b, param, AdamMoments([first, second]), derived| {
         for step in 1..=3u64 {
             let grad = upload(b, DType::F32, &random(20 + step as u32, param.len()))?;
             let ranges = &[3..4000, 4000..param.len()];
@@ -215,7 +215,7 @@ const CHANGES: [(&str, Change); 3] = [
         }
         Ok(())
     }),
-    ("SGD", |b, param, State([velocity, _]), _| {
+    ("SGD", |b, param, AdamMoments([velocity, _]), _| {
         let grad = upload(b, DType::F32, &random(30, param.len()))?;
         let op = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, grad_scale: 2.0 };
         b.sgd(op, 5..param.len(), param, &grad, Some(velocity))

@@ -26,7 +26,7 @@ use crate::{narrow, widen};
 
 /// The answer to one question.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct CheckOutcome {
     /// What was compared.
     pub name: String,
     /// The worst error, or the number of elements whose bits differ.
@@ -35,7 +35,7 @@ pub struct Outcome {
     pub limit: f64,
 }
 
-impl Outcome {
+impl CheckOutcome {
     /// Whether the device passed.
     pub fn is_right(&self) -> bool {
         self.worst <= self.limit
@@ -48,7 +48,7 @@ pub struct Check<'a> {
     pub cpu: &'a dyn Backend,
     /// What is asked.
     pub card: &'a dyn Backend,
-    each: &'a mut dyn FnMut(&Outcome),
+    each: &'a mut dyn FnMut(&CheckOutcome),
     right: bool,
 }
 
@@ -79,7 +79,7 @@ pub const CASES: &[(&str, Case)] = &[
 
 impl<'a> Check<'a> {
     /// Nothing asked yet; `each` hears every answer.
-    pub fn new(cpu: &'a dyn Backend, card: &'a dyn Backend, each: &'a mut dyn FnMut(&Outcome)) -> Self {
+    pub fn new(cpu: &'a dyn Backend, card: &'a dyn Backend, each: &'a mut dyn FnMut(&CheckOutcome)) -> Self {
         Check { cpu, card, each, right: true }
     }
 
@@ -89,7 +89,7 @@ impl<'a> Check<'a> {
     }
 
     fn tell(&mut self, name: String, worst: f64, limit: f64) {
-        let outcome = Outcome { name, worst, limit };
+        let outcome = CheckOutcome { name, worst, limit };
         self.right &= outcome.is_right();
         (self.each)(&outcome);
     }

@@ -1,6 +1,6 @@
 //! Norms, rotation and activations: every row on its own.
 
-use super::units::{Case, Results, ask, by_row, differing, pick, scaled};
+use super::units::{Results, RowCase, ask, by_row, differing, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload};
 use crate::backend::{
     Activation, Backend, HeadNorm, Heads, Norm, NormGrads, NormInput, NormRecompute, Normed, Rotation, Target,
@@ -13,8 +13,8 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     cases().iter().try_for_each(|case| ask(check, &**case))
 }
 
-fn cases() -> Vec<Box<dyn Case>> {
-    let mut all: Vec<Box<dyn Case>> = Vec::new();
+fn cases() -> Vec<Box<dyn RowCase>> {
+    let mut all: Vec<Box<dyn RowCase>> = Vec::new();
     for (width, rows) in [(1, 70), (17, 5), (100, 170), (896, 150), (1536, 20)] {
         for (centred, plus_one, add) in [(false, false, false), (false, true, true), (true, false, false)] {
             all.push(Box::new(NormCase { op: Norm { centred, plus_one, eps: 1e-5, width }, rows, add }));
@@ -50,7 +50,7 @@ struct NormCase {
     add: bool,
 }
 
-impl Case for NormCase {
+impl RowCase for NormCase {
     fn name(&self) -> String {
         let kind = match (self.op.centred, self.op.plus_one) {
             (true, _) => "LayerNorm",
@@ -147,7 +147,7 @@ struct HeadNormCase {
     whole: bool,
 }
 
-impl Case for HeadNormCase {
+impl RowCase for HeadNormCase {
     fn name(&self) -> String {
         let Heads { heads, kv_heads, head_dim } = self.heads;
         let how = if self.whole { ", all together" } else { "" };
@@ -179,7 +179,7 @@ struct RotaryCase {
     rotary_dim: usize,
 }
 
-impl Case for RotaryCase {
+impl RowCase for RotaryCase {
     fn name(&self) -> String {
         format!("rotary {} of {}", self.rotary_dim, self.heads.head_dim)
     }
@@ -228,7 +228,7 @@ struct ActivationCase {
     rows: usize,
 }
 
-impl Case for ActivationCase {
+impl RowCase for ActivationCase {
     fn name(&self) -> String {
         format!("{:?} {} x {}", self.op, self.rows, self.width)
     }

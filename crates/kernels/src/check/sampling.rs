@@ -1,14 +1,14 @@
 //! Choosing tokens.
 
-use super::logp::Inputs;
+use super::logp::HeadCaseInputs;
 use super::{Check, download, random, unwritten, upload, weight};
-use crate::backend::{Ask, Backend, Choice, LogpHead};
+use crate::backend::{Ask, Backend, LogpHead, TokenChoice};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
 /// Logits of random rows, and their log-sum-exp.
 fn logits(b: &dyn Backend, rows: usize, vocab: usize, k: usize) -> Result<(Buffer, Buffer)> {
-    let i = Inputs::new(DType::F32, rows, vocab, k, 0);
+    let i = HeadCaseInputs::new(DType::F32, rows, vocab, k, 0);
     let (x, w) = (upload(b, DType::F32, &i.x)?, weight(b, DType::F32, vocab, k, &i.w)?);
     let (mut logits, mut lse) = (unwritten(b, DType::F32, rows * vocab)?, unwritten(b, DType::F32, rows)?);
     b.logits(LogpHead { temperature: 1.0, softcap: None }, &x, &w, &mut logits, &mut lse)?;
@@ -116,7 +116,7 @@ pub fn truncation(check: &mut Check<'_>) -> Result<()> {
         let draw = |r: usize| Some((r as f32 * 0.618_034 + 0.01).fract());
         let asks: Vec<Ask> =
             (0..rows).map(|r| Ask { draw: draw(r), ..settings[r % settings.len()] }).collect();
-        let choose = |b: &dyn Backend, l: &Buffer, s: &Buffer| -> Result<Vec<Choice>> {
+        let choose = |b: &dyn Backend, l: &Buffer, s: &Buffer| -> Result<Vec<TokenChoice>> {
             b.chosen(&b.choose(l, s, &asks)?)
         };
         let (got, again) = (choose(b, &logits, &lse)?, choose(b, &logits, &lse)?);
@@ -135,7 +135,7 @@ pub fn truncation(check: &mut Check<'_>) -> Result<()> {
         check.tell(name("draws"), worst, 2e-5);
         check.tell(name("log-probabilities"), logp, 1e-4);
         check.tell(name("tokens that are not the CPU's"), differ as f64, 0.0);
-        let tokens = |c: &[Choice]| c.iter().map(|c| c.token as f32).collect::<Vec<f32>>();
+        let tokens = |c: &[TokenChoice]| c.iter().map(|c| c.token as f32).collect::<Vec<f32>>();
         check.same(name("again"), &tokens(&again), &tokens(&got));
     }
     // Half of the equals, then ten of them: those of the lowest ids.

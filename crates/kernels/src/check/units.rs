@@ -16,7 +16,7 @@ pub struct Results {
 }
 
 /// An operation, its backward, and data for them.
-pub trait Case {
+pub trait RowCase {
     /// For people.
     fn name(&self) -> String;
     /// Rows of the data.
@@ -34,7 +34,7 @@ pub trait Case {
 }
 
 /// Near the CPU's; the same bits when done again, backwards, twice in a batch, a few, and alone.
-pub fn ask(check: &mut Check<'_>, case: &dyn Case) -> Result<()> {
+pub fn ask(check: &mut Check<'_>, case: &dyn RowCase) -> Result<()> {
     for dtype in [DType::F32, DType::Bf16] {
         let name = |what: &str| format!("{} {} {what}", case.name(), dtype.name());
         let n = case.rows();

@@ -1,6 +1,6 @@
 //! Plain vectors, rows by number, embeddings and updates.
 
-use super::units::{Case, Results, adamw, ask, by_row, pick, scaled, sums};
+use super::units::{Results, RowCase, adamw, ask, by_row, pick, scaled, sums};
 use super::{Check, download, random, random_ids, unwritten, upload, weight};
 use crate::backend::{AdamW, AdamWParam, Backend, RowMix, Sgd};
 use crate::buffer::{Buffer, DType};
@@ -12,14 +12,14 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     cases().iter().try_for_each(|case| ask(check, &**case))
 }
 
-fn cases() -> Vec<Box<dyn Case>> {
+fn cases() -> Vec<Box<dyn RowCase>> {
     vec![
         Box::new(Vectors { n: 1 }),
         Box::new(Vectors { n: 50_007 }),
-        Box::new(Rows { width: 33, rows: 70 }),
-        Box::new(Rows { width: 896, rows: 40 }),
-        Box::new(Mix { width: 33, rows: 70, per_row: 3 }),
-        Box::new(Mix { width: 2048, rows: 40, per_row: 8 }),
+        Box::new(VectorRows { width: 33, rows: 70 }),
+        Box::new(VectorRows { width: 896, rows: 40 }),
+        Box::new(MixCase { width: 33, rows: 70, per_row: 3 }),
+        Box::new(MixCase { width: 2048, rows: 40, per_row: 8 }),
         Box::new(Embed { width: 17, rows: 150, vocab: 30 }),
         Box::new(Embed { width: 896, rows: 300, vocab: 5000 }),
         Box::new(Updates { n: 50_007 }),
@@ -35,7 +35,7 @@ struct Vectors {
     n: usize,
 }
 
-impl Case for Vectors {
+impl RowCase for Vectors {
     fn name(&self) -> String {
         format!("vectors of {}", self.n)
     }
@@ -77,12 +77,12 @@ impl Case for Vectors {
     }
 }
 
-struct Rows {
+struct VectorRows {
     width: usize,
     rows: usize,
 }
 
-impl Case for Rows {
+impl RowCase for VectorRows {
     fn name(&self) -> String {
         format!("gather, scatter {} x {}", self.rows, self.width)
     }
@@ -105,13 +105,13 @@ impl Case for Rows {
     }
 }
 
-struct Mix {
+struct MixCase {
     width: usize,
     rows: usize,
     per_row: usize,
 }
 
-impl Case for Mix {
+impl RowCase for MixCase {
     fn name(&self) -> String {
         format!("sums of {} rows, {} x {}", self.per_row, self.rows, self.width)
     }
@@ -160,7 +160,7 @@ struct Embed {
     vocab: usize,
 }
 
-impl Case for Embed {
+impl RowCase for Embed {
     fn name(&self) -> String {
         format!("embed {} x {} of {}", self.rows, self.width, self.vocab)
     }
@@ -194,7 +194,7 @@ struct Updates {
     n: usize,
 }
 
-impl Case for Updates {
+impl RowCase for Updates {
     fn name(&self) -> String {
         format!("AdamW, SGD of {}", self.n)
     }
@@ -261,7 +261,7 @@ struct CodedUpdates {
     n: usize,
 }
 
-impl Case for CodedUpdates {
+impl RowCase for CodedUpdates {
     fn name(&self) -> String {
         format!("8-bit AdamW of {}", self.n)
     }
@@ -311,7 +311,7 @@ struct HostUpdates {
     n: usize,
 }
 
-impl Case for HostUpdates {
+impl RowCase for HostUpdates {
     fn name(&self) -> String {
         format!("AdamW of {}, moments on the host", self.n)
     }
@@ -367,7 +367,7 @@ struct Nf4 {
     block: usize,
 }
 
-impl Case for Nf4 {
+impl RowCase for Nf4 {
     fn name(&self) -> String {
         format!("NF4 of {} in blocks of {}", self.n, self.block)
     }

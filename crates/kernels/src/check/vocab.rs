@@ -1,6 +1,6 @@
 //! A head whose vocabulary ranks share: all parts together are the head of one process.
 
-use super::logp::{Inputs, Outputs, both_ways, stats};
+use super::logp::{HeadCaseInputs, Outputs, both_ways, stats};
 use super::{Check, download, unwritten, upload, weight};
 use crate::backend::{
     Backend, LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VOCAB_TILE, VocabPart,
@@ -125,7 +125,7 @@ fn folded(
 }
 
 /// The same numbers as `both_ways`, by parts.
-fn by_parts(b: &dyn Backend, op: LogpHead, dtype: DType, i: &Inputs, shape: [usize; 2]) -> Result<Outputs> {
+fn by_parts(b: &dyn Backend, op: LogpHead, dtype: DType, i: &HeadCaseInputs, shape: [usize; 2]) -> Result<Outputs> {
     let ([vocab, size], rows) = (shape, i.targets.len());
     let (k, extra) = (i.x.len() / rows, i.others.len() / rows);
     let (x, ranks) = (upload(b, dtype, &i.x)?, shared(b, dtype, &i.w, k, size)?);
@@ -169,7 +169,7 @@ fn kl_by_parts(
     b: &dyn Backend,
     op: LogpHead,
     dtype: DType,
-    [p, q]: [&Inputs; 2],
+    [p, q]: [&HeadCaseInputs; 2],
     shape: [usize; 2],
 ) -> Result<[Vec<f32>; 3]> {
     let ([vocab, size], rows) = (shape, p.targets.len());
@@ -213,7 +213,7 @@ fn kl_whole(
     b: &dyn Backend,
     op: LogpHead,
     dtype: DType,
-    [p, q]: [&Inputs; 2],
+    [p, q]: [&HeadCaseInputs; 2],
     vocab: usize,
 ) -> Result<[Vec<f32>; 3]> {
     let rows = p.targets.len();
@@ -233,8 +233,8 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, extra, size, op) in SHAPES {
         for dtype in [DType::F32, DType::Bf16] {
             let name = |what: &str| format!("head of {vocab} {} in {size} parts: {what}", dtype.name());
-            let (p, q) = (Inputs::new(dtype, rows, vocab, k, extra), Inputs::new(dtype, rows, vocab, k, 1));
-            let q = Inputs { x: q.x.iter().rev().copied().collect(), ..q };
+            let (p, q) = (HeadCaseInputs::new(dtype, rows, vocab, k, extra), HeadCaseInputs::new(dtype, rows, vocab, k, 1));
+            let q = HeadCaseInputs { x: q.x.iter().rev().copied().collect(), ..q };
             let want = both_ways(check.cpu, op, dtype, &p, vocab)?;
             let got = by_parts(check.card, op, dtype, &p, [vocab, size])?;
             for (j, what) in ["logp", "entropy", "lse", "other logp"].into_iter().enumerate() {

@@ -2,8 +2,8 @@
 
 use super::vectors::download;
 use crate::backend::{
-    Ask, Choice, HeadGrads, HeadInput, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps,
-    SampleOps,
+    Ask, HeadGrads, HeadInput, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps, SampleOps,
+    TokenChoice,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -275,7 +275,7 @@ pub fn choose<B: SampleOps + ?Sized>(
     logits: &Buffer,
     lse: &Buffer,
     asks: &[Ask],
-) -> Result<Vec<Choice>> {
+) -> Result<Vec<TokenChoice>> {
     let rows = asks.len();
     let vocab = logits.len() / rows.max(1);
     let draws: Vec<f32> = asks.iter().map(|a| a.draw.unwrap_or(0.0)).collect();
@@ -297,11 +297,11 @@ pub fn choose<B: SampleOps + ?Sized>(
             values.resize(vocab, 0.0);
             b.read(logits, row * vocab, &mut values)?;
             let (token, kept) = kept.choose(&values, ask);
-            return Ok(Choice { token, logit: values[token as usize], lse, kept });
+            return Ok(TokenChoice { token, logit: values[token as usize], lse, kept });
         }
         let token = if ask.draw.is_some() { sampled[row] } else { largest[row] };
         let logit = logit(token)?;
-        Ok(Choice { token, logit, lse, kept: if ask.draw.is_some() { logit - lse } else { 0.0 } })
+        Ok(TokenChoice { token, logit, lse, kept: if ask.draw.is_some() { logit - lse } else { 0.0 } })
     };
     (0..rows).map(&mut choice).collect()
 }

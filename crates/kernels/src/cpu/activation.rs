@@ -20,7 +20,7 @@ const CUBIC: f32 = 0.044_715;
 const FLAT: f32 = 32.0;
 
 /// A curve whose value is `x * gate(x)`, with `gate` a sigmoid.
-trait Curve: Copy + Send + Sync + 'static {
+trait GateCurve: Copy + Send + Sync + 'static {
     /// What multiplies `x`.
     fn gate<S: Simd>(s: S, x: S::V) -> S::V;
     /// Derivative of the sigmoid's argument, times `x`.
@@ -30,7 +30,7 @@ trait Curve: Copy + Send + Sync + 'static {
 #[derive(Clone, Copy)]
 struct Silu;
 
-impl Curve for Silu {
+impl GateCurve for Silu {
     #[inline(always)]
     fn gate<S: Simd>(s: S, x: S::V) -> S::V {
         sigmoid(s, x)
@@ -51,7 +51,7 @@ impl Gelu {
     }
 }
 
-impl Curve for Gelu {
+impl GateCurve for Gelu {
     #[inline(always)]
     fn gate<S: Simd>(s: S, x: S::V) -> S::V {
         let x = Self::bounded(s, x);
@@ -68,7 +68,7 @@ impl Curve for Gelu {
 
 /// Value and derivative of a curve.
 #[inline(always)]
-fn both<S: Simd, C: Curve>(s: S, x: S::V) -> (S::V, S::V) {
+fn both<S: Simd, C: GateCurve>(s: S, x: S::V) -> (S::V, S::V) {
     let gate = C::gate(s, x);
     let fall = s.sub(s.splat(1.0), gate);
     let derivative = s.fma(s.mul(gate, fall), C::lean(s, x), gate);
@@ -140,7 +140,7 @@ impl ActivationOps for Cpu {
 }
 
 multiversion! {
-    fn gated<S, type T: Stored, type U: Stored, type C: Curve>(s, width: usize, x: &[T], y: &mut [U]) {
+    fn gated<S, type T: Stored, type U: Stored, type C: GateCurve>(s, width: usize, x: &[T], y: &mut [U]) {
         for r in 0..y.len() / width {
             let (gates, ups) = x[2 * r * width..][..2 * width].split_at(width);
             let y = &mut y[r * width..][..width];
@@ -153,7 +153,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn plain<S, type T: Stored, type U: Stored, type C: Curve>(s, x: &[T], y: &mut [U]) {
+    fn plain<S, type T: Stored, type U: Stored, type C: GateCurve>(s, x: &[T], y: &mut [U]) {
         for i in (0..x.len()).step_by(LANES) {
             let v = get(s, x, i);
             put(s, y, i, s.mul(v, C::gate(s, v)));
@@ -162,7 +162,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn gated_backward<S, type T: Stored, type D: Stored, type U: Stored, type C: Curve>(s, width: usize, x: &[T], dy: &[D], dx: &mut [U]) {
+    fn gated_backward<S, type T: Stored, type D: Stored, type U: Stored, type C: GateCurve>(s, width: usize, x: &[T], dy: &[D], dx: &mut [U]) {
         for r in 0..dy.len() / width {
             let (gates, ups) = x[2 * r * width..][..2 * width].split_at(width);
             let (dgates, dups) = dx[2 * r * width..][..2 * width].split_at_mut(width);
@@ -178,7 +178,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn plain_backward<S, type T: Stored, type D: Stored, type U: Stored, type C: Curve>(s, x: &[T], dy: &[D], dx: &mut [U]) {
+    fn plain_backward<S, type T: Stored, type D: Stored, type U: Stored, type C: GateCurve>(s, x: &[T], dy: &[D], dx: &mut [U]) {
         for i in (0..x.len()).step_by(LANES) {
             let (_, derivative) = both::<S, C>(s, get(s, x, i));
             put(s, dx, i, s.mul(get(s, dy, i), derivative));
@@ -203,7 +203,7 @@ fn again<T: Stored>(cpu: &Cpu, op: Activation, width: usize, x: &mut [T], dy: &m
 }
 
 multiversion! {
-    fn gated_again<S, type T: Stored, type C: Curve>(s, width: usize, x: &mut [T], dy: &mut [T]) {
+    fn gated_again<S, type T: Stored, type C: GateCurve>(s, width: usize, x: &mut [T], dy: &mut [T]) {
         for r in 0..dy.len() / width {
             let (gates, ups) = x[2 * r * width..][..2 * width].split_at_mut(width);
             let dy = &mut dy[r * width..][..width];
@@ -219,7 +219,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn plain_again<S, type T: Stored, type C: Curve>(s, x: &mut [T], dy: &mut [T]) {
+    fn plain_again<S, type T: Stored, type C: GateCurve>(s, x: &mut [T], dy: &mut [T]) {
         for i in (0..x.len()).step_by(LANES) {
             let (d, (value, derivative)) = (get(s, dy, i), both::<S, C>(s, get(s, x, i)));
             put(s, dy, i, value);

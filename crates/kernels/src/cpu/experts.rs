@@ -14,7 +14,7 @@ use crate::shapes;
 impl ExpertOps for Cpu {
     fn mix_rows(&self, mix: RowMix<'_>, src: &Buffer, out: &mut Buffer) -> Result<()> {
         shapes::mix_rows(self, mix, src, out)?;
-        let mix = Mix::of(mix);
+        let mix = MixElements::of(mix);
         typed!([ref src, mut out] mix.forward(self, src, out));
         Ok(())
     }
@@ -27,7 +27,7 @@ impl ExpertOps for Cpu {
         dweights: &mut Buffer,
     ) -> Result<()> {
         shapes::mix_rows_backward(self, mix, [src, dout], [dsrc, dweights])?;
-        let mix = Mix::of(mix);
+        let mix = MixElements::of(mix);
         let SliceMut::F32(dweights) = floats_mut(dweights) else { unreachable!("checked to be f32") };
         typed!([ref src, ref dout, mut dsrc] mix.backward(self, (src, dout), dsrc, dweights));
         Ok(())
@@ -35,17 +35,17 @@ impl ExpertOps for Cpu {
 }
 
 /// [`RowMix`] with its elements.
-struct Mix<'a> {
+struct MixElements<'a> {
     rows: &'a [u32],
     weights: &'a [f32],
     per_row: usize,
     width: usize,
 }
 
-impl<'a> Mix<'a> {
+impl<'a> MixElements<'a> {
     fn of(mix: RowMix<'a>) -> Self {
         let Slice::F32(weights) = floats(mix.weights) else { unreachable!("checked to be f32") };
-        Mix { rows: u32s(mix.rows), weights, per_row: mix.per_row, width: mix.width }
+        MixElements { rows: u32s(mix.rows), weights, per_row: mix.per_row, width: mix.width }
     }
 
     fn forward<T: Stored, U: Stored>(&self, cpu: &Cpu, src: &[T], out: &mut [U]) {

@@ -14,19 +14,19 @@ use crate::shapes;
 
 /// Neighbouring columns of a row, normalised in equal parts.
 #[derive(Clone, Copy)]
-struct Columns<'a> {
+struct NormColumns<'a> {
     count: usize,
     op: Norm,
     weight: &'a [f32],
 }
 
 /// Those of queries and of keys, which a row begins with.
-fn columns(norm: HeadNorm<'_>) -> [Columns<'_>; 2] {
+fn columns(norm: HeadNorm<'_>) -> [NormColumns<'_>; 2] {
     let [query, key] = norm.parts();
     let of = |(count, op): (usize, Norm), weight| {
         let weight = f32s(weight);
         assert_eq!(weight.len(), op.width);
-        Columns { count, op, weight }
+        NormColumns { count, op, weight }
     };
     assert_eq!(norm.op.width, norm.heads.head_dim);
     [of(query, norm.q_weight), of(key, norm.k_weight)]
@@ -79,10 +79,10 @@ impl HeadNormOps for Cpu {
 }
 
 multiversion! {
-    fn forward_rows<S, type T: Stored, type U: Stored>(s, columns: [Columns<'_>; 2], width: usize, qkv: &[T], out: &mut [U]) {
+    fn forward_rows<S, type T: Stored, type U: Stored>(s, columns: [NormColumns<'_>; 2], width: usize, qkv: &[T], out: &mut [U]) {
         for row in (0..qkv.len()).step_by(width) {
             let mut at = row;
-            for Columns { count, op, weight } in columns {
+            for NormColumns { count, op, weight } in columns {
                 for _ in 0..count {
                     norm_row(s, op, &qkv[at..at + op.width], weight, None, &mut out[at..at + op.width]);
                     at += op.width;
@@ -94,11 +94,11 @@ multiversion! {
 }
 
 multiversion! {
-    fn backward_rows<S, type T: Stored, type U: Stored>(s, columns: [Columns<'_>; 2], width: usize, qkv: &[T], dqkv: &mut [U], dweights: [&mut [f32]; 2]) {
+    fn backward_rows<S, type T: Stored, type U: Stored>(s, columns: [NormColumns<'_>; 2], width: usize, qkv: &[T], dqkv: &mut [U], dweights: [&mut [f32]; 2]) {
         for row in (0..qkv.len()).step_by(width) {
             let mut at = row;
             for part in 0..2 {
-                let (Columns { count, op, weight }, dweight) = (columns[part], &mut *dweights[part]);
+                let (NormColumns { count, op, weight }, dweight) = (columns[part], &mut *dweights[part]);
                 for _ in 0..count {
                     let (x, d) = (&qkv[at..at + op.width], &mut dqkv[at..at + op.width]);
                     let gradient = RowGradient::of(s, op, d, x, weight);

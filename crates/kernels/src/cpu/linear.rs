@@ -1,9 +1,9 @@
 //! Linear layers: the packed forms of a weight, and the three products of forward and backward.
 
 use super::Cpu;
-use super::matmul::pack::{Packed, Shape, TokenRows, pack_tokens, pack_transposed, pack_weight};
+use super::matmul::pack::{Packed, PackedShape, TokenRows, pack_tokens, pack_transposed, pack_weight};
 use super::matmul::tile::Element;
-use super::matmul::{self, Chain, Out};
+use super::matmul::{self, DwChain, Out};
 use super::memory::{Memory, Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, bf16_per_unit, multiversion, widen};
@@ -29,13 +29,13 @@ fn packs(w: &Weight) -> &Packs {
 
 /// The packing for `x · wᵀ`.
 pub fn forward_pack<E: Element<Unit: Plain>>(w: &Weight) -> Packed<'_, E> {
-    let (shape, per_unit) = (Shape { n: w.n, k: w.k }, per_unit(w));
+    let (shape, per_unit) = (PackedShape { n: w.n, k: w.k }, per_unit(w));
     Packed::new(shape, per_unit, packs(w).forward.slice(shape.storage(per_unit)))
 }
 
 /// The packing for `dy · w`.
 pub fn backward_pack<E: Element<Unit: Plain>>(w: &Weight) -> Packed<'_, E> {
-    let (shape, per_unit) = (Shape { n: w.k, k: w.n }, per_unit(w));
+    let (shape, per_unit) = (PackedShape { n: w.k, k: w.n }, per_unit(w));
     let pack = packs(w).backward.as_ref().expect("the weight was made for training");
     Packed::new(shape, per_unit, pack.slice(shape.storage(per_unit)))
 }
@@ -48,7 +48,7 @@ fn per_unit(w: &Weight) -> usize {
 /// Whether a weight is of this backend with room for what its shape implies; with `backward`, for `linear_dx` too.
 pub(super) fn holds(w: &Weight, backward: bool) -> bool {
     let Some(packs) = w.data().downcast_ref::<Packs>() else { return false };
-    let units = |n, k| Shape { n, k }.storage(per_unit(w));
+    let units = |n, k| PackedShape { n, k }.storage(per_unit(w));
     let back = || packs.backward.as_ref().is_some_and(|m| m.has_room(units(w.k, w.n), 4));
     w.compute.is_float() && packs.forward.has_room(units(w.n, w.k), 4) && (!backward || back())
 }
@@ -60,9 +60,9 @@ impl LinearOps for Cpu {
         shapes::weight(self, n, k, dtype)?;
         let bf16_per_unit = bf16_per_unit(self.level);
         let per_unit = if dtype == DType::Bf16 { bf16_per_unit } else { 1 };
-        let room = |shape: Shape| self.arena.take_lasting(4 * shape.storage(per_unit));
-        let forward = room(Shape { n, k })?;
-        let backward = if backward { Some(room(Shape { n: k, k: n })?) } else { None };
+        let room = |shape: PackedShape| self.arena.take_lasting(4 * shape.storage(per_unit));
+        let forward = room(PackedShape { n, k })?;
+        let backward = if backward { Some(room(PackedShape { n: k, k: n })?) } else { None };
         Ok(Weight::new(n, k, dtype, Box::new(Packs { bf16_per_unit, forward, backward })))
     }
     fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()> {
@@ -130,7 +130,7 @@ impl LinearOps for Cpu {
 }
 
 fn pack_both<E: TokenRows<Unit: Plain>>(cpu: &Cpu, master: &[f32], n: usize, k: usize, packs: &mut Packs) {
-    let (there, back) = (Shape { n, k }, Shape { n: k, k: n });
+    let (there, back) = (PackedShape { n, k }, PackedShape { n: k, k: n });
     let (level, per_unit) = (cpu.level, E::per_unit_at(cpu.level));
     pack_weight::<E>(level, &cpu.pool, master, there, packs.forward.slice_mut(there.storage(per_unit)));
     if let Some(backward) = &mut packs.backward {
@@ -152,12 +152,12 @@ fn accumulate<E: TokenRows<Unit: Plain>>(
     tokens: usize,
     dw: &mut [f32],
 ) -> Result<()> {
-    let shape = Shape { n: x.len() / tokens, k: tokens };
+    let shape = PackedShape { n: x.len() / tokens, k: tokens };
     let per_unit = E::per_unit_at(cpu.level);
     let mut packed = cpu.arena.take(4 * shape.storage(per_unit))?;
     let packed = packed.slice_mut(shape.storage(per_unit));
     pack_tokens(cpu.level, &cpu.pool, x, shape, packed);
-    matmul::accumulate_dw(cpu.level, &cpu.pool, dy, Packed::new(shape, per_unit, packed), Chain::WHOLE, dw);
+    matmul::accumulate_dw(cpu.level, &cpu.pool, dy, Packed::new(shape, per_unit, packed), DwChain::WHOLE, dw);
     Ok(())
 }
 

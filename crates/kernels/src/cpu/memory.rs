@@ -34,7 +34,7 @@ pub struct Arena {
 
 #[derive(Default)]
 struct State {
-    free: BTreeMap<usize, Vec<Block>>,
+    free: BTreeMap<usize, Vec<BlockOrigin>>,
     unused: usize,
     in_use: usize,
     peak: usize,
@@ -70,7 +70,7 @@ impl Pages {
 }
 
 /// Where a block came from.
-enum Block {
+enum BlockOrigin {
     /// The system's allocator.
     Heap(NonNull<u8>),
     /// A mapping of its own.
@@ -79,32 +79,32 @@ enum Block {
     Part(NonNull<u8>, #[allow(dead_code)] Arc<Pages>),
 }
 
-impl Block {
+impl BlockOrigin {
     fn at(&self) -> NonNull<u8> {
         match self {
-            Block::Heap(at) | Block::Part(at, _) => *at,
-            Block::Own(pages) => pages.at,
+            BlockOrigin::Heap(at) | BlockOrigin::Part(at, _) => *at,
+            BlockOrigin::Own(pages) => pages.at,
         }
     }
 
     /// Zeroed.
     fn new(bytes: usize) -> Option<Self> {
         if bytes >= HUGE {
-            return Pages::new(bytes).map(Block::Own);
+            return Pages::new(bytes).map(BlockOrigin::Own);
         }
         // SAFETY: the layout has a non-zero size.
-        NonNull::new(unsafe { alloc_zeroed(layout(bytes)?) }).map(Block::Heap)
+        NonNull::new(unsafe { alloc_zeroed(layout(bytes)?) }).map(BlockOrigin::Heap)
     }
 }
 
 // SAFETY: a block is plain memory with one owner.
-unsafe impl Send for Block {}
+unsafe impl Send for BlockOrigin {}
 
 /// Memory of one buffer; goes back to its arena when dropped.
 pub struct Memory {
     at: NonNull<u8>,
     bytes: usize,
-    block: Option<Block>,
+    block: Option<BlockOrigin>,
     purpose: Purpose,
     arena: Arena,
 }
@@ -154,7 +154,7 @@ impl Arena {
             None => {
                 let peak = state.peak.max(state.in_use + bytes);
                 state.release(peak / 4 + KEEP);
-                Block::new(bytes).ok_or_else(|| state.full(bytes))?
+                BlockOrigin::new(bytes).ok_or_else(|| state.full(bytes))?
             }
         };
         Ok(self.lend(state, block, bytes))
@@ -177,10 +177,10 @@ impl Arena {
         state.slab = Some((slab.clone(), from + bytes));
         // SAFETY: `from + bytes` lies in the slab, and this part is given to nothing else.
         let at = unsafe { slab.at.add(from) };
-        Ok(self.lend(state, Block::Part(at, slab), bytes))
+        Ok(self.lend(state, BlockOrigin::Part(at, slab), bytes))
     }
 
-    fn lend(&self, mut state: MutexGuard<'_, State>, block: Block, bytes: usize) -> Memory {
+    fn lend(&self, mut state: MutexGuard<'_, State>, block: BlockOrigin, bytes: usize) -> Memory {
         state.in_use += bytes;
         state.peak = state.peak.max(state.in_use);
         let purpose = state.books.add(bytes);
@@ -228,7 +228,7 @@ impl Drop for Memory {
         state.in_use -= self.bytes;
         state.books.remove(self.purpose, self.bytes);
         match self.block.take() {
-            Some(Block::Part(..)) | None => {}
+            Some(BlockOrigin::Part(..)) | None => {}
             Some(block) => {
                 state.unused += self.bytes;
                 state.free.entry(self.bytes).or_default().push(block);
@@ -257,7 +257,7 @@ impl State {
             let Some((bytes, mut blocks)) = self.free.pop_last() else { return };
             let block = blocks.pop();
             self.unused -= if block.is_some() { bytes } else { 0 };
-            if let (Some(Block::Heap(at)), Some(layout)) = (block, layout(bytes)) {
+            if let (Some(BlockOrigin::Heap(at)), Some(layout)) = (block, layout(bytes)) {
                 // SAFETY: every free block of the heap was allocated with this layout and has no other owner.
                 unsafe { dealloc(at.as_ptr(), layout) };
             }

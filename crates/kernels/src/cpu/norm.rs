@@ -20,20 +20,20 @@ pub(crate) const CHUNK: usize = 64;
 
 /// What a row is shifted and scaled by.
 #[derive(Clone, Copy)]
-pub(crate) struct Stats {
+pub(crate) struct NormStats {
     /// Zero unless centred.
     mean: f32,
     /// One over the root of the variance.
     scale: f32,
 }
 
-impl Stats {
+impl NormStats {
     #[inline(always)]
     pub(crate) fn of<S: Simd, T: Stored>(s: S, op: Norm, row: &[T]) -> Self {
         let n = row.len() as f32;
         let mean = if op.centred { sum(s, row) / n } else { 0.0 };
         let variance = sum_squares(s, row, mean) / n;
-        Stats { mean, scale: 1.0 / (variance + op.eps).sqrt() }
+        NormStats { mean, scale: 1.0 / (variance + op.eps).sqrt() }
     }
 
     /// The normalised vector.
@@ -96,7 +96,7 @@ pub(crate) fn norm_row<S: Simd, T: Stored, U: Stored>(
     bias: Option<&[f32]>,
     out: &mut [U],
 ) {
-    let (stats, offset) = (Stats::of(s, op, row), s.splat(offset(op)));
+    let (stats, offset) = (NormStats::of(s, op, row), s.splat(offset(op)));
     match bias {
         Some(bias) => {
             for i in (0..row.len()).step_by(LANES) {
@@ -246,7 +246,7 @@ multiversion! {
 /// What the gradient of a row needs beside its elements.
 #[derive(Clone, Copy)]
 pub(crate) struct RowGradient {
-    stats: Stats,
+    stats: NormStats,
     offset: f32,
     /// Mean of `dy * weight`, zero unless centred.
     mean: f32,
@@ -263,7 +263,7 @@ impl RowGradient {
         x: &[T],
         weight: &[f32],
     ) -> Self {
-        let stats = Stats::of(s, op, x);
+        let stats = NormStats::of(s, op, x);
         let (zero, offset_v) = (s.splat(0.0), s.splat(offset(op)));
         // Lanes past the end of the row are zero in `dy`, so they add nothing.
         let (mut sums, mut slopes) = ([zero; 2], [zero; 2]);

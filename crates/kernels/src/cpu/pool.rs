@@ -31,21 +31,21 @@ struct Shared {
     /// `job number << 17 | open << 16 | workers inside`
     state: AtomicU64,
     next_task: AtomicUsize,
-    job: Mutex<Job>,
+    job: Mutex<PoolJob>,
     asleep: Vec<AtomicBool>,
     quit: AtomicBool,
     panicked: AtomicBool,
 }
 
 #[derive(Clone, Copy)]
-struct Job {
+struct PoolJob {
     task: *const (dyn Fn(usize) + Sync),
     tasks: usize,
 }
 
 // SAFETY: the pointer is only followed between joining and leaving an open job, and `Pool::run` does not
 // return, so the closure lives, until the job is closed and every worker has left.
-unsafe impl Send for Job {}
+unsafe impl Send for PoolJob {}
 
 const OPEN: u64 = 1 << 16;
 const JOB: u64 = 1 << 17;
@@ -65,7 +65,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             next_task: AtomicUsize::new(0),
-            job: Mutex::new(Job { task: nothing, tasks: 0 }),
+            job: Mutex::new(PoolJob { task: nothing, tasks: 0 }),
             asleep: (0..n).map(|_| AtomicBool::new(false)).collect(),
             quit: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
@@ -100,9 +100,9 @@ impl Pool {
         }
         let shared = &*self.shared;
         let task: &(dyn Fn(usize) + Sync) = &task;
-        // SAFETY: only the lifetime is erased; see `Job`.
+        // SAFETY: only the lifetime is erased; see `PoolJob`.
         let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
-        *shared.job.lock().expect("no task panics while the job is set") = Job { task, tasks };
+        *shared.job.lock().expect("no task panics while the job is set") = PoolJob { task, tasks };
         shared.next_task.store(0, Ordering::Relaxed);
         let number = (shared.state.load(Ordering::Relaxed) / JOB + 1) * JOB;
         shared.state.store(number | OPEN, Ordering::SeqCst);

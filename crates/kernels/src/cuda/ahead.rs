@@ -4,7 +4,7 @@
 //! not in the cache folder, threads compile all others that are not as well. (Those with definitions wait until somebody
 //! says which.) A source that no thread has begun is not waited for: the caller compiles it.
 
-use super::compile::{SOURCES, Source, is_kept, machine_code};
+use super::compile::{KernelSource, SOURCES, is_kept, machine_code};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,18 +13,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 /// What is to be done, and what became of it.
 #[derive(Default)]
 struct Board {
-    waiting: Vec<&'static Source>,
+    waiting: Vec<&'static KernelSource>,
     /// By name; `None` while a thread is at it.
     begun: HashMap<&'static str, Option<Result<Vec<u8>>>>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct AheadShared {
     board: Mutex<Board>,
     changed: Condvar,
 }
 
-impl Shared {
+impl AheadShared {
     fn board(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -33,7 +33,7 @@ impl Shared {
 /// The threads and their board.
 #[derive(Default)]
 pub(super) struct Ahead {
-    shared: Arc<Shared>,
+    shared: Arc<AheadShared>,
     threads: Vec<std::thread::JoinHandle<()>>,
     started: bool,
 }
@@ -44,8 +44,9 @@ impl Ahead {
         if std::mem::replace(&mut self.started, true) {
             return;
         }
-        let missing = |s: &&Source| s.variants == [""] && s.name != not && !is_kept(s, "", architecture);
-        let missing: Vec<&'static Source> = SOURCES.iter().filter(missing).collect();
+        let missing =
+            |s: &&KernelSource| s.variants == [""] && s.name != not && !is_kept(s, "", architecture);
+        let missing: Vec<&'static KernelSource> = SOURCES.iter().filter(missing).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = missing.len().min(cores - 1);
         self.shared.board().waiting = missing;
@@ -79,7 +80,7 @@ impl Ahead {
 }
 
 /// The next source for a thread.
-fn next(shared: &Shared) -> Option<&'static Source> {
+fn next(shared: &AheadShared) -> Option<&'static KernelSource> {
     let mut board = shared.board();
     let source = board.waiting.pop().filter(|_| !LEAVING.load(Ordering::Relaxed))?;
     board.begun.insert(source.name, None);

@@ -5,7 +5,7 @@ use super::attention;
 use super::context::check;
 use super::decode;
 use super::gemm::{low_rank, stream};
-use super::handles::Context;
+use super::handles::CudaContext;
 use super::head::{logp, sample};
 use super::libraries::{self, Library};
 use super::{norm, optim};
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// A source of kernels.
-pub struct Source {
+pub struct KernelSource {
     /// By which launchers call it.
     pub name: &'static str,
     /// What is compiled after the prelude.
@@ -33,21 +33,21 @@ pub struct Source {
     pub variants: &'static [&'static str],
 }
 
-const fn plain(name: &'static str, text: &'static str) -> Source {
-    Source { name, text, constants: &[], variants: &[""] }
+const fn plain(name: &'static str, text: &'static str) -> KernelSource {
+    KernelSource { name, text, constants: &[], variants: &[""] }
 }
 
-impl Source {
-    const fn with(self, constants: &'static [(&'static str, usize)]) -> Source {
-        Source { constants, ..self }
+impl KernelSource {
+    const fn with(self, constants: &'static [(&'static str, usize)]) -> KernelSource {
+        KernelSource { constants, ..self }
     }
-    const fn variants(self, variants: &'static [&'static str]) -> Source {
-        Source { variants, ..self }
+    const fn variants(self, variants: &'static [&'static str]) -> KernelSource {
+        KernelSource { variants, ..self }
     }
 }
 
 /// Every source of kernels.
-pub const SOURCES: &[Source] = &[
+pub const SOURCES: &[KernelSource] = &[
     plain("activation", include_str!("elementwise/activation.cu")),
     plain(
         "attention",
@@ -135,7 +135,7 @@ pub const SOURCES: &[Source] = &[
 ];
 
 /// The whole text of a source with these definitions.
-fn whole_text(source: &Source, defines: &str) -> String {
+fn whole_text(source: &KernelSource, defines: &str) -> String {
     let constants = source.constants.iter().map(|(name, value)| format!("#define {name} {value}\n"));
     let defines = defines.split_whitespace().map(|d| format!("#define {}\n", d.replacen('=', " ", 1)));
     let defines: String = constants.chain(defines).collect();
@@ -168,7 +168,7 @@ fn nvrtc_check(result: nvrtcResult, what: &str) -> Result<()> {
 }
 
 /// Machine code of a source with definitions for an architecture, not cached. Needs no card.
-pub fn compile(source: &Source, defines: &str, architecture: &str) -> Result<Vec<u8>> {
+pub fn compile(source: &KernelSource, defines: &str, architecture: &str) -> Result<Vec<u8>> {
     libraries::open(Library::Compiler)?;
     let name = source.name;
     let text = CString::new(whole_text(source, defines))
@@ -226,7 +226,7 @@ unsafe fn compile_program(
 }
 
 /// Where the machine code of a source is kept: its name tells source, architecture, compiler and flags.
-fn cached_at(source: &Source, defines: &str, architecture: &str) -> Option<PathBuf> {
+fn cached_at(source: &KernelSource, defines: &str, architecture: &str) -> Option<PathBuf> {
     let home = std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
@@ -251,12 +251,12 @@ fn fnv(bytes: &[u8]) -> u128 {
 static PARTS: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the machine code of a source is in the cache.
-pub(super) fn is_kept(source: &Source, defines: &str, architecture: &str) -> bool {
+pub(super) fn is_kept(source: &KernelSource, defines: &str, architecture: &str) -> bool {
     cached_at(source, defines, architecture).is_some_and(|path| path.exists())
 }
 
 /// Machine code, from the cache where it is there. A cache that cannot be read or written costs time only.
-pub(super) fn machine_code(source: &Source, defines: &str, architecture: &str) -> Result<Vec<u8>> {
+pub(super) fn machine_code(source: &KernelSource, defines: &str, architecture: &str) -> Result<Vec<u8>> {
     let path = cached_at(source, defines, architecture);
     if let Some(code) =
         path.as_ref().and_then(|p| std::fs::read(p).ok()).filter(|c| c.starts_with(b"\x7fELF"))
@@ -280,10 +280,10 @@ pub(super) fn machine_code(source: &Source, defines: &str, architecture: &str) -
 }
 
 /// Kernels by name, loaded when first used.
-pub(super) struct Modules {
+pub(super) struct KernelModules {
     architecture: String,
     loaded: Mutex<Loaded>,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
 #[derive(Default)]
@@ -309,9 +309,9 @@ struct Kernel {
     shared: usize,
 }
 
-impl Modules {
-    pub(super) fn new(capability: (u32, u32), context: Arc<Context>) -> Self {
-        Modules { architecture: architecture(capability), loaded: Mutex::default(), context }
+impl KernelModules {
+    pub(super) fn new(capability: (u32, u32), context: Arc<CudaContext>) -> Self {
+        KernelModules { architecture: architecture(capability), loaded: Mutex::default(), context }
     }
 
     /// The kernel of that name in a source, allowed `shared` bytes of dynamic shared memory. The context is current.
@@ -371,7 +371,7 @@ impl Modules {
     }
 }
 
-impl Drop for Modules {
+impl Drop for KernelModules {
     fn drop(&mut self) {
         let loaded = self.loaded.get_mut().unwrap_or_else(|e| e.into_inner());
         if self.context.bind().is_ok() {

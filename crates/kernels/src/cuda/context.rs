@@ -1,13 +1,13 @@
 //! A card: its context, its stream, the handle for products, and what goes between host and card.
 
-use super::compile::Modules;
+use super::compile::KernelModules;
 use super::gemm::Products;
-use super::handles::{Context, Pinned, Stream};
+use super::handles::{CudaContext, Pinned, Stream};
 use super::libraries::{self, Library};
-use super::memory::{Arena, Memory};
+use super::memory::{CardArena, CardMemory};
 use super::profile::Profile;
 use super::trace::Trace;
-use super::transfer::{self, Rooms};
+use super::transfer::{self, StagingBuffers};
 use crate::error::{Error, Result};
 use crate::plain::Plain;
 use crate::usage::Purpose;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What the driver says about a card.
 #[derive(Clone, Debug, Default)]
-pub struct Card {
+pub struct CardInfo {
     /// As the driver calls it.
     pub name: String,
     /// Compute capability, such as `(9, 0)`.
@@ -38,11 +38,11 @@ pub struct Card {
 /// An open card.
 pub struct Cuda {
     /// What it is.
-    pub card: Card,
+    pub card: CardInfo,
     /// Hands out memory.
-    pub(super) arena: Arena,
+    pub(super) arena: CardArena,
     /// Compiled kernels.
-    pub(super) modules: Modules,
+    pub(super) modules: KernelModules,
     /// Matrix products.
     pub(super) products: Products,
     pub(super) stream: CUstream,
@@ -64,10 +64,10 @@ pub struct Cuda {
     pub(super) lists: super::head::sample::Lists,
     staging: Mutex<Staging>,
     /// For much data; made when it is first needed.
-    rooms: Mutex<Option<Rooms>>,
+    rooms: Mutex<Option<StagingBuffers>>,
     /// Owns `stream`. Declared last but one: what is above ends before it.
     _stream: Stream,
-    pub(super) context: Arc<Context>,
+    pub(super) context: Arc<CudaContext>,
 }
 
 // SAFETY: the driver's handles may be used from any thread; `bind` makes the context current where it is used.
@@ -124,8 +124,8 @@ impl Cuda {
             }
             let mut device = 0;
             check(sys::cuDeviceGet(&mut device, index as c_int), || format!("opening card {index}"))?;
-            let context = Context::of(device).map_err(none)?;
-            let card = Card::of(device)?;
+            let context = CudaContext::of(device).map_err(none)?;
+            let card = CardInfo::of(device)?;
             if card.capability < (8, 0) {
                 let what = format!(
                     "{} has compute capability {}.{}, 8.0 or more is needed",
@@ -135,11 +135,11 @@ impl Cuda {
             }
             let stream = Stream::new(&context)?;
             let staging = Mutex::new(Staging { memory: Pinned::new(&context, STAGING)?, used: 0 });
-            let arena = Arena::new(context.clone());
+            let arena = CardArena::new(context.clone());
             let usual = arena.set_purpose(Purpose::Workspace);
             let products = Products::new(&context, &arena)?;
             arena.set_purpose(usual);
-            let modules = Modules::new(card.capability, context.clone());
+            let modules = KernelModules::new(card.capability, context.clone());
             let profile = Profile::from_env(&context);
             Ok(Cuda {
                 profile,
@@ -199,7 +199,7 @@ impl Cuda {
         if bytes.len() >= transfer::LARGE {
             let mut rooms = self.rooms.lock().unwrap_or_else(|e| e.into_inner());
             if rooms.is_none() {
-                *rooms = Some(Rooms::new(&self.context)?);
+                *rooms = Some(StagingBuffers::new(&self.context)?);
             }
             return rooms.as_mut().map_or(Ok(()), |rooms| rooms.upload(self, to, bytes));
         }
@@ -224,7 +224,7 @@ impl Cuda {
     }
 
     /// New memory on the card with these values.
-    pub(super) fn uploaded<T: Plain>(&self, values: &[T]) -> Result<Memory> {
+    pub(super) fn uploaded<T: Plain>(&self, values: &[T]) -> Result<CardMemory> {
         let memory = self.arena.take(size_of_val(values))?;
         self.upload(memory.ptr(), values)?;
         Ok(memory)
@@ -247,7 +247,7 @@ impl Cuda {
 
     /// One line for people.
     pub(super) fn describe_card(&self) -> String {
-        let Card { name, capability, driver, memory, .. } = &self.card;
+        let CardInfo { name, capability, driver, memory, .. } = &self.card;
         let (nvrtc, places) = (super::compile::version().unwrap_or((0, 0)), super::libraries::open);
         let found = |l| places(l).unwrap_or_else(|e| e.to_string());
         format!(
@@ -275,8 +275,8 @@ impl Drop for Cuda {
     }
 }
 
-impl Card {
-    fn of(device: sys::CUdevice) -> Result<Card> {
+impl CardInfo {
+    fn of(device: sys::CUdevice) -> Result<CardInfo> {
         let attribute = |which: Attribute| -> Result<u32> {
             let mut value = 0;
             // SAFETY: a live variable and a device the driver gave.
@@ -294,7 +294,7 @@ impl Card {
         }
         let name =
             CStr::from_bytes_until_nul(&name).map_or("unknown".into(), |n| n.to_string_lossy().into_owned());
-        Ok(Card {
+        Ok(CardInfo {
             name,
             capability: (
                 attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,

@@ -6,7 +6,7 @@
 use crate::backend::{Graph, GraphOps, PagedRows};
 use crate::cuda::attention;
 use crate::cuda::context::{Cuda, check};
-use crate::cuda::handles::Context;
+use crate::cuda::handles::CudaContext;
 use crate::cuda::memory::Held;
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode_enum};
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 pub(crate) struct Executable {
     exec: CUgraphExec,
     held: Held,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
 // SAFETY: a graph may be used from any thread.

@@ -12,28 +12,28 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 /// A card's primary context.
-pub(super) struct Context {
+pub(super) struct CudaContext {
     handle: CUcontext,
     device: CUdevice,
 }
 
 // SAFETY: a context may be used from any thread.
-unsafe impl Send for Context {}
+unsafe impl Send for CudaContext {}
 // SAFETY: as above.
-unsafe impl Sync for Context {}
+unsafe impl Sync for CudaContext {}
 
 /// One for each card that was opened. To make a context takes a good part of a second, and a card is often opened to see
 /// whether it is there before it is used; so they stay until the process ends.
-static OPENED: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+static OPENED: Mutex<Vec<Arc<CudaContext>>> = Mutex::new(Vec::new());
 
 thread_local! {
     /// The context that is current on this thread, as far as we made it so.
     static CURRENT: Cell<CUcontext> = const { Cell::new(std::ptr::null_mut()) };
 }
 
-impl Context {
+impl CudaContext {
     /// Of a device of the driver, which has been started. It is current afterwards.
-    pub(super) fn of(device: CUdevice) -> Result<Arc<Context>> {
+    pub(super) fn of(device: CUdevice) -> Result<Arc<CudaContext>> {
         let mut opened = OPENED.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(context) = opened.iter().find(|context| context.device == device) {
             context.bind()?;
@@ -43,7 +43,7 @@ impl Context {
         // SAFETY: a live variable.
         let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device) };
         check(retained, || "opening its context".into())?;
-        let context = Arc::new(Context { handle, device });
+        let context = Arc::new(CudaContext { handle, device });
         opened.push(context.clone());
         context.bind()?;
         Ok(context)
@@ -64,11 +64,11 @@ impl Context {
 /// A stream of work.
 pub(super) struct Stream {
     pub(super) handle: CUstream,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
 impl Stream {
-    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self> {
         context.bind()?;
         let mut handle = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -88,24 +88,24 @@ impl Drop for Stream {
 }
 
 /// A place in a stream that can be waited for.
-pub(super) struct Event {
+pub(super) struct StreamEvent {
     pub(super) handle: CUevent,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
 // SAFETY: events may be used from any thread.
-unsafe impl Send for Event {}
+unsafe impl Send for StreamEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Event {}
+unsafe impl Sync for StreamEvent {}
 
-impl Event {
-    pub(super) fn new(context: &Arc<Context>, timing: bool) -> Result<Self> {
+impl StreamEvent {
+    pub(super) fn new(context: &Arc<CudaContext>, timing: bool) -> Result<Self> {
         context.bind()?;
         let mut handle = std::ptr::null_mut();
         let flags = if timing { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
         // SAFETY: a live variable; the context is current.
         check(unsafe { sys::cuEventCreate(&mut handle, flags) }, || "making an event".into())?;
-        Ok(Event { handle, context: context.clone() })
+        Ok(StreamEvent { handle, context: context.clone() })
     }
 
     /// Waits until it has happened.
@@ -116,7 +116,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for StreamEvent {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             // SAFETY: made by `new`.
@@ -129,7 +129,7 @@ impl Drop for Event {
 pub(super) struct Pinned {
     at: *mut u8,
     bytes: usize,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
 // SAFETY: plain memory with one owner.
@@ -138,7 +138,7 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    pub(super) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         context.bind()?;
         let mut at: *mut c_void = std::ptr::null_mut();
         // SAFETY: a live variable; the context is current.

@@ -75,13 +75,13 @@ impl From<&mut Buffer> for Arg {
         Arg::other(super::memory::ptr(b))
     }
 }
-impl From<&super::memory::Memory> for Arg {
-    fn from(m: &super::memory::Memory) -> Self {
+impl From<&super::memory::CardMemory> for Arg {
+    fn from(m: &super::memory::CardMemory) -> Self {
         Arg::other(m.ptr())
     }
 }
-impl From<&std::sync::Arc<super::memory::Memory>> for Arg {
-    fn from(m: &std::sync::Arc<super::memory::Memory>) -> Self {
+impl From<&std::sync::Arc<super::memory::CardMemory>> for Arg {
+    fn from(m: &std::sync::Arc<super::memory::CardMemory>) -> Self {
         Arg::other(m.ptr())
     }
 }

@@ -5,10 +5,10 @@
 //! what will write it. Sizes are rounded up to classes; a slightly larger block serves where none fits exactly.
 
 use super::context::check;
-use super::handles::{Context, Pinned};
+use super::handles::{CudaContext, Pinned};
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
-use crate::usage::{Books, Purpose, Report, size};
+use crate::usage::{Books, MemoryReport, Purpose, size};
 use cudarc::driver::sys::{self, CUresult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,12 +21,12 @@ const LARGE: usize = 64 << 20;
 
 /// Hands out memory and takes it back.
 #[derive(Clone)]
-pub struct Arena {
-    state: Arc<Mutex<State>>,
+pub struct CardArena {
+    state: Arc<Mutex<CardArenaState>>,
 }
 
-struct State {
-    context: Arc<Context>,
+struct CardArenaState {
+    context: Arc<CudaContext>,
     free: BTreeMap<usize, Vec<u64>>,
     unused: usize,
     books: Books,
@@ -39,32 +39,32 @@ struct State {
     /// Large sizes that were asked for.
     met: BTreeSet<usize>,
     /// While a graph is captured: what was given back since, for its own use.
-    kept: Option<Vec<Block>>,
+    kept: Option<Vec<MemoryBlock>>,
 }
 
 /// A stretch of memory that is in use.
 #[derive(Clone, Copy)]
-struct Block {
+struct MemoryBlock {
     at: u64,
     bytes: usize,
     purpose: Purpose,
 }
 
 /// Memory of one buffer; goes back to its arena when dropped, or to the system where it is the machine's.
-pub struct Memory {
-    block: Block,
-    arena: Arena,
+pub struct CardMemory {
+    block: MemoryBlock,
+    arena: CardArena,
     /// Page-locked memory of the machine, which kernels read and write through the bus under the host's own addresses.
     host: Option<Pinned>,
 }
 
-impl Memory {
+impl CardMemory {
     /// Its address on the card.
     pub fn ptr(&self) -> u64 {
         self.block.at
     }
     /// Whether it belongs to this arena and has room for `len` elements of that size.
-    pub(super) fn is_room(&self, arena: &Arena, len: usize, size: usize) -> bool {
+    pub(super) fn is_room(&self, arena: &CardArena, len: usize, size: usize) -> bool {
         let bytes = len.checked_mul(size);
         Arc::ptr_eq(&self.arena.state, &arena.state) && bytes.is_some_and(|bytes| bytes <= self.block.bytes)
     }
@@ -73,16 +73,16 @@ impl Memory {
 /// What a buffer of this backend holds.
 pub(super) struct Data {
     /// None where there are upper halves alone.
-    memory: Option<Memory>,
+    memory: Option<CardMemory>,
     /// Indices are kept on the host as well, to check and to sort them without waiting for the card.
     host: Option<Vec<u32>>,
     /// Where `memory` holds the lower halves of its numbers, or nothing: the upper ones, which belong to a weight.
-    upper: Option<Arc<Memory>>,
+    upper: Option<Arc<CardMemory>>,
 }
 
 impl Data {
     /// Numbers of f32 in two halves; without the lower ones, numbers of bf16.
-    pub(super) fn split(lower: Option<Memory>, upper: Arc<Memory>) -> Self {
+    pub(super) fn split(lower: Option<CardMemory>, upper: Arc<CardMemory>) -> Self {
         Data { memory: lower, host: None, upper: Some(upper) }
     }
 }
@@ -93,10 +93,10 @@ fn class(bytes: usize) -> usize {
     bytes.next_multiple_of(step)
 }
 
-impl Arena {
-    pub(super) fn new(context: Arc<Context>) -> Self {
+impl CardArena {
+    pub(super) fn new(context: Arc<CudaContext>) -> Self {
         let (free, met, books) = (BTreeMap::new(), BTreeSet::new(), Books::default());
-        let state = State {
+        let state = CardArenaState {
             context,
             free,
             unused: 0,
@@ -108,25 +108,25 @@ impl Arena {
             met,
             kept: None,
         };
-        Arena { state: Arc::new(Mutex::new(state)) }
+        CardArena { state: Arc::new(Mutex::new(state)) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CardArenaState> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// At least `bytes` bytes with unspecified contents.
-    pub fn take(&self, bytes: usize) -> Result<Memory> {
+    pub fn take(&self, bytes: usize) -> Result<CardMemory> {
         if bytes > isize::MAX as usize / 2 {
             return Err(Error::resource("a buffer of that size cannot exist"));
         }
         let wanted = class(bytes.max(1));
         let mut state = self.state();
         if let Some(kept) = &mut state.kept {
-            let fits = |b: &Block| (wanted..=wanted + wanted / 4).contains(&b.bytes);
+            let fits = |b: &MemoryBlock| (wanted..=wanted + wanted / 4).contains(&b.bytes);
             if let Some(i) = kept.iter().position(fits) {
                 let block = kept.swap_remove(i);
-                return Ok(Memory { block, arena: self.clone(), host: None });
+                return Ok(CardMemory { block, arena: self.clone(), host: None });
             }
         }
         let near = state.free.range(wanted..=wanted + wanted / 4).find(|(_, blocks)| !blocks.is_empty());
@@ -145,17 +145,17 @@ impl Arena {
                 state.fresh(bytes)?
             }
         };
-        let block = Block { at, bytes, purpose: state.books.add(bytes) };
+        let block = MemoryBlock { at, bytes, purpose: state.books.add(bytes) };
         drop(state);
-        Ok(Memory { block, arena: self.clone(), host: None })
+        Ok(CardMemory { block, arena: self.clone(), host: None })
     }
 
     /// The same in the machine's memory, which the books of the card's do not count.
-    fn take_host(&self, bytes: usize) -> Result<Memory> {
+    fn take_host(&self, bytes: usize) -> Result<CardMemory> {
         let context = self.state().context.clone();
         let host = Pinned::new(&context, bytes.max(1))?;
-        let block = Block { at: host.at(0, 0) as u64, bytes, purpose: Purpose::default() };
-        Ok(Memory { block, arena: self.clone(), host: Some(host) })
+        let block = MemoryBlock { at: host.at(0, 0) as u64, bytes, purpose: Purpose::default() };
+        Ok(CardMemory { block, arena: self.clone(), host: Some(host) })
     }
 
     /// Bytes in use now, and the most there have ever been.
@@ -175,11 +175,11 @@ impl Arena {
     }
 
     /// Where memory went.
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self) -> MemoryReport {
         let state = self.state();
         let (used, total) = state.card();
         let most = used + (state.most_held - state.held);
-        Report { books: state.books, asked: state.asked, used, most, total }
+        MemoryReport { books: state.books, asked: state.asked, used, most, total }
     }
 
     /// A buffer with unspecified contents.
@@ -195,7 +195,7 @@ impl Arena {
     }
 }
 
-impl Arena {
+impl CardArena {
     /// A buffer in the machine's memory with unspecified contents.
     pub fn host_buffer(&self, dtype: DType, len: usize) -> Result<Buffer> {
         let bytes = len
@@ -219,13 +219,13 @@ impl Arena {
 
 /// Memory of a graph; goes back to its arena when dropped.
 pub(super) struct Held {
-    blocks: Vec<Block>,
-    arena: Arena,
+    blocks: Vec<MemoryBlock>,
+    arena: CardArena,
 }
 
 impl Held {
     /// Whether it was captured on the card of this arena.
-    pub(super) fn is_of(&self, arena: &Arena) -> bool {
+    pub(super) fn is_of(&self, arena: &CardArena) -> bool {
         Arc::ptr_eq(&self.arena.state, &arena.state)
     }
 }
@@ -233,12 +233,12 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         for block in self.blocks.drain(..) {
-            drop(Memory { block, arena: self.arena.clone(), host: None });
+            drop(CardMemory { block, arena: self.arena.clone(), host: None });
         }
     }
 }
 
-impl State {
+impl CardArenaState {
     fn fresh(&mut self, bytes: usize) -> Result<u64> {
         let mut at = 0;
         for attempt in 0..2 {
@@ -313,13 +313,13 @@ impl State {
     }
 }
 
-impl Drop for State {
+impl Drop for CardArenaState {
     fn drop(&mut self) {
         self.release(0);
     }
 }
 
-impl Drop for Memory {
+impl Drop for CardMemory {
     fn drop(&mut self) {
         let mut state = self.arena.state();
         if self.host.is_some() {
@@ -333,7 +333,7 @@ impl Drop for Memory {
             kept.push(self.block);
             return;
         }
-        let Block { at, bytes, purpose } = self.block;
+        let MemoryBlock { at, bytes, purpose } = self.block;
         state.books.remove(purpose, bytes);
         state.unused += bytes;
         state.free.entry(bytes).or_default().push(at);
@@ -342,11 +342,11 @@ impl Drop for Memory {
 
 /// Whether a buffer is of this arena, with room for as many elements as it says; of indices also whether the host knows
 /// them.
-pub(super) fn holds(arena: &Arena, b: &Buffer) -> bool {
+pub(super) fn holds(arena: &CardArena, b: &Buffer) -> bool {
     let Some(Data { memory, host, upper }) = b.data().downcast_ref::<Data>() else { return false };
     let known = b.dtype() != DType::U32 || host.as_ref().is_some_and(|ids| ids.len() == b.len());
     let size = if upper.is_some() { 2 } else { b.dtype().size() };
-    let fits = |m: &Memory| m.is_room(arena, b.len(), size);
+    let fits = |m: &CardMemory| m.is_room(arena, b.len(), size);
     known && memory.iter().chain(upper.as_deref()).all(fits)
 }
 
@@ -355,7 +355,7 @@ fn data(b: &Buffer) -> &Data {
 }
 
 /// A buffer of ids, known to the host as well.
-pub(super) fn index_buffer(memory: Memory, values: &[u32]) -> Buffer {
+pub(super) fn index_buffer(memory: CardMemory, values: &[u32]) -> Buffer {
     Buffer::new(
         DType::U32,
         values.len(),
@@ -389,7 +389,7 @@ pub fn ptr(b: &Buffer) -> u64 {
 pub(super) fn split_parts(b: &Buffer, at: usize) -> Option<[u64; 2]> {
     let Data { memory, upper, .. } = data(b);
     assert!(at <= b.len());
-    let from = |m: &Memory| m.ptr() + 2 * at as u64;
+    let from = |m: &CardMemory| m.ptr() + 2 * at as u64;
     upper.as_ref().map(|upper| [memory.as_ref().map_or(0, from), from(upper)])
 }
 

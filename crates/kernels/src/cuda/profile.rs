@@ -2,7 +2,7 @@
 //! printed to standard error when the card is closed.
 
 use super::context::check;
-use super::handles::{Context, Event};
+use super::handles::{CudaContext, StreamEvent};
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUstream};
 use std::collections::HashMap;
@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex};
 /// Start and end of one piece of work.
 struct Span {
     name: String,
-    events: [Event; 2],
+    events: [StreamEvent; 2],
 }
 
 /// Times, where they are wanted.
-pub(super) struct Profile(Option<(Mutex<Vec<Span>>, Arc<Context>)>);
+pub(super) struct Profile(Option<(Mutex<Vec<Span>>, Arc<CudaContext>)>);
 
 impl Profile {
-    pub(super) fn from_env(context: &Arc<Context>) -> Self {
+    pub(super) fn from_env(context: &Arc<CudaContext>) -> Self {
         let wanted = std::env::var_os("FERRL_PROFILE").is_some_and(|v| !v.is_empty() && v != "0");
         Profile(wanted.then(|| (Mutex::default(), context.clone())))
     }
@@ -38,7 +38,7 @@ impl Profile {
         if status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE {
             return work();
         }
-        let events = [Event::new(context, true)?, Event::new(context, true)?];
+        let events = [StreamEvent::new(context, true)?, StreamEvent::new(context, true)?];
         // SAFETY: live events; the stream is the card's.
         unsafe {
             check(sys::cuEventRecord(events[0].handle, stream), || "timing".into())?;

@@ -4,7 +4,7 @@
 //! card takes it. So several threads fill one room while the card reads the others.
 
 use super::context::{Cuda, check};
-use super::handles::{Context, Event, Pinned};
+use super::handles::{CudaContext, Pinned, StreamEvent};
 use crate::error::Result;
 use cudarc::driver::sys;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ const THREADS: usize = 8;
 pub(super) const LARGE: usize = 2 * ROOM;
 
 /// Page-locked rooms, and when the card has read each.
-pub(super) struct Rooms {
+pub(super) struct StagingBuffers {
     memory: Pinned,
-    read: [Event; ROOMS],
+    read: [StreamEvent; ROOMS],
     threads: usize,
 }
 
-impl Rooms {
-    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
-        let event = || Event::new(context, false);
+impl StagingBuffers {
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self> {
+        let event = || StreamEvent::new(context, false);
         let read = [event()?, event()?, event()?, event()?];
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(THREADS);
-        Ok(Rooms { memory: Pinned::new(context, ROOMS * ROOM)?, read, threads })
+        Ok(StagingBuffers { memory: Pinned::new(context, ROOMS * ROOM)?, read, threads })
     }
 
     /// Copies to an address of the card that has room for all of it; the source may change as soon as this returns.

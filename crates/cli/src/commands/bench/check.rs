@@ -6,30 +6,36 @@ use self::curves::Curves;
 use super::parity::Fixtures;
 use crate::output::print;
 use ferrl_engine::checkpoint::InitOptions;
-use ferrl_engine::generate::{CacheOptions, Completion, Generator, Request, Sampler, SamplingParams};
+use ferrl_engine::generate::{
+    CacheOptions, Completion, GenerationRequest, Generator, Sampler, SamplingParams,
+};
 use ferrl_engine::model::{FAMILIES, Model, Options};
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
 use ferrl_engine::{Error, Result, nearest};
-use ferrl_kernels::check::{CASES, Check, Outcome};
+use ferrl_kernels::check::{CASES, Check, CheckOutcome};
 use ferrl_kernels::{BACKENDS, Backend, DType};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// What is asked for, the rows printed so far, and what went wrong.
-struct Table<'a> {
+struct CheckTable<'a> {
     only: &'a str,
     rows: usize,
     failures: usize,
 }
 
-impl Table<'_> {
+impl CheckTable<'_> {
     fn wants(&self, name: &str) -> bool {
         name.contains(self.only)
     }
 
     /// One line for a group of questions that is asked for, then one for each that failed.
-    fn ask(&mut self, name: &str, questions: impl FnOnce(&mut Vec<Outcome>) -> Result<()>) -> Result<()> {
+    fn ask(
+        &mut self,
+        name: &str,
+        questions: impl FnOnce(&mut Vec<CheckOutcome>) -> Result<()>,
+    ) -> Result<()> {
         let outcomes = self.row(name, questions)?;
         outcomes.iter().filter(|o| !o.is_right()).take(8).try_for_each(Self::line)
     }
@@ -38,13 +44,13 @@ impl Table<'_> {
     fn ask_each(
         &mut self,
         name: &str,
-        questions: impl FnOnce(&mut Vec<Outcome>) -> Result<()>,
+        questions: impl FnOnce(&mut Vec<CheckOutcome>) -> Result<()>,
     ) -> Result<()> {
         let outcomes = self.row(name, questions)?;
         outcomes.iter().try_for_each(Self::line)
     }
 
-    fn line(o: &Outcome) -> Result<()> {
+    fn line(o: &CheckOutcome) -> Result<()> {
         let verdict = if o.is_right() { "" } else { "  FAILED" };
         print(&format!("    {}: {:.3e}, allowed {:.3e}{verdict}\n", o.name, o.worst, o.limit))
     }
@@ -52,8 +58,8 @@ impl Table<'_> {
     fn row(
         &mut self,
         name: &str,
-        questions: impl FnOnce(&mut Vec<Outcome>) -> Result<()>,
-    ) -> Result<Vec<Outcome>> {
+        questions: impl FnOnce(&mut Vec<CheckOutcome>) -> Result<()>,
+    ) -> Result<Vec<CheckOutcome>> {
         let (mut outcomes, start) = (Vec::new(), Instant::now());
         if !self.wants(name) {
             return Ok(outcomes);
@@ -70,7 +76,7 @@ impl Table<'_> {
             self.failures += 1;
             print(&format!("{name}: {e}\n"))?;
         }
-        let share = |o: &Outcome| if o.limit > 0.0 { o.worst / o.limit } else { o.worst };
+        let share = |o: &CheckOutcome| if o.limit > 0.0 { o.worst / o.limit } else { o.worst };
         let worst = outcomes.iter().max_by(|a, b| share(a).total_cmp(&share(b)));
         let (most, limit) = worst.map_or((0.0, 0.0), |o| (o.worst, o.limit));
         let wrong = outcomes.iter().filter(|o| !o.is_right()).count();
@@ -94,7 +100,7 @@ pub fn run(
     let card = ferrl_kernels::open(device, threads)?;
     let cpu = (BACKENDS[0].open)(0, threads)?;
     print(&format!("{}\nagainst {}\n\n", card.describe(), cpu.describe()))?;
-    let mut table = Table { only, rows: 0, failures: 0 };
+    let mut table = CheckTable { only, rows: 0, failures: 0 };
     for (name, case) in CASES {
         table.ask(name, |out| case(&mut Check::new(&*cpu, &*card, &mut |o| out.push(o.clone()))))?;
     }
@@ -130,7 +136,7 @@ pub fn run(
 }
 
 /// Whole training runs; without one that is asked for, not even their folder is made.
-fn curve_checks(cpu: &Arc<dyn Backend>, card: &Arc<dyn Backend>, table: &mut Table<'_>) -> Result<()> {
+fn curve_checks(cpu: &Arc<dyn Backend>, card: &Arc<dyn Backend>, table: &mut CheckTable<'_>) -> Result<()> {
     let mut cases = Curves::cases()?;
     cases.retain(|c| table.wants(&c.name));
     if cases.is_empty() {
@@ -141,7 +147,7 @@ fn curve_checks(cpu: &Arc<dyn Backend>, card: &Arc<dyn Backend>, table: &mut Tab
 }
 
 /// The same training on several ranks that share the device.
-fn rank_checks(cpu: &Arc<dyn Backend>, device: &str, ranks: usize, table: &mut Table<'_>) -> Result<()> {
+fn rank_checks(cpu: &Arc<dyn Backend>, device: &str, ranks: usize, table: &mut CheckTable<'_>) -> Result<()> {
     let mut cases = Curves::cases()?;
     cases.iter_mut().for_each(|c| c.name = format!("{ranks} ranks {}", c.name));
     cases.retain(|c| table.wants(&c.name));
@@ -187,8 +193,8 @@ fn model(device: &Arc<dyn Backend>, init: &InitOptions, dtype: DType) -> Result<
     Model::random(device.clone(), init, Options { dtype, training: true, context: 0 })
 }
 
-fn outcome(name: impl Into<String>, worst: f64, limit: f64) -> Outcome {
-    Outcome { name: name.into(), worst: if worst.is_nan() { f64::INFINITY } else { worst }, limit }
+fn outcome(name: impl Into<String>, worst: f64, limit: f64) -> CheckOutcome {
+    CheckOutcome { name: name.into(), worst: if worst.is_nan() { f64::INFINITY } else { worst }, limit }
 }
 
 /// The largest; a NaN is larger than anything.
@@ -211,7 +217,7 @@ fn family_checks(
     card: &Arc<dyn Backend>,
     init: &InitOptions,
     dtype: DType,
-    out: &mut Vec<Outcome>,
+    out: &mut Vec<CheckOutcome>,
 ) -> Result<()> {
     // Log-probabilities beside the CPU's.
     let batch_of = |seed| batch(init.vocab, seed);
@@ -271,7 +277,7 @@ fn switches(
     card: &Arc<dyn Backend>,
     mut trainer: Trainer,
     vocab: usize,
-    out: &mut Vec<Outcome>,
+    out: &mut Vec<CheckOutcome>,
 ) -> Result<()> {
     let mut sampler = Sampler::new(&trainer.model, CacheOptions::fit(&trainer.model, 8, 160))?;
     let (mut different, mut first, mut last) = (0, 0, 0);
@@ -300,8 +306,8 @@ fn switches(
 /// Samples, scores what was sampled and trains on it; how many log-probabilities were sampled with other bits.
 fn turn(sampler: &mut Sampler, trainer: &mut Trainer, vocab: usize, turn: u32) -> Result<usize> {
     let temperature = [1.0, 0.7, 1.6][turn as usize % 3];
-    let requests: Vec<Request> = (0..6u32)
-        .map(|p| Request {
+    let requests: Vec<GenerationRequest> = (0..6u32)
+        .map(|p| GenerationRequest {
             prompt: (0..1 + (p * 13 + turn) % 70).map(|i| (i * 7 + p) % vocab as u32).collect(),
             params: SamplingParams {
                 temperature,
@@ -313,7 +319,7 @@ fn turn(sampler: &mut Sampler, trainer: &mut Trainer, vocab: usize, turn: u32) -
         })
         .collect();
     let completions = sampler.generate(&trainer.model, requests.clone())?;
-    let whole = |(r, c): (&Request, &Completion)| [&r.prompt[..], &c.ids[..]].concat();
+    let whole = |(r, c): (&GenerationRequest, &Completion)| [&r.prompt[..], &c.ids[..]].concat();
     let batch = Batch::of(requests.iter().zip(&completions).map(whole));
     let scored = stats(&trainer.model, &batch, temperature)?;
     let mut different = 0;

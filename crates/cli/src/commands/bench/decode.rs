@@ -1,9 +1,9 @@
 //! `ferrl bench decode`: many sequences at once.
 
-use super::report::{self, Work};
+use super::report::{self, TimedWork};
 use super::{HowArgs, ShapeArgs, forward_flops};
 use crate::options::{DeviceArgs, size};
-use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams};
+use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams};
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::{Error, Result};
 
@@ -50,12 +50,12 @@ fn measure(args: &Args, model: &Model, batch: usize) -> Result<()> {
     );
     let flops = forward_flops(&model.config, length as f64 / 2.0);
     let params = SamplingParams { max_new_tokens: args.new, ..SamplingParams::greedy() };
-    let request = |i: usize| Request {
+    let request = |i: usize| GenerationRequest {
         prompt: (i * args.prompt..(i + 1) * args.prompt).map(|t| (t * 7 % args.shape.vocab) as u32).collect(),
         params: params.clone(),
         stream: [0, i as u32, 0],
     };
-    let requests: Vec<Request> = (0..batch).map(request).collect();
+    let requests: Vec<GenerationRequest> = (0..batch).map(request).collect();
     let mut sampler = Sampler::new(model, CacheOptions::fit(model, batch, length))?;
     let mut once = || {
         sampler.invalidate(); // prompts are computed each time
@@ -68,7 +68,7 @@ fn measure(args: &Args, model: &Model, batch: usize) -> Result<()> {
         }
     };
     let (tokens, all) = (batch * args.new, batch * length);
-    let mut work = Work {
+    let mut work = TimedWork {
         title,
         tokens,
         flops: &|| flops * all as f64,

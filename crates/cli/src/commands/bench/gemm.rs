@@ -5,7 +5,7 @@ use super::report::{median, serve, spread};
 use crate::machine::{ensure_memory_of, peak_rss_mib};
 use crate::options::Compute;
 use crate::output::print;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use clap::ValueEnum;
 use ferrl_engine::Result;
 use ferrl_kernels::backend::LinearGrads;
@@ -21,7 +21,7 @@ use std::time::Instant;
 pub struct Args {
     /// Which shapes
     #[arg(long, value_enum, default_value = "all")]
-    table: Table,
+    table: GemmTable,
     /// Number format [default: both]
     #[arg(long, value_enum)]
     dtype: Option<Compute>,
@@ -42,7 +42,7 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Table {
+enum GemmTable {
     /// shapes of a training step
     Training,
     /// a few rows: decoding
@@ -52,33 +52,33 @@ enum Table {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Layout {
+enum GemmLayout {
     Nt,
     Nn,
     Tn,
 }
 
-impl Layout {
+impl GemmLayout {
     fn name(self) -> &'static str {
         match self {
-            Layout::Nt => "nt",
-            Layout::Nn => "nn",
-            Layout::Tn => "tn",
+            GemmLayout::Nt => "nt",
+            GemmLayout::Nn => "nn",
+            GemmLayout::Tn => "tn",
         }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Shape {
+struct GemmShape {
     table: &'static str,
     m: usize,
     n: usize,
     k: usize,
-    layout: Layout,
+    layout: GemmLayout,
 }
 
-fn shapes(args: &Args) -> Vec<Shape> {
-    use Layout::{Nn, Nt, Tn};
+fn shapes(args: &Args) -> Vec<GemmShape> {
+    use GemmLayout::{Nn, Nt, Tn};
     let training = [
         (2048, 256, 256, Nt),
         (2048, 1024, 256, Nt),
@@ -94,12 +94,12 @@ fn shapes(args: &Args) -> Vec<Shape> {
     ];
     let matrices = [(256, 256), (1024, 256), (896, 896), (4864, 896), (32000, 256), (151_936, 896)];
     let skinny = matrices.into_iter().flat_map(|(n, k)| [1, 8, 32].map(|m| (m, n, k, Nt)));
-    let named = |table| move |(m, n, k, layout)| Shape { table, m, n, k, layout };
+    let named = |table| move |(m, n, k, layout)| GemmShape { table, m, n, k, layout };
     let all = training.into_iter().map(named("training")).chain(skinny.map(named("skinny")));
-    let wanted = |s: &Shape| match args.table {
-        Table::Training => s.table == "training",
-        Table::Skinny => s.table == "skinny",
-        Table::All => true,
+    let wanted = |s: &GemmShape| match args.table {
+        GemmTable::Training => s.table == "training",
+        GemmTable::Skinny => s.table == "skinny",
+        GemmTable::All => true,
     };
     all.filter(wanted).filter(|s| s.n * s.k <= args.max_elements).collect()
 }
@@ -167,12 +167,12 @@ fn table_of(table: &str, dtype: DType, peak: f64, rows: &[&Value]) -> String {
 
 fn results(
     backend: &dyn Backend,
-    shapes: &[Shape],
+    shapes: &[GemmShape],
     dtypes: &[Compute],
     count: usize,
     window: f32,
 ) -> Result<Vec<Value>> {
-    let progress = Progress::new("measuring", (shapes.len() * dtypes.len()) as u64, "shapes");
+    let progress = ProgressLine::new("measuring", (shapes.len() * dtypes.len()) as u64, "shapes");
     let mut out = Vec::new();
     for dtype in dtypes {
         for s in shapes {
@@ -186,9 +186,9 @@ fn results(
     Ok(out)
 }
 
-fn measure(b: &dyn Backend, s: Shape, dtype: DType, count: usize, window: f64) -> Result<Vec<f64>> {
+fn measure(b: &dyn Backend, s: GemmShape, dtype: DType, count: usize, window: f64) -> Result<Vec<f64>> {
     let x = noise(b, dtype, s.m * s.k)?;
-    if s.layout == Layout::Tn {
+    if s.layout == GemmLayout::Tn {
         let y = noise(b, dtype, s.k * s.n)?;
         let mut dw = b.alloc(DType::F32, s.m * s.n)?;
         b.fill(&mut dw, 0.0)?;
@@ -196,7 +196,7 @@ fn measure(b: &dyn Backend, s: Shape, dtype: DType, count: usize, window: f64) -
             b.linear_dw(&x, &y, s.k, LinearGrads { weight: Some(&mut dw), bias: None, add: true })
         });
     }
-    let backward = s.layout == Layout::Nn;
+    let backward = s.layout == GemmLayout::Nn;
     let (n, k) = if backward { (s.k, s.n) } else { (s.n, s.k) };
     let mut weight = b.weight(n, k, dtype, backward)?;
     b.load_weight(&noise(b, DType::F32, n * k)?, &mut weight)?;

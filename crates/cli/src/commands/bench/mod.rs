@@ -32,7 +32,7 @@ use std::sync::Arc;
 #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 pub struct Args {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<Benchmark>,
     /// Check the device's results and their reproducibility
     #[arg(long)]
     check: bool,
@@ -55,7 +55,7 @@ pub struct Args {
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Benchmark {
     Train(train::Args),
     Decode(decode::Args),
     Grpo(rl_step::Args),
@@ -67,12 +67,12 @@ enum What {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.what {
-        Some(What::Train(args)) => train::run(args),
-        Some(What::Decode(args)) => decode::run(args),
-        Some(What::Grpo(args)) => rl_step::run(args),
-        Some(What::Gemm(args)) => gemm::run(args),
-        Some(What::Ranks(args)) => ranks::run(args),
-        Some(What::Memory(args)) => memory::run(args),
+        Some(Benchmark::Train(args)) => train::run(args),
+        Some(Benchmark::Decode(args)) => decode::run(args),
+        Some(Benchmark::Grpo(args)) => rl_step::run(args),
+        Some(Benchmark::Gemm(args)) => gemm::run(args),
+        Some(Benchmark::Ranks(args)) => ranks::run(args),
+        Some(Benchmark::Memory(args)) => memory::run(args),
         None => check::run(&args.device, args.threads, &args.only, args.fixtures.as_deref(), args.ranks),
     }
 }
@@ -196,9 +196,9 @@ impl ShapeArgs {
         options: Options,
         adapter: Option<AdapterOptions>,
     ) -> Result<Model> {
-        let use_of = Use::of(options.training, adapter.is_some());
+        let use_of = ModelUse::of(options.training, adapter.is_some());
         let init = self.init(&*device, options.context, use_of.bytes(&*device, options.dtype))?;
-        let storage = if use_of == Use::Train { StorageFormat::F32 } else { options.dtype.into() };
+        let storage = if use_of == ModelUse::Train { StorageFormat::F32 } else { options.dtype.into() };
         let mut model = Model::random_stored(device, &init, options, storage)?;
         if let Some(adapter) = adapter {
             model.adapt(&adapter, 0, |_| Ok(None))?;
@@ -216,19 +216,19 @@ impl ShapeArgs {
 
 /// What a model is for.
 #[derive(Clone, Copy, PartialEq)]
-enum Use {
+enum ModelUse {
     Decode,
     /// Of an adapter.
     Adapt,
     Train,
 }
 
-impl Use {
-    fn of(training: bool, adapts: bool) -> Use {
+impl ModelUse {
+    fn of(training: bool, adapts: bool) -> ModelUse {
         match (training, adapts) {
-            (false, _) => Use::Decode,
-            (true, true) => Use::Adapt,
-            (true, false) => Use::Train,
+            (false, _) => ModelUse::Decode,
+            (true, true) => ModelUse::Adapt,
+            (true, false) => ModelUse::Train,
         }
     }
 
@@ -236,13 +236,13 @@ impl Use {
     fn bytes(self, device: &dyn Backend, dtype: DType) -> usize {
         let shared = device.rounds_masters() && dtype == DType::Bf16;
         match self {
-            Use::Decode if shared => 2,
-            Use::Adapt if shared => 4,
+            ModelUse::Decode if shared => 2,
+            ModelUse::Adapt if shared => 4,
             // At least: its moments may be elsewhere.
-            Use::Train if shared => 8,
-            Use::Decode => 8,
-            Use::Adapt => 12,
-            Use::Train => 24,
+            ModelUse::Train if shared => 8,
+            ModelUse::Decode => 8,
+            ModelUse::Adapt => 12,
+            ModelUse::Train => 24,
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Small models of every family against what another library computed with them: `ferrl bench --check --fixtures`.
 
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams};
+use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams};
 use ferrl_engine::model::{Model, Options, family};
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::check::Outcome;
+use ferrl_kernels::check::CheckOutcome;
 use ferrl_kernels::{Backend, DType};
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -51,7 +51,7 @@ impl Fixtures {
     }
 
     /// Everything about one of them.
-    pub fn check(&self, card: &Arc<dyn Backend>, dir: &Path, out: &mut Vec<Outcome>) -> Result<()> {
+    pub fn check(&self, card: &Arc<dyn Backend>, dir: &Path, out: &mut Vec<CheckOutcome>) -> Result<()> {
         let reference = Reference::read(dir)?;
         let name = dir.file_name().map_or(String::new(), |n| n.to_string_lossy().into_owned());
         let theirs = self.bf16[&name].as_f64().unwrap_or(0.0);
@@ -110,7 +110,7 @@ impl Reference {
     }
 
     /// Log-probabilities and entropies, or scores.
-    fn values(&self, model: &Model, limit: f64, out: &mut Vec<Outcome>) -> Result<()> {
+    fn values(&self, model: &Model, limit: f64, out: &mut Vec<CheckOutcome>) -> Result<()> {
         let sequences = self.sequences()?;
         let got = stats(model, &Batch::of(sequences.clone()), 1.0)?;
         let columns: &[(&str, &[f32])] = match self.gives_scores() {
@@ -126,13 +126,13 @@ impl Reference {
                 most = most.max(worst(&values[start..start + want.len()], &want));
                 start += ids.len();
             }
-            out.push(Outcome { name: format!("{name} in {}", model.dtype.name()), worst: most, limit });
+            out.push(CheckOutcome { name: format!("{name} in {}", model.dtype.name()), worst: most, limit });
         }
         Ok(())
     }
 
     /// The gradient of every tensor, beside its largest element.
-    fn gradients(&self, model: Model, out: &mut Vec<Outcome>) -> Result<()> {
+    fn gradients(&self, model: Model, out: &mut Vec<CheckOutcome>) -> Result<()> {
         let mut trainer = Trainer::new(model, OptimizerOptions::default())?;
         let batch = Batch::of(self.sequences()?);
         trainer.forward(&batch)?;
@@ -169,12 +169,12 @@ impl Reference {
                 at += want.len();
             }
         }
-        out.push(Outcome { name: "gradients in f32".into(), worst: most, limit: CLOSE });
+        out.push(CheckOutcome { name: "gradients in f32".into(), worst: most, limit: CLOSE });
         Ok(())
     }
 
     /// Greedy continuations, token by token.
-    fn continuations(&self, model: &Model, out: &mut Vec<Outcome>) -> Result<()> {
+    fn continuations(&self, model: &Model, out: &mut Vec<CheckOutcome>) -> Result<()> {
         let Some(greedy) = self.json["greedy"].as_array() else { return Ok(()) };
         let (sequences, mut other) = (self.sequences()?, 0);
         for entry in greedy {
@@ -187,11 +187,11 @@ impl Reference {
             let prompt = sequences[entry["sequence"].as_u64().unwrap_or(0) as usize].clone();
             let cache = CacheOptions::fit(model, 1, prompt.len() + want.len());
             let params = SamplingParams { max_new_tokens: want.len(), ..SamplingParams::greedy() };
-            let request = Request { prompt, params, stream: [0; 3] };
+            let request = GenerationRequest { prompt, params, stream: [0; 3] };
             let got = Sampler::new(model, cache)?.generate(model, vec![request])?;
             other += got[0].ids.iter().zip(&want).filter(|(a, b)| a != b).count();
         }
-        out.push(Outcome { name: "greedy tokens that differ".into(), worst: other as f64, limit: 0.0 });
+        out.push(CheckOutcome { name: "greedy tokens that differ".into(), worst: other as f64, limit: 0.0 });
         Ok(())
     }
 }

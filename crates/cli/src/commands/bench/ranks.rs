@@ -105,7 +105,7 @@ pub fn run(args: &Args) -> Result<()> {
         });
         let rank = opened.rank();
         let shown = done.and_then(|(whole, own, same)| match rank {
-            0 => show(args, size, threads, &Results { whole, own, same, how: opened.describe() }),
+            0 => show(args, size, threads, &RankResults { whole, own, same, how: opened.describe() }),
             _ => Ok(()),
         });
         opened.finish();
@@ -125,7 +125,7 @@ pub fn run(args: &Args) -> Result<()> {
     })?;
     let same = all.iter().all(|s| s.timing.hash == all[0].timing.hash);
     let (own, how) = (all.swap_remove(0), "threads of one process".to_string());
-    show(args, size, threads, &Results { whole, own, same, how })
+    show(args, size, threads, &RankResults { whole, own, same, how })
 }
 
 /// What one rank measured.
@@ -238,14 +238,14 @@ fn link(ranks: &Ranks) -> Result<f64> {
     Ok((part.len() * (ranks.size() - 1)) as f64 / median(seconds).max(1e-9))
 }
 
-struct Results {
+struct RankResults {
     whole: Timing,
     own: Share,
     same: bool,
     how: String,
 }
 
-impl Results {
+impl RankResults {
     /// Seconds that a step on the ranks should take: as many micro-batches in turn as there are rounds, the exchange, the update.
     fn simulated(&self, rounds: usize) -> f64 {
         let Share { part, timing, link, .. } = &self.own;
@@ -253,7 +253,7 @@ impl Results {
     }
 }
 
-fn show(args: &Args, size: usize, threads: usize, r: &Results) -> Result<()> {
+fn show(args: &Args, size: usize, threads: usize, r: &RankResults) -> Result<()> {
     let budget = args.micro_batch.unwrap_or(args.batch.div_ceil(size) * args.seq);
     let rounds = plan(&vec![args.seq; args.batch], budget)?.len().div_ceil(size);
     let simulated = r.simulated(rounds);

@@ -3,7 +3,7 @@
 use super::HowArgs;
 use crate::machine::{START, peak_rss_mib};
 use crate::output::print;
-use crate::progress::Progress;
+use crate::progress::ProgressLine;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, DType, Purpose};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use std::io::BufRead;
 use std::time::Instant;
 
 /// Something that is done again and again.
-pub struct Work<'a> {
+pub struct TimedWork<'a> {
     /// What is measured, for people.
     pub title: String,
     /// Tokens of one time.
@@ -29,7 +29,7 @@ pub struct Work<'a> {
 }
 
 /// Measures and prints, or serves.
-pub fn run(how: &HowArgs, work: &mut Work<'_>) -> Result<()> {
+pub fn run(how: &HowArgs, work: &mut TimedWork<'_>) -> Result<()> {
     if how.worker {
         return serve(|count| {
             let seconds = measure(work.once, count, None)?;
@@ -37,7 +37,7 @@ pub fn run(how: &HowArgs, work: &mut Work<'_>) -> Result<()> {
         });
     }
     let ready = START.elapsed().as_secs_f64();
-    let progress = Progress::new("measuring", how.repeats as u64 + 1, "rounds");
+    let progress = ProgressLine::new("measuring", how.repeats as u64 + 1, "rounds");
     let first = measure(work.once, 1, Some(&progress))?[0];
     let seconds = measure(work.once, how.repeats, Some(&progress))?;
     drop(progress);
@@ -93,7 +93,7 @@ pub fn run(how: &HowArgs, work: &mut Work<'_>) -> Result<()> {
 fn measure(
     once: &mut dyn FnMut() -> Result<()>,
     count: usize,
-    progress: Option<&Progress>,
+    progress: Option<&ProgressLine>,
 ) -> Result<Vec<f64>> {
     let mut seconds = Vec::new();
     for _ in 0..count {

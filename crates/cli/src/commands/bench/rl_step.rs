@@ -1,12 +1,14 @@
 //! `ferrl bench grpo`: whole steps of the loop, as `ferrl train` takes them.
 
-use super::report::{self, Work};
-use super::scratch::Scratch;
-use super::{HowArgs, LoraArgs, ShapeArgs, Use, forward_flops};
+use super::report::{self, TimedWork};
+use super::scratch::ScratchDir;
+use super::{HowArgs, LoraArgs, ModelUse, ShapeArgs, forward_flops};
 use crate::options::{DeviceArgs, at_least_one, size};
 use ferrl::algo::GROUP_RELATIVE;
 use ferrl::experience::Metrics;
-use ferrl::recipe::{Adapter, Data, Model, Optim, Recipe, Reward, Rollout, Train};
+use ferrl::recipe::{
+    AdapterSettings, DataSettings, ModelSettings, Optim, Recipe, RewardSettings, Rollout, Train,
+};
 use ferrl::setup;
 use ferrl::train::Stage;
 use ferrl_engine::checkpoint::{SaveOptions, StorageFormat, init_model};
@@ -96,7 +98,7 @@ pub fn run(args: &Args) -> Result<()> {
             stage(args, dir, &device)?
         }
         None => {
-            let scratch = Scratch::new("step")?;
+            let scratch = ScratchDir::new("step")?;
             make_files(args, &scratch.0, &*device)?;
             stage(args, &scratch.0, &device)?
         }
@@ -117,7 +119,7 @@ pub fn run(args: &Args) -> Result<()> {
         flops.set((sampled + 3.0 * trained) * forward_flops(&stage.policy.model.config, context));
         Ok(())
     };
-    let mut work = Work {
+    let mut work = TimedWork {
         title,
         tokens: new,
         flops: &|| flops.get(),
@@ -166,14 +168,14 @@ fn recipe(args: &Args, dir: &Path) -> Result<Recipe> {
     let prompts = prompts.to_str().ok_or_else(|| Error::usage("not text").at(prompts.display()))?;
     Ok(Recipe {
         exact: !args.device.inexact,
-        model: Model { dtype: Some(args.device.dtype.dtype().name().into()), ..Default::default() },
-        adapter: args.lora.lora.map(|r| Adapter {
+        model: ModelSettings { dtype: Some(args.device.dtype.dtype().name().into()), ..Default::default() },
+        adapter: args.lora.lora.map(|r| AdapterSettings {
             r,
             alpha: r as f64,
             base: args.lora.base.clone(),
             ..Default::default()
         }),
-        data: Data { train: vec![prompts.into()], ..Default::default() },
+        data: DataSettings { train: vec![prompts.into()], ..Default::default() },
         algo: object(json!({ "name": GROUP_RELATIVE.name, "kl": { "coef": 0.0 } })),
         rollout: Rollout {
             prompts: args.prompts,
@@ -182,7 +184,7 @@ fn recipe(args: &Args, dir: &Path) -> Result<Recipe> {
             cache_mib: args.cache_mib,
             ..Default::default()
         },
-        reward: vec![Reward {
+        reward: vec![RewardSettings {
             verifier: Some("regex".into()),
             options: object(json!({ "pattern": "ab", "whole": false })),
             truncated: Some("score".into()), // nothing ends by itself here
@@ -204,7 +206,7 @@ fn make_files(args: &Args, dir: &Path, device: &dyn Backend) -> Result<()> {
     let lines: Vec<String> = (0..500).map(|_| text(30)).collect();
     let rows: String = (0..PROMPTS).map(|_| format!("{}\n", json!({ "prompt": text(args.words) }))).collect();
     let tokenizer = train_bpe(lines.into_iter(), args.shape.vocab, &["<pad>".into()])?;
-    let (dtype, use_of) = (args.device.dtype.dtype(), Use::of(true, args.lora.lora.is_some()));
+    let (dtype, use_of) = (args.device.dtype.dtype(), ModelUse::of(true, args.lora.lora.is_some()));
     let mut init = args.shape.init(device, args.context(), use_of.bytes(device, dtype))?;
     // Few words make few tokens; the rest of a larger vocabulary is sampled too, and gives no text.
     init.vocab = init.vocab.max(tokenizer.vocab_size());

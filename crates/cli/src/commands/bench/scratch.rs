@@ -4,9 +4,9 @@ use ferrl_engine::{Error, Result};
 use std::path::PathBuf;
 
 /// Removed, with all that is in it, when it goes out of scope or the program is interrupted.
-pub struct Scratch(pub PathBuf);
+pub struct ScratchDir(pub PathBuf);
 
-impl Scratch {
+impl ScratchDir {
     /// A new one; `name` tells those of one process apart.
     pub fn new(name: &str) -> Result<Self> {
         let path = std::env::temp_dir().join(format!("ferrl-bench-{name}-{}", std::process::id()));
@@ -19,11 +19,11 @@ impl Scratch {
         };
         // Only the first of a process is heard; where another is, the folder stays.
         let _ = crate::output::on_interrupt(interrupted);
-        Ok(Scratch(path))
+        Ok(ScratchDir(path))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }

@@ -1,6 +1,6 @@
 //! `ferrl bench train`: whole training steps.
 
-use super::report::{self, Work};
+use super::report::{self, TimedWork};
 use super::{HowArgs, LoraArgs, ShapeArgs, forward_flops, micro_batches};
 use crate::options::{DeviceArgs, at_least_one, size};
 use ferrl_engine::model::Options;
@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> Result<()> {
         trainer.update(1e-3)?;
         device.wait()
     };
-    let mut work = Work {
+    let mut work = TimedWork {
         title,
         tokens,
         flops: &|| flops * tokens as f64,

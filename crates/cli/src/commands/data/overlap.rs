@@ -1,9 +1,9 @@
 //! `ferrl data overlap`: training rows that give test rows away.
 
 use crate::output::print;
-use ferrl::data::hub::Cache;
-use ferrl::data::overlap::{Pair, Report, WORDS, between};
-use ferrl::data::{Dataset, Source};
+use ferrl::data::hub::HubCache;
+use ferrl::data::overlap::{OverlapPair, OverlapReport, WORDS, between};
+use ferrl::data::{DataSource, Dataset};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -33,15 +33,15 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let cache = Cache::from_env();
-    let train = Dataset::read(&Source::parse(&args.train)?, &cache)?;
-    let test = Dataset::read(&Source::held_out(&args.test)?, &cache)?;
+    let cache = HubCache::from_env();
+    let train = Dataset::read(&DataSource::parse(&args.train)?, &cache)?;
+    let test = Dataset::read(&DataSource::held_out(&args.test)?, &cache)?;
     let report = between(&[train], &[test], args.words)?;
     print(&if args.json { format!("{}\n", machine_readable(&report)) } else { text(&report, args) })
 }
 
-fn machine_readable(r: &Report) -> Value {
-    let pair = |p: &Pair| json!({"train": p.train, "test": p.test, "exact": p.exact});
+fn machine_readable(r: &OverlapReport) -> Value {
+    let pair = |p: &OverlapPair| json!({"train": p.train, "test": p.test, "exact": p.exact});
     json!({
         "train_rows": r.train_rows, "test_rows": r.test_rows, "overlapping_train_rows": r.pairs.len(),
         "overlapping_test_rows": r.met, "exact": r.pairs.iter().filter(|p| p.exact).count(),
@@ -49,7 +49,7 @@ fn machine_readable(r: &Report) -> Value {
     })
 }
 
-fn text(r: &Report, args: &Args) -> String {
+fn text(r: &OverlapReport, args: &Args) -> String {
     let exact = r.pairs.iter().filter(|p| p.exact).count();
     let mut out = format!(
         "{} of {} training rows overlap with {} of {} test rows: {exact} by the same prompt, {} by {} words in a row\n",

@@ -1,8 +1,8 @@
 //! `ferrl data steps`: the steps of worked solutions.
 
 use crate::data::{self, Row};
-use crate::output::Output;
-use ferrl::solution::{Kind, steps};
+use crate::output::JsonlOutput;
+use ferrl::solution::{SolutionKind, steps};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use std::path::PathBuf;
 pub struct Args {
     /// Whose solutions they are: gsm8k or math
     #[arg(long, value_name = "KIND", value_parser = kind)]
-    kind: Kind,
+    kind: SolutionKind,
     /// JSON lines to read; - is standard input
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
@@ -25,9 +25,9 @@ pub struct Args {
     output: PathBuf,
 }
 
-fn kind(name: &str) -> std::result::Result<Kind, String> {
-    let names = Kind::ALL.map(|(name, _)| name);
-    let found = Kind::ALL.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
+fn kind(name: &str) -> std::result::Result<SolutionKind, String> {
+    let names = SolutionKind::ALL.map(|(name, _)| name);
+    let found = SolutionKind::ALL.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
     found.ok_or_else(|| match nearest(name, names) {
         Some(near) => format!("expected one of {}; did you mean {near:?}?", names.join(", ")),
         None => format!("expected one of {}", names.join(", ")),
@@ -37,7 +37,7 @@ fn kind(name: &str) -> std::result::Result<Kind, String> {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let rows = data::rows_or_errors(&args.input)?;
-    let mut output = Output::beside(&args.output, &[&args.input])?;
+    let mut output = JsonlOutput::beside(&args.output, &[&args.input])?;
     let (all, mut split, mut total, mut first) = (rows.len(), 0usize, 0usize, None);
     for row in rows {
         let (mut fields, result) = match row {
@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn texts(kind: Kind, row: &Row) -> Result<Vec<String>> {
+fn texts(kind: SolutionKind, row: &Row) -> Result<Vec<String>> {
     let found = steps(kind, row.text("text")?).map_err(|e: Error| e.at(&row.place))?;
     Ok(found.into_iter().map(String::from).collect())
 }

@@ -1,7 +1,7 @@
 //! `ferrl data verdicts`: training data of generative verifiers.
 
 use crate::data;
-use crate::output::Output;
+use crate::output::JsonlOutput;
 use ferrl::credit::rows::files;
 use ferrl::reward::verdicts::{VerdictOptions, verdicts};
 use ferrl::reward::{Judgement, QUESTION};
@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
     let judgement = Judgement { question: args.question.clone(), ..Default::default() };
     let options = VerdictOptions { judgement, threshold: args.threshold, lambda: args.lambda };
     let made = verdicts(&rows, &options)?;
-    let mut output = Output::beside(&args.output, &paths)?;
+    let mut output = JsonlOutput::beside(&args.output, &paths)?;
     made.rows.iter().try_for_each(|row| output.row(row))?;
     output.finish()?;
     eprintln!(

@@ -3,12 +3,12 @@
 use super::{Args, find};
 use crate::options::{key_values, open_model};
 use crate::output::{print, warn};
-use crate::progress::Progress;
-use ferrl::data::hub::Cache;
+use crate::progress::ProgressLine;
+use ferrl::data::hub::HubCache;
 use ferrl::data::overlap::{WORDS, between};
-use ferrl::data::{Dataset, Source};
+use ferrl::data::{DataSource, Dataset};
 use ferrl::evaluate::pairs::{Accuracy, PairTable, compare, read};
-use ferrl::recipe::{MODEL_KINDS, Recipe, Reward};
+use ferrl::recipe::{MODEL_KINDS, Recipe, RewardSettings};
 use ferrl::reward::Rewards;
 use ferrl::verify::Hooks;
 use ferrl::warnings::Warnings;
@@ -22,12 +22,12 @@ pub fn run(args: &Args, source: &str) -> Result<()> {
     let dir = open_model(&found.model)?;
     let options = key_values(&args.judge)?;
     let model = Some(dir.path.display().to_string());
-    let reward = Reward { model, options, ..Default::default() };
+    let reward = RewardSettings { model, options, ..Default::default() };
     if let Some(kind) = reward.options.get("kind").filter(|_| reward.model_kind().is_none()) {
         let what = format!("unknown kind {kind}, expected one of {}", MODEL_KINDS.join(", "));
         return Err(Error::usage(what).at("--judge").fix("--judge kind=generative"));
     }
-    let data = Dataset::read(&Source::held_out(source)?, &Cache::from_env())?;
+    let data = Dataset::read(&DataSource::held_out(source)?, &HubCache::from_env())?;
     let mut pairs = read(&data)?;
     pairs.truncate(args.prompts.unwrap_or(usize::MAX));
     if pairs.is_empty() {
@@ -42,7 +42,7 @@ pub fn run(args: &Args, source: &str) -> Result<()> {
     recipe.seed = args.set.seed.unwrap_or(0);
     let backend = ferrl_kernels::open(args.set.device.as_deref().unwrap_or("auto"), args.set.threads)?;
     let rewards = Rewards::load(&recipe, recipe.dtype()?, &backend, &hooks)?;
-    let progress = Progress::new("comparing", pairs.len() as u64, "pairs");
+    let progress = ProgressLine::new("comparing", pairs.len() as u64, "pairs");
     let right = compare(&rewards, &pairs, &mut |n| progress.add(n as u64))?;
     drop(progress);
     warn(&hooks.warnings);
@@ -58,11 +58,11 @@ pub fn run(args: &Args, source: &str) -> Result<()> {
 
 /// Says which pairs the model was trained on: RewardBench itself was used as training data before.
 fn guard(own: &Path, test: &Dataset, warnings: &Warnings) -> Result<()> {
-    let cache = Cache::from_env();
+    let cache = HubCache::from_env();
     let stages = Recipe::load(own, &[])?.stages;
     let names = stages.iter().flat_map(|s| &s.recipe.data.train).filter(|n| !n.starts_with("task:"));
     // Files that have gone since the run began cannot be compared with.
-    let read = |name: &String| Dataset::read(&Source::parse(name).ok()?, &cache).ok();
+    let read = |name: &String| Dataset::read(&DataSource::parse(name).ok()?, &cache).ok();
     let train: Vec<Dataset> = names.filter_map(read).collect();
     let report = between(&train, std::slice::from_ref(test), WORDS)?;
     if let Some(first) = report.pairs.first() {

@@ -1,11 +1,11 @@
 //! `ferrl eval --suite`: the settings of a published benchmark, and the tables of its results.
 
-use super::{Args, Job};
-use ferrl::data::hub::Cache;
+use super::{Args, EvalJob};
+use ferrl::data::hub::HubCache;
 use ferrl::data::overlap::{WORDS, between};
-use ferrl::data::{Dataset, Source};
+use ferrl::data::{DataSource, Dataset};
 use ferrl::evaluate::{Answered, Summary};
-use ferrl::recipe::{Recipe, Reward};
+use ferrl::recipe::{Recipe, RewardSettings};
 use ferrl::suite::{self, Entry, SEVERAL, Use};
 use ferrl::warnings::Warnings;
 use ferrl_engine::chat::ChatTemplate;
@@ -79,7 +79,8 @@ fn recipe(args: &Args, base: &Recipe, dir: &ModelDir, entry: &Entry, path: Optio
     r.data.max_length = dir.config.max_context().unwrap_or(r.data.max_length).max(1);
     let truncated = args.score_truncated.then(|| "score".to_string());
     let options = entry.options()?;
-    r.reward = vec![Reward { verifier: Some(verifier.into()), options, truncated, ..Default::default() }];
+    r.reward =
+        vec![RewardSettings { verifier: Some(verifier.into()), options, truncated, ..Default::default() }];
     r.eval.samples = args.samples.unwrap_or(1);
     let own = entry.sampling;
     let usual = if own.temperature == 0.0 && r.eval.samples > 1 { SEVERAL } else { own.temperature };
@@ -99,15 +100,15 @@ pub fn warn_overlap(
     suites: &[(Option<&'static Entry>, Recipe)],
     warnings: &Warnings,
 ) -> Result<()> {
-    let cache = Cache::from_env();
+    let cache = HubCache::from_env();
     let stages = Recipe::load(own, &[])?.stages;
     let names = stages.iter().flat_map(|s| &s.recipe.data.train).filter(|n| !n.starts_with("task:"));
     // Files that have gone since the run began cannot be compared with.
-    let read = |name: &String| Dataset::read(&Source::parse(name).ok()?, &cache).ok();
+    let read = |name: &String| Dataset::read(&DataSource::parse(name).ok()?, &cache).ok();
     let train: Vec<Dataset> = names.filter_map(read).collect();
     let mut said = Vec::new();
     for recipe in suites.iter().map(|(_, recipe)| recipe) {
-        let test = Dataset::read(&Source::held_out(&recipe.eval.data[0])?, &cache)?;
+        let test = Dataset::read(&DataSource::held_out(&recipe.eval.data[0])?, &cache)?;
         let report = between(&train, &[test], WORDS)?;
         if let Some(first) = report.pairs.first() {
             let name = &recipe.eval.data[0];
@@ -127,7 +128,7 @@ pub fn warn_overlap(
 /// What came of one suite.
 struct SuiteResult<'a> {
     entry: &'static Entry,
-    job: &'a Job,
+    job: &'a EvalJob,
     summary: Summary,
     /// Accuracy by the values of each column that the suite is split by.
     groups: Vec<(&'static str, BTreeMap<String, Summary>)>,
@@ -136,7 +137,7 @@ struct SuiteResult<'a> {
 }
 
 impl<'a> SuiteResult<'a> {
-    fn new(entry: &'static Entry, job: &'a Job, ks: &[usize]) -> Self {
+    fn new(entry: &'static Entry, job: &'a EvalJob, ks: &[usize]) -> Self {
         let samples = job.recipe.eval.samples;
         let by = |column: &'static str| {
             let mut parts: BTreeMap<String, Vec<Answered>> = BTreeMap::new();
@@ -188,7 +189,7 @@ fn macro_average(results: &[SuiteResult<'_>]) -> Option<f64> {
 }
 
 /// The tables, or one JSON object.
-pub fn show(model: &str, jobs: &[Job], ks: &[usize], seed: u64, as_json: bool) -> String {
+pub fn show(model: &str, jobs: &[EvalJob], ks: &[usize], seed: u64, as_json: bool) -> String {
     let asked = jobs.iter().filter(|job| job.asked > 0);
     let results: Vec<SuiteResult<'_>> =
         asked.filter_map(|job| Some(SuiteResult::new(job.suite?, job, ks))).collect();
@@ -248,7 +249,7 @@ pub fn show(model: &str, jobs: &[Job], ks: &[usize], seed: u64, as_json: bool) -
         }
     }
     let (tokens, seconds) =
-        (jobs.iter().map(Job::tokens).sum::<usize>(), jobs.iter().map(|j| j.seconds).sum::<f64>());
+        (jobs.iter().map(EvalJob::tokens).sum::<usize>(), jobs.iter().map(|j| j.seconds).sum::<f64>());
     let rate = tokens as f64 / seconds.max(1e-9);
     let _ = writeln!(out, "\n{tokens} tokens in {seconds:.1} s ({rate:.0} tokens/s)");
     let lost: usize = results.iter().map(|r| r.summary.lost).sum();

@@ -2,8 +2,8 @@
 
 use super::Args;
 use crate::data::{self, Row};
-use crate::output::{Output, say};
-use crate::text::Text;
+use crate::output::{JsonlOutput, say};
+use crate::text::ModelText;
 use ferrl::episode::Environments;
 use ferrl::program::{Finished, Program};
 use ferrl::rollout::Actor;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 const ROOM: usize = 4096;
 
 /// Runs a program for every input row, or once.
-pub fn run(args: &Args, path: &Path, (dir, text): (&ModelDir, &Text), stops: &Stops) -> Result<()> {
+pub fn run(args: &Args, path: &Path, (dir, text): (&ModelDir, &ModelText), stops: &Stops) -> Result<()> {
     let failed = |e: std::io::Error| Error::usage(format!("cannot read: {e}")).at(path.display());
     let source = std::fs::read_to_string(path).map_err(failed)?;
     let program = Program::new(&source).map_err(|e| e.at(path.display()))?;
@@ -31,7 +31,7 @@ pub fn run(args: &Args, path: &Path, (dir, text): (&ModelDir, &Text), stops: &St
     let inputs: Vec<&Path> = args.input.iter().map(PathBuf::as_path).chain([path]).collect();
     let output = match (&args.output, &args.input) {
         (None, None) => None,
-        (out, _) => Some(Output::beside(out.as_deref().unwrap_or(Path::new("-")), &inputs)?),
+        (out, _) => Some(JsonlOutput::beside(out.as_deref().unwrap_or(Path::new("-")), &inputs)?),
     };
     let context = ROOM.min(dir.config.max_positions);
     let model = args.model.load(dir, context)?;

@@ -9,7 +9,7 @@ use crate::Result;
 use crate::checkpoint::Numbers;
 use crate::model::gradient::{Grads, Taken};
 use crate::model::weights::{Model, Param};
-use crate::model::{Config, Kind, ParamId, ParamShape};
+use crate::model::{Config, ParamId, ParamKind, ParamShape};
 use ferrl_kernels::backend::{ColumnsOf, LinearGrads, LowRank, LowRankGrad};
 use ferrl_kernels::philox::{name_words, normals, philox4x32, uniform};
 use ferrl_kernels::{Buffer, DType, Purpose, Weight};
@@ -21,11 +21,11 @@ pub struct Adapter {
     pub options: AdapterOptions,
     /// What is trained whole beside it.
     pub saved: Vec<SavedTensor>,
-    parts: Vec<Part>,
+    parts: Vec<ModuleAdapter>,
 }
 
 /// The adapter of one module.
-struct Part {
+struct ModuleAdapter {
     module: LoraModule,
     /// Indices of `A` and `B` among the model's parameters.
     a: usize,
@@ -40,14 +40,14 @@ pub type Values = [Vec<f32>; 2];
 
 /// How much of an adapter's change is left once weights are rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Arrived {
+pub struct AdapterRounding {
     /// Sum over weights of the change times itself.
     pub intended: f64,
     /// Sum of the change times what it becomes.
     pub arrived: f64,
 }
 
-impl Arrived {
+impl AdapterRounding {
     /// The fraction that arrives; `None` where nothing has changed.
     pub fn fraction(self) -> Option<f64> {
         (self.intended > 0.0).then(|| self.arrived / self.intended)
@@ -87,7 +87,7 @@ impl Adapter {
         all
     }
 
-    fn of(&self, weight: usize) -> impl Iterator<Item = &Part> {
+    fn of(&self, weight: usize) -> impl Iterator<Item = &ModuleAdapter> {
         self.parts.iter().filter(move |part| part.module.param == weight)
     }
 
@@ -179,11 +179,11 @@ impl Model {
         Ok(())
     }
 
-    fn part(&mut self, module: LoraModule, [a, b]: &Values) -> Result<Part> {
+    fn part(&mut self, module: LoraModule, [a, b]: &Values) -> Result<ModuleAdapter> {
         let LoraModule { rows, cols, r, .. } = module;
         let of = self.params[module.param].shape.id;
         let index = module.part as u8;
-        let mut add = |kind: Kind, cols: usize, values: &[f32]| -> Result<usize> {
+        let mut add = |kind: ParamKind, cols: usize, values: &[f32]| -> Result<usize> {
             let shape = ParamShape { id: ParamId { kind, ..of }, rows: r, cols };
             let mut master = self.backend.alloc(DType::F32, shape.len())?;
             self.backend.write(&mut master, 0, values)?;
@@ -191,10 +191,10 @@ impl Model {
             self.params.push(Param { shape, master, own, whole: None, derived: None, turned: None });
             Ok(self.params.len() - 1)
         };
-        let (a, b) = (add(Kind::LoraA(index), cols, a)?, add(Kind::LoraB(index), rows, b)?);
+        let (a, b) = (add(ParamKind::LoraA(index), cols, a)?, add(ParamKind::LoraB(index), rows, b)?);
         let form = |cols| self.backend.weight(r, cols, self.dtype, false);
         let (scaled_a, scaled_b) = (form(cols)?, form(rows)?);
-        Ok(Part { module, a, b, scaled_a, scaled_b })
+        Ok(ModuleAdapter { module, a, b, scaled_a, scaled_b })
     }
 
     /// Lengths of what [`Model::merge`] works on.
@@ -286,7 +286,7 @@ impl Model {
         let scaled = adapter.of(weight).map(|part| self.scaled(part.b, part.module.scale));
         let scaled = scaled.collect::<Result<Vec<_>>>()?;
         let part = |(part, b)| {
-            let &Part { ref module, a, .. } = part;
+            let &ModuleAdapter { ref module, a, .. } = part;
             LowRank { row: module.row, a: self.master(a), b, r: module.r }
         };
         let parts: Vec<LowRank<'_>> = adapter.of(weight).zip(&scaled).map(part).collect();
@@ -339,7 +339,7 @@ impl Model {
 
     /// How much of the adapter's change of one layer arrives in its weights, where these are rounded to bf16; layers take
     /// turns by the version of the weights.
-    pub fn arrived(&self) -> Result<Option<Arrived>> {
+    pub fn arrived(&self) -> Result<Option<AdapterRounding>> {
         let (Some(adapter), DType::Bf16, b) = (&self.adapter, self.dtype, &*self.backend) else {
             return Ok(None);
         };
@@ -349,7 +349,7 @@ impl Model {
         let layers: Vec<usize> =
             adapter.weights().into_iter().filter_map(|w| self.params[w].shape.id.layer).collect();
         let Some(&layer) = layers.get(self.version as usize % layers.len().max(1)) else { return Ok(None) };
-        let mut sum = Arrived::default();
+        let mut sum = AdapterRounding::default();
         for weight in adapter.weights() {
             if self.params[weight].shape.id.layer != Some(layer) {
                 continue;

@@ -1,7 +1,7 @@
 //! Which tensors of a model are adapted, and which are trained whole beside them.
 
 use super::{AdapterOptions, Bias, Modules, ends_with, matches};
-use crate::model::{Config, Kind, Part, RowOrder, Slot, family};
+use crate::model::{Config, ParamKind, Part, RowOrder, Slot, family};
 use crate::{Error, Result, nearest};
 use std::ops::Range;
 
@@ -57,7 +57,7 @@ pub fn lora_modules(config: &Config, options: &AdapterOptions) -> Result<Vec<Lor
     let (mut found, mut linear) = (Vec::new(), Vec::new());
     for (param, tensor) in family(config.family)?.tensors(config).into_iter().enumerate() {
         let id = tensor.param.id;
-        if id.kind != Kind::Weight || !id.slot.is_linear() {
+        if id.kind != ParamKind::Weight || !id.slot.is_linear() {
             continue;
         }
         let mut row = 0;
@@ -208,7 +208,7 @@ pub fn saved_tensors(config: &Config, options: &AdapterOptions) -> Result<Vec<Sa
                 .fix("leave it out: PEFT would load it as the embedding alone"));
             }
             let of_adapted = adapted.iter().any(|m| m.name == name);
-            let bias = id.kind == Kind::Bias
+            let bias = id.kind == ParamKind::Bias
                 && match options.bias {
                     Bias::None => false,
                     Bias::All => true,
@@ -217,7 +217,7 @@ pub fn saved_tensors(config: &Config, options: &AdapterOptions) -> Result<Vec<Sa
             if named.is_empty() && !bias && id.slot != Slot::Value {
                 continue;
             }
-            if of_adapted && id.kind == Kind::Weight {
+            if of_adapted && id.kind == ParamKind::Weight {
                 return Err(Error::usage(format!("{name:?} is adapted and trained whole at once"))
                     .at("adapter.modules_to_save")
                     .fix(format!("leave it out, or adapter.exclude_modules = [{name:?}]")));

@@ -1,6 +1,6 @@
 //! From losses per token to one number: what each token weighs.
 
-use crate::experience::{ByRole, Counts, Loss, Metrics, MicroBatch, Role, Sequence};
+use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role, Sequence, UpdateCounts};
 use ferrl_engine::train::Stats;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub enum Aggregate {
 
 impl Aggregate {
     /// The weight of one token of a sequence; `length` is the fixed length of [`Aggregate::Constant`].
-    pub fn weight(self, s: &Sequence, counts: &Counts, length: usize) -> f64 {
+    pub fn weight(self, s: &Sequence, counts: &UpdateCounts, length: usize) -> f64 {
         let own = s.weight as f64;
         match self {
             Aggregate::Token => own / counts.tokens,
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn weights_add_up_as_named() {
         let all = [sequence(0, 2), sequence(1, 6)];
-        let counts = Counts::of(&all);
+        let counts = UpdateCounts::of(&all);
         let total = |a: Aggregate| -> Vec<f64> {
             all.iter().map(|s| a.weight(s, &counts, 8) * s.action_count() as f64).collect()
         };

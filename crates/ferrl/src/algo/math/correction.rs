@@ -11,7 +11,7 @@ pub struct Correction {
     /// The kind.
     pub kind: CorrectionKind,
     /// Whether tokens or whole sequences are weighed.
-    pub level: Level,
+    pub level: CorrectionLevel,
     /// Largest weight; beyond it truncated to it, or masked out. (0, 1000000]
     pub cap: Option<f64>,
     /// Smallest weight; below it masked out (masks only). [0, 1000000]
@@ -34,7 +34,7 @@ pub enum CorrectionKind {
 /// What is weighed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
+pub enum CorrectionLevel {
     /// Each token by itself.
     #[default]
     Token,
@@ -57,8 +57,8 @@ impl Correction {
         };
         let gap = |(o, s): (&f32, &f32)| *o as f64 - *s as f64;
         match self.level {
-            Level::Token => old.iter().zip(sampled).map(|p| bound(gap(p)) as f32).collect(),
-            Level::Sequence => {
+            CorrectionLevel::Token => old.iter().zip(sampled).map(|p| bound(gap(p)) as f32).collect(),
+            CorrectionLevel::Sequence => {
                 let total: f64 = old.iter().zip(sampled).map(gap).sum();
                 vec![bound(total) as f32; old.len()]
             }
@@ -74,16 +74,19 @@ mod tests {
     fn weights_are_one_on_policy_and_bounded_off_it() {
         let logp = [-1.0f32, -2.0];
         for kind in [CorrectionKind::None, CorrectionKind::Truncate, CorrectionKind::Mask] {
-            for level in [Level::Token, Level::Sequence] {
+            for level in [CorrectionLevel::Token, CorrectionLevel::Sequence] {
                 let c = Correction { kind, level, cap: Some(1.5), floor: Some(0.5) };
                 assert_eq!(c.weights(&logp, &logp), [1.0, 1.0]);
             }
         }
         let c = |kind, level| Correction { kind, level, cap: Some(1.5), floor: Some(0.5) };
         let sampled = [-2.0f32, -2.2];
-        let t = c(CorrectionKind::Truncate, Level::Token).weights(&logp, &sampled);
+        let t = c(CorrectionKind::Truncate, CorrectionLevel::Token).weights(&logp, &sampled);
         assert!(t[0] == 1.5 && (t[1] - 0.2f32.exp()).abs() < 1e-6);
-        assert_eq!(c(CorrectionKind::Mask, Level::Token).weights(&logp, &sampled)[0], 0.0);
-        assert_eq!(c(CorrectionKind::Truncate, Level::Sequence).weights(&logp, &sampled), [1.5, 1.5]);
+        assert_eq!(c(CorrectionKind::Mask, CorrectionLevel::Token).weights(&logp, &sampled)[0], 0.0);
+        assert_eq!(
+            c(CorrectionKind::Truncate, CorrectionLevel::Sequence).weights(&logp, &sampled),
+            [1.5, 1.5]
+        );
     }
 }

@@ -62,7 +62,7 @@ pub struct Bounds {
 
 /// A token's loss and what happened to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Term {
+pub struct TokenLoss {
     /// The loss of this token.
     pub loss: f64,
     /// d loss / d log-ratio, which for a token's own ratio is d loss / d logp.
@@ -77,14 +77,14 @@ pub struct Term {
 
 impl Surrogate {
     /// The loss of one token with this log-ratio, log-probability and advantage.
-    pub fn term(self, log_ratio: f64, logp: f64, a: f64, bounds: Bounds) -> Term {
+    pub fn term(self, log_ratio: f64, logp: f64, a: f64, bounds: Bounds) -> TokenLoss {
         let ratio = exp(log_ratio);
         let free =
-            Term { loss: -ratio * a, slope: -ratio * a, ratio, clipped_low: false, clipped_high: false };
+            TokenLoss { loss: -ratio * a, slope: -ratio * a, ratio, clipped_low: false, clipped_high: false };
         match self {
             Surrogate::Ratio => free,
-            Surrogate::Logp => Term { loss: -a * logp, slope: -a, ..free },
-            Surrogate::Kimi => Term {
+            Surrogate::Logp => TokenLoss { loss: -a * logp, slope: -a, ..free },
+            Surrogate::Kimi => TokenLoss {
                 loss: (0.5 * bounds.tau * log_ratio - a) * log_ratio,
                 slope: bounds.tau * log_ratio - a,
                 ..free
@@ -92,10 +92,10 @@ impl Surrogate {
             Surrogate::Clip => {
                 let clipped_low = a < 0.0 && ratio < 1.0 - bounds.low;
                 let clipped_high = a > 0.0 && ratio > 1.0 + bounds.high;
-                let held = |bound: f64| Term { loss: -bound * a, slope: 0.0, ..free };
+                let held = |bound: f64| TokenLoss { loss: -bound * a, slope: 0.0, ..free };
                 match bounds.dual {
-                    _ if clipped_low => Term { clipped_low, ..held(1.0 - bounds.low) },
-                    _ if clipped_high => Term { clipped_high, ..held(1.0 + bounds.high) },
+                    _ if clipped_low => TokenLoss { clipped_low, ..held(1.0 - bounds.low) },
+                    _ if clipped_high => TokenLoss { clipped_high, ..held(1.0 + bounds.high) },
                     Some(dual) if a < 0.0 && ratio > dual => held(dual),
                     _ => free,
                 }
@@ -107,7 +107,7 @@ impl Surrogate {
                     return free;
                 }
                 let loss = -a * cap * (1.0 + log_ratio - ln(cap));
-                Term { loss, slope: -a * cap, clipped_high: true, ..free }
+                TokenLoss { loss, slope: -a * cap, clipped_high: true, ..free }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! From rewards to advantages, over everything the update learns from.
 
-use super::{Baseline, Place, Policy};
+use super::{Baseline, KlPlacement, Policy};
 use crate::algo::math::advantage::{EPSILON, Normalise, centre, gae};
 use crate::algo::math::mean_std;
 use crate::experience::{Experience, Metrics};
@@ -35,7 +35,7 @@ impl Policy {
                 let estimates = self.kl.estimates(&pick(&s.old_logp), &pick(&s.ref_logp)).0;
                 for (&i, kl) in at.iter().zip(estimates) {
                     total += kl;
-                    if self.kl.place == Place::Reward {
+                    if self.kl.place == KlPlacement::Reward {
                         s.reward[i] -= (kl_coef * kl) as f32;
                     }
                 }
@@ -51,7 +51,7 @@ impl Policy {
             _ if self.advantage.parts => self.part_advantages(e),
             _ => self.return_advantages(e, moving),
         }
-        if self.uses_reference() && self.kl.place == Place::Advantage {
+        if self.uses_reference() && self.kl.place == KlPlacement::Advantage {
             for s in &mut e.sequences {
                 let at: Vec<usize> = s.actions().collect();
                 let pick = |c: &[f32]| at.iter().map(|&i| c[i]).collect::<Vec<f32>>();

@@ -1,10 +1,10 @@
 //! The token loss: surrogate, KL, entropy bonus, and the loss of the critic if there is one.
 
-use super::{Baseline, Place, Policy};
+use super::{Baseline, KlPlacement, Policy};
 use crate::algo::math::aggregate::Aggregate;
 use crate::algo::math::kl::Estimator;
-use crate::algo::math::surrogate::{Bounds, Term};
-use crate::experience::{ByRole, Counts, Loss, Mean, Metrics, MicroBatch, Role, Sequence};
+use crate::algo::math::surrogate::{Bounds, TokenLoss};
+use crate::experience::{ByRole, Loss, Mean, Metrics, MicroBatch, Role, Sequence, UpdateCounts};
 use ferrl_engine::train::{StatGrads, Stats};
 
 /// Sums over the tokens of a micro-batch.
@@ -19,7 +19,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, entropy: f64, t: &Term) {
+    fn add(&mut self, entropy: f64, t: &TokenLoss) {
         self.entropy.add(entropy);
         self.ratio.add(t.ratio);
         self.low.add(f64::from(t.clipped_low));
@@ -117,7 +117,7 @@ impl Policy {
 
     /// What a token's KL is multiplied with before its weight in the loss: with `kl.sum` what that divides by beside the
     /// number of completions.
-    fn kl_scale(&self, s: &Sequence, counts: &Counts) -> f64 {
+    fn kl_scale(&self, s: &Sequence, counts: &UpdateCounts) -> f64 {
         match self.aggregate {
             _ if !self.kl.sum => 1.0,
             Aggregate::Token => counts.tokens / counts.trajectories,
@@ -136,7 +136,7 @@ impl Policy {
         (w, kl_coef): (f64, f64),
         grads: &mut StatGrads,
     ) -> Option<(Vec<f64>, Vec<f64>)> {
-        if kl_coef <= 0.0 || self.kl.place != Place::Loss {
+        if kl_coef <= 0.0 || self.kl.place != KlPlacement::Loss {
             return None;
         }
         let (mut values, mut slopes) = match self.kl.estimator {

@@ -5,7 +5,7 @@
 //! is the file's SHA-256 where the hub keeps it as a large file, else its git hash), and only then gets its name; a
 //! snapshot's links and its ref come last. So what can be found is whole.
 
-use super::{Cache, Repo};
+use super::{HubCache, Repo};
 use ferrl_engine::{Error, Result};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use serde_json::Value;
@@ -67,7 +67,7 @@ impl Hub {
     /// Brings a repository into the cache; its snapshot folder. `wanted` says which of its files.
     pub fn snapshot(
         &self,
-        cache: &Cache,
+        cache: &HubCache,
         (repo, id, revision): (Repo, &str, &str),
         wanted: &dyn Fn(&str) -> bool,
     ) -> Result<PathBuf> {

@@ -4,43 +4,43 @@ use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 
 use super::value::*;
-use super::{Content, Fields};
+use super::{Content, RowFields};
 use crate::data::{Row, kind};
 
 /// Names of the column that holds a conversation.
 const CONVERSATION: [&str; 2] = ["messages", "conversations"];
 
 /// Reads the columns of a row and remembers which were used.
-pub struct Reader<'a> {
+pub struct RowReader<'a> {
     row: &'a Row,
     /// Stands in for the row's own prompt.
     prompt: Option<String>,
     used: Vec<&'static str>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> RowReader<'a> {
     pub fn new(row: &'a Row, prompt: Option<String>) -> Self {
-        Reader { row, prompt, used: Vec::new() }
+        RowReader { row, prompt, used: Vec::new() }
     }
 
     pub fn used(&self) -> &[&'static str] {
         &self.used
     }
 
-    pub fn sft(&mut self) -> Result<Option<Fields>> {
+    pub fn sft(&mut self) -> Result<Option<RowFields>> {
         if self.prompt.is_none()
             && let Some(messages) = self.messages()?
             && is_assistant(messages.last())
         {
-            return Ok(Some(Fields::Conversation(messages)));
+            return Ok(Some(RowFields::Conversation(messages)));
         }
         self.used.clear();
         if let (Some(prompt), Some(completion)) = (self.prompt()?, self.completion()?) {
-            return Ok(Some(Fields::Completion { prompt, completion }));
+            return Ok(Some(RowFields::Completion { prompt, completion }));
         }
         self.used.clear();
         if let Some(text) = self.text("text")?.filter(|_| self.prompt.is_none()) {
-            return Ok(Some(Fields::Text(text)));
+            return Ok(Some(RowFields::Text(text)));
         }
         match self.messages()? {
             // Messages, and nothing that answers them.
@@ -53,16 +53,18 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub fn preference(&mut self) -> Result<Option<Fields>> {
+    pub fn preference(&mut self) -> Result<Option<RowFields>> {
         let (Some(chosen), Some(rejected)) = (self.content("chosen")?, self.content("rejected")?) else {
             return Ok(None);
         };
         let before = self.used.len();
         Ok(Some(match (chosen, rejected) {
             (Content::Text(chosen), Content::Text(rejected)) => match self.prompt()? {
-                Some(prompt) => {
-                    Fields::Pair { prompt, chosen: Content::Text(chosen), rejected: Content::Text(rejected) }
-                }
+                Some(prompt) => RowFields::Pair {
+                    prompt,
+                    chosen: Content::Text(chosen),
+                    rejected: Content::Text(rejected),
+                },
                 None => split_texts(&chosen, &rejected),
             },
             (Content::Messages(chosen), Content::Messages(rejected)) => {
@@ -73,7 +75,7 @@ impl<'a> Reader<'a> {
                 }
                 let answer = is_assistant(chosen.first()) && is_assistant(rejected.first());
                 match self.prompt()? {
-                    Some(prompt) if answer => Fields::Pair {
+                    Some(prompt) if answer => RowFields::Pair {
                         prompt,
                         chosen: Content::Messages(chosen),
                         rejected: Content::Messages(rejected),
@@ -97,7 +99,7 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    pub fn step_preference(&mut self) -> Result<Option<Fields>> {
+    pub fn step_preference(&mut self) -> Result<Option<RowFields>> {
         let (Some(before), Some(chosen), Some(rejected), Some(prompt)) = (
             self.text("initial_reason_steps")?,
             self.text("chosen")?,
@@ -106,10 +108,10 @@ impl<'a> Reader<'a> {
         ) else {
             return Ok(None);
         };
-        Ok(Some(Fields::StepPair { prompt, before, chosen, rejected }))
+        Ok(Some(RowFields::StepPair { prompt, before, chosen, rejected }))
     }
 
-    pub fn unpaired(&mut self) -> Result<Option<Fields>> {
+    pub fn unpaired(&mut self) -> Result<Option<RowFields>> {
         let Some(label) = self.get("label") else { return Ok(None) };
         let label = match label {
             Value::Bool(label) => *label,
@@ -121,10 +123,10 @@ impl<'a> Reader<'a> {
         };
         self.used.push("label");
         let answered = self.answered()?;
-        Ok(answered.map(|(prompt, completion)| Fields::Labelled { prompt, completion, label }))
+        Ok(answered.map(|(prompt, completion)| RowFields::Labelled { prompt, completion, label }))
     }
 
-    pub fn target(&mut self) -> Result<Option<Fields>> {
+    pub fn target(&mut self) -> Result<Option<RowFields>> {
         let Some(value) = self.get("target") else { return Ok(None) };
         let target =
             number(value).ok_or_else(|| no_number(value, "a number between 0 and 1").at(column("target")))?;
@@ -135,14 +137,14 @@ impl<'a> Reader<'a> {
         }
         self.used.push("target");
         let answered = self.answered()?;
-        Ok(answered.map(|(prompt, completion)| Fields::Target { prompt, completion, target }))
+        Ok(answered.map(|(prompt, completion)| RowFields::Target { prompt, completion, target }))
     }
 
-    pub fn prompt_only(&mut self) -> Result<Option<Fields>> {
-        Ok(self.prompt()?.map(Fields::Prompt))
+    pub fn prompt_only(&mut self) -> Result<Option<RowFields>> {
+        Ok(self.prompt()?.map(RowFields::Prompt))
     }
 
-    pub fn group(&mut self) -> Result<Option<Fields>> {
+    pub fn group(&mut self) -> Result<Option<RowFields>> {
         let (Some(prompt), Some(completions), Some(rewards)) =
             (self.prompt()?, self.get("completions"), self.get("rewards"))
         else {
@@ -161,10 +163,10 @@ impl<'a> Reader<'a> {
             list => vec![("reward".to_owned(), numbers("rewards", list, items.len())?)],
         };
         self.used.extend(["completions", "rewards"]);
-        Ok(Some(Fields::Group { prompt, completions: completions?, rewards }))
+        Ok(Some(RowFields::Group { prompt, completions: completions?, rewards }))
     }
 
-    pub fn steps(&mut self) -> Result<Option<Fields>> {
+    pub fn steps(&mut self) -> Result<Option<RowFields>> {
         let (Some(prompt), Some(steps), Some(labels)) =
             (self.prompt()?, self.get("completions"), self.get("labels"))
         else {
@@ -177,7 +179,7 @@ impl<'a> Reader<'a> {
         let steps: Result<Vec<String>> = items.iter().enumerate().map(step).collect();
         let labels = numbers("labels", labels, items.len())?;
         self.used.extend(["completions", "labels"]);
-        Ok(Some(Fields::Steps { prompt, steps: steps?, labels }))
+        Ok(Some(RowFields::Steps { prompt, steps: steps?, labels }))
     }
 
     /// A prompt with its completion in a column, or a conversation that ends in the completion.
@@ -270,10 +272,10 @@ impl<'a> Reader<'a> {
         Ok(Content::Messages(all))
     }
 
-    fn led_pair(&mut self, fields: Fields) -> Result<Fields> {
+    fn led_pair(&mut self, fields: RowFields) -> Result<RowFields> {
         match fields {
-            Fields::Pair { prompt, chosen, rejected } => {
-                Ok(Fields::Pair { prompt: self.led(prompt)?, chosen, rejected })
+            RowFields::Pair { prompt, chosen, rejected } => {
+                Ok(RowFields::Pair { prompt: self.led(prompt)?, chosen, rejected })
             }
             other => Ok(other),
         }

@@ -4,7 +4,7 @@ use ferrl_engine::chat::text_of;
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Value, json};
 
-use super::{Content, Fields};
+use super::{Content, RowFields};
 use crate::data::kind;
 
 pub fn column(name: &str) -> String {
@@ -194,14 +194,14 @@ pub fn ends_wrong(messages: &[Value], whose: &str) -> Error {
 }
 
 /// Two texts with a common beginning, which is their prompt.
-pub fn split_texts(chosen: &str, rejected: &str) -> Fields {
+pub fn split_texts(chosen: &str, rejected: &str) -> RowFields {
     let same = chosen.chars().zip(rejected.chars()).take_while(|(a, b)| a == b);
     let mut cut: usize = same.map(|(c, _)| c.len_utf8()).sum();
     // A space belongs to the word after it.
     if chosen[..cut].ends_with(' ') {
         cut -= 1;
     }
-    Fields::Pair {
+    RowFields::Pair {
         prompt: Content::Text(chosen[..cut].to_owned()),
         chosen: Content::Text(chosen[cut..].to_owned()),
         rejected: Content::Text(rejected[cut..].to_owned()),
@@ -209,7 +209,7 @@ pub fn split_texts(chosen: &str, rejected: &str) -> Fields {
 }
 
 /// Two conversations with the same beginning, which is their prompt.
-pub fn split_messages(chosen: Vec<Value>, rejected: Vec<Value>) -> Result<Fields> {
+pub fn split_messages(chosen: Vec<Value>, rejected: Vec<Value>) -> Result<RowFields> {
     let cut = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
     if cut == 0 || cut >= chosen.len().min(rejected.len()) {
         let what = if cut == 0 { "have no message in common" } else { "do not differ in an answer" };
@@ -217,7 +217,7 @@ pub fn split_messages(chosen: Vec<Value>, rejected: Vec<Value>) -> Result<Fields
             .at(column("chosen"))
             .fix("give the prompt in a column of its own"));
     }
-    Ok(Fields::Pair {
+    Ok(RowFields::Pair {
         prompt: Content::Messages(chosen[..cut].to_vec()),
         chosen: Content::Messages(chosen[cut..].to_vec()),
         rejected: Content::Messages(rejected[cut..].to_vec()),

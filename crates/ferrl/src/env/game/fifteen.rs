@@ -1,7 +1,7 @@
 //! The sliding puzzle: bring the tiles into order by moving one into the gap. Reward 1 when solved; at the last turn the
 //! fraction of tiles in place.
 
-use super::{Direction, Draw, Format, Games, Limits, Move, Rules};
+use super::{ActionFormat, Direction, Draw, GameLimits, Games, Move, Rules};
 use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
-        let limits = Limits { turns: o.turns, format: o.format };
+        let limits = GameLimits { turns: o.turns, format: o.format };
         let deal = move |draw: &mut Draw| Fifteen::shuffled(o.rows, draw);
         Ok(Box::new(Games { name: "fifteen", seed, limits, deal }))
     },
@@ -28,12 +28,12 @@ struct Options {
     /// Turns of an episode. [1, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: Format,
+    format: ActionFormat,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { rows: 2, turns: 20, format: Format::Boxed }
+        Options { rows: 2, turns: 20, format: ActionFormat::Boxed }
     }
 }
 

@@ -1,7 +1,7 @@
 //! 2048: slide all tiles; equal ones that meet become one of twice the value, and a new tile appears. Reward: the gain of
 //! the largest tile in powers of two, divided by the gain that reaches the target.
 
-use super::{Direction, Draw, Format, Games, Limits, Move, Rules};
+use super::{ActionFormat, Direction, Draw, GameLimits, Games, Move, Rules};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -15,7 +15,7 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
-        let limits = Limits { turns: o.turns, format: o.format };
+        let limits = GameLimits { turns: o.turns, format: o.format };
         let deal = move |draw: &mut Draw| Game::dealt(o.size, o.target, draw);
         Ok(Box::new(Games { name: "2048", seed, limits, deal }))
     },
@@ -31,12 +31,12 @@ struct Options {
     /// Turns of an episode. [1, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: Format,
+    format: ActionFormat,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { size: 4, target: 64, turns: 50, format: Format::Boxed }
+        Options { size: 4, target: 64, turns: 50, format: ActionFormat::Boxed }
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Halving the interval finds the secret in 4 turns out of 10 numbers (3.1 at best on average).
 
-use super::{Draw, Format, Games, Limits, Move, Rules};
+use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -17,7 +17,7 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
-        let limits = Limits { turns: o.turns, format: o.format };
+        let limits = GameLimits { turns: o.turns, format: o.format };
         let deal = move |draw: &mut Draw| {
             let secret = o.min + draw.below((o.max - o.min + 1) as usize) as i64;
             Guess { min: o.min, max: o.max, secret, last: None, format: o.format }
@@ -36,12 +36,12 @@ struct Options {
     /// Turns of an episode. [1, 1000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: Format,
+    format: ActionFormat,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { min: 1, max: 10, turns: 4, format: Format::Boxed }
+        Options { min: 1, max: 10, turns: 4, format: ActionFormat::Boxed }
     }
 }
 
@@ -61,14 +61,14 @@ struct Guess {
     max: i64,
     secret: i64,
     last: Option<i64>,
-    format: Format,
+    format: ActionFormat,
 }
 
 impl Rules for Guess {
     fn instructions(&self) -> String {
         match self.format {
-            Format::Boxed => format!("Guess a number between {} and {}.", self.min, self.max),
-            Format::Line => format!("between {} and {},", self.min, self.max),
+            ActionFormat::Boxed => format!("Guess a number between {} and {}.", self.min, self.max),
+            ActionFormat::Line => format!("between {} and {},", self.min, self.max),
         }
     }
 

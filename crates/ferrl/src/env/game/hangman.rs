@@ -2,7 +2,7 @@
 //! half for the word.
 
 use super::words::LONGER;
-use super::{Draw, Format, Games, Limits, Move, Rules};
+use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules};
 use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
-        let limits = Limits { turns: o.turns, format: o.format };
+        let limits = GameLimits { turns: o.turns, format: o.format };
         let deal =
             move |draw: &mut Draw| Hangman { word: LONGER[draw.below(LONGER.len())], tried: Vec::new() };
         Ok(Box::new(Games { name: "hangman", seed, limits, deal }))
@@ -28,12 +28,12 @@ struct Options {
     /// Turns of an episode. [1, 1000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: Format,
+    format: ActionFormat,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { turns: 12, format: Format::Boxed }
+        Options { turns: 12, format: ActionFormat::Boxed }
     }
 }
 

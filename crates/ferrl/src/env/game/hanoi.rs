@@ -1,7 +1,7 @@
 //! Tower of Hanoi: move all disks from A to C, one at a time, never a larger one onto a smaller one. Reward 1 when solved;
 //! at the last turn the fraction of disks on C.
 
-use super::{Draw, Format, Games, Limits, Move, Rules};
+use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules};
 use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
-        let limits = Limits { turns: o.turns, format: o.format };
+        let limits = GameLimits { turns: o.turns, format: o.format };
         let deal = move |_: &mut Draw| Hanoi { pegs: [(1..=o.disks).rev().collect(), vec![], vec![]] };
         Ok(Box::new(Games { name: "hanoi", seed, limits, deal }))
     },
@@ -28,12 +28,12 @@ struct Options {
     /// Turns of an episode. [1, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: Format,
+    format: ActionFormat,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { disks: 3, turns: 10, format: Format::Boxed }
+        Options { disks: 3, turns: 10, format: ActionFormat::Boxed }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Mastermind: find a code of distinct digits. A black peg is a digit in its place, a white one a digit elsewhere in the
 //! code. Reward: new black pegs over the best guess so far, divided by the code's length.
 
-use super::{Draw, Format, Games, Limits, Move, Rules};
+use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -15,7 +15,7 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
-        let limits = Limits { turns: o.turns, format: o.format };
+        let limits = GameLimits { turns: o.turns, format: o.format };
         let deal = move |draw: &mut Draw| Mastermind {
             code: code(o.length, o.digits, draw),
             digits: o.digits,
@@ -35,12 +35,12 @@ struct Options {
     /// Turns of an episode. [1, 1000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: Format,
+    format: ActionFormat,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { length: 2, digits: 6, turns: 10, format: Format::Boxed }
+        Options { length: 2, digits: 6, turns: 10, format: ActionFormat::Boxed }
     }
 }
 

@@ -2,7 +2,7 @@
 //! are revealed too where that is 0. Mines are laid at the first action, none under it. Reward: revealed cells divided by
 //! all safe cells; a mine earns nothing and ends the game.
 
-use super::{Draw, Format, Games, Limits, Move, Rules, numbers};
+use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules, numbers};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -16,8 +16,8 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
-        let limits = Limits { turns: o.turns, format: o.format };
-        let deal = move |draw: &mut Draw| Field::new(o.size, o.mines, draw);
+        let limits = GameLimits { turns: o.turns, format: o.format };
+        let deal = move |draw: &mut Draw| MineField::new(o.size, o.mines, draw);
         Ok(Box::new(Games { name: "minesweeper", seed, limits, deal }))
     },
 };
@@ -32,12 +32,12 @@ struct Options {
     /// Turns of an episode. [1, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: Format,
+    format: ActionFormat,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { size: 5, mines: 5, turns: 25, format: Format::Boxed }
+        Options { size: 5, mines: 5, turns: 25, format: ActionFormat::Boxed }
     }
 }
 
@@ -52,7 +52,7 @@ impl Options {
     }
 }
 
-struct Field {
+struct MineField {
     size: usize,
     count: usize,
     /// Empty before the first action.
@@ -61,10 +61,10 @@ struct Field {
     draw: Draw,
 }
 
-impl Field {
-    fn new(size: usize, count: usize, draw: &mut Draw) -> Field {
+impl MineField {
+    fn new(size: usize, count: usize, draw: &mut Draw) -> MineField {
         let own = Draw::new("mines", u64::from(draw.word()) << 32 | u64::from(draw.word()), 0);
-        Field { size, count, mines: Vec::new(), revealed: vec![false; size * size], draw: own }
+        MineField { size, count, mines: Vec::new(), revealed: vec![false; size * size], draw: own }
     }
 
     fn lay(&mut self, first: usize) {
@@ -112,7 +112,7 @@ impl Field {
     }
 }
 
-impl Rules for Field {
+impl Rules for MineField {
     fn instructions(&self) -> String {
         let (last, mines) = (self.size - 1, self.count);
         let rule = format!(

@@ -16,9 +16,9 @@ mod sudoku;
 mod wordle;
 mod words;
 
-use super::{End, Environment, Next, Turn};
+use super::{Environment, EpisodeEnd, Next, Turn};
 use crate::env;
-use crate::task::{Entry, Example, Task};
+use crate::task::{Entry, Task, TaskExample};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
 use schemars::JsonSchema;
@@ -45,7 +45,7 @@ const NO_ACTION: f64 = -0.1;
 /// How actions are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-enum Format {
+enum ActionFormat {
     /// In `\boxed{}`; the last one counts.
     #[default]
     Boxed,
@@ -53,15 +53,15 @@ enum Format {
     Line,
 }
 
-impl Format {
+impl ActionFormat {
     /// The action of a completion.
     fn action(self, completion: &str) -> Option<&str> {
         let found = match self {
-            Format::Boxed => {
+            ActionFormat::Boxed => {
                 let from = completion.rfind("\\boxed{")? + "\\boxed{".len();
                 completion[from..].split_once('}')?.0
             }
-            Format::Line => completion.lines().find(|line| !line.trim().is_empty())?,
+            ActionFormat::Line => completion.lines().find(|line| !line.trim().is_empty())?,
         };
         Some(found.trim()).filter(|action| !action.is_empty())
     }
@@ -69,16 +69,16 @@ impl Format {
     /// An action as a completion writes it.
     fn write(self, action: &str) -> String {
         match self {
-            Format::Boxed => format!("\\boxed{{{action}}}"),
-            Format::Line => action.to_string(),
+            ActionFormat::Boxed => format!("\\boxed{{{action}}}"),
+            ActionFormat::Line => action.to_string(),
         }
     }
 
     /// The sentence that asks for the format.
     fn hint(self) -> &'static str {
         match self {
-            Format::Boxed => " Write your action in \\boxed{}.",
-            Format::Line => "",
+            ActionFormat::Boxed => " Write your action in \\boxed{}.",
+            ActionFormat::Line => "",
         }
     }
 }
@@ -125,26 +125,26 @@ impl Move {
 
 /// What every game's settings have in common.
 #[derive(Clone, Copy)]
-struct Limits {
+struct GameLimits {
     turns: usize,
-    format: Format,
+    format: ActionFormat,
 }
 
 /// A game with its limit of turns.
-struct Episode<R> {
+struct GameEpisode<R> {
     rules: R,
-    limits: Limits,
+    limits: GameLimits,
     turn: usize,
     draw: Draw,
 }
 
-impl<R: Rules> Environment for Episode<R> {
+impl<R: Rules> Environment for GameEpisode<R> {
     fn start(&mut self) -> env::Result<String> {
-        let (Limits { turns, format }, task) = (self.limits, self.rules.instructions());
+        let (GameLimits { turns, format }, task) = (self.limits, self.rules.instructions());
         let gap = if task.ends_with('\n') { "" } else { " " };
         Ok(match format {
-            Format::Boxed => format!("{task}{gap}You have {turns} turns.{}\n", format.hint()),
-            Format::Line => format!("{task}{gap}{turns} turns.\n"),
+            ActionFormat::Boxed => format!("{task}{gap}You have {turns} turns.{}\n", format.hint()),
+            ActionFormat::Line => format!("{task}{gap}{turns} turns.\n"),
         })
     }
 
@@ -152,7 +152,7 @@ impl<R: Rules> Environment for Episode<R> {
         self.turn += 1;
         let Some(action) = self.limits.format.action(action) else {
             let shown = Next::Observation("\nNo action found.\n".into());
-            let end = Some(End::Terminated);
+            let end = Some(EpisodeEnd::Terminated);
             return Ok(Turn { next: shown, reward: NO_ACTION, score: Some(0.0), end, ..Default::default() });
         };
         let mut done = self.rules.play(action);
@@ -164,7 +164,7 @@ impl<R: Rules> Environment for Episode<R> {
             next: Next::Observation(format!("\n{}\n", done.shown)),
             reward: done.reward,
             score: done.over.map(f64::from),
-            end: done.over.map(|_| End::Terminated),
+            end: done.over.map(|_| EpisodeEnd::Terminated),
             ..Default::default()
         })
     }
@@ -178,7 +178,7 @@ impl<R: Rules> Environment for Episode<R> {
 struct Games<F> {
     name: &'static str,
     seed: u64,
-    limits: Limits,
+    limits: GameLimits,
     deal: F,
 }
 
@@ -188,10 +188,10 @@ where
     R: Rules + 'static,
 {
     /// A game is dealt from a number's own random numbers; `held_out` has other ones than training.
-    fn play(&self, index: u64, held_out: bool) -> Episode<R> {
+    fn play(&self, index: u64, held_out: bool) -> GameEpisode<R> {
         let stream = if held_out { format!("{} held out", self.name) } else { self.name.to_string() };
         let mut draw = Draw::new(&stream, self.seed, index);
-        Episode { rules: (self.deal)(&mut draw), limits: self.limits, turn: 0, draw }
+        GameEpisode { rules: (self.deal)(&mut draw), limits: self.limits, turn: 0, draw }
     }
 }
 
@@ -200,7 +200,7 @@ where
     F: Fn(&mut Draw) -> R + Send + Sync,
     R: Rules + 'static,
 {
-    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+    fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let mut episode = self.play(index, held_out);
         let prompt = episode.start()?;
         let mut turns = Vec::new();
@@ -215,7 +215,7 @@ where
         }
         let mut columns = Map::new();
         columns.insert("episode".into(), index.into());
-        Ok(Example { prompt, answer: String::new(), columns, turns })
+        Ok(TaskExample { prompt, answer: String::new(), columns, turns })
     }
 
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {

@@ -2,7 +2,7 @@
 //!
 //! Boards are dealt backwards: from the solved one the player pulls boxes around, so that each can be solved.
 
-use super::{Direction, Draw, Format, Games, Limits, Move, Rules, within};
+use super::{ActionFormat, Direction, Draw, GameLimits, Games, Move, Rules, within};
 use crate::task::{Entry, options};
 use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
@@ -16,7 +16,7 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
-        let limits = Limits { turns: o.turns, format: o.format };
+        let limits = GameLimits { turns: o.turns, format: o.format };
         let deal = move |draw: &mut Draw| Sokoban::dealt(o.size, o.boxes, o.turns, draw);
         Ok(Box::new(Games { name: "sokoban", seed, limits, deal }))
     },
@@ -32,12 +32,12 @@ struct Options {
     /// Turns of an episode. [2, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: Format,
+    format: ActionFormat,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { size: 6, boxes: 2, turns: 20, format: Format::Boxed }
+        Options { size: 6, boxes: 2, turns: 20, format: ActionFormat::Boxed }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Sudoku: fill the empty cells so that every row, column and block has every number once. The solution is the only one.
 //! Reward: one divided by the number of empty cells for each right number; a wrong one is refused.
 
-use super::{Draw, Format, Games, Limits, Move, Rules, numbers, within};
+use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules, numbers, within};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -15,7 +15,7 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
-        let limits = Limits { turns: o.turns, format: o.format };
+        let limits = GameLimits { turns: o.turns, format: o.format };
         let deal = move |draw: &mut Draw| Sudoku::dealt(o.size, o.clues, draw);
         Ok(Box::new(Games { name: "sudoku", seed, limits, deal }))
     },
@@ -31,12 +31,12 @@ struct Options {
     /// Turns of an episode. [1, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: Format,
+    format: ActionFormat,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { size: 4, clues: 10, turns: 15, format: Format::Boxed }
+        Options { size: 4, clues: 10, turns: 15, format: ActionFormat::Boxed }
     }
 }
 

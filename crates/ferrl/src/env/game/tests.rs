@@ -88,7 +88,7 @@ fn a_completion_without_an_action_ends_every_game_with_minus_a_tenth() {
             let turn = episode.step(silent).unwrap();
             assert_eq!(
                 (turn.reward, turn.score, turn.end),
-                (-0.1, Some(0.0), Some(End::Terminated)),
+                (-0.1, Some(0.0), Some(EpisodeEnd::Terminated)),
                 "{}",
                 entry.name
             );
@@ -116,8 +116,8 @@ fn garbage_in_the_box_costs_a_turn_and_nothing_else() {
 
 #[test]
 fn the_last_box_counts_and_a_line_needs_none() {
-    assert_eq!(Format::Boxed.action("\\boxed{3} no, \\boxed{4}."), Some("4"));
-    assert_eq!(Format::Line.action("\n 4 \nthen 5"), Some("4"));
+    assert_eq!(ActionFormat::Boxed.action("\\boxed{3} no, \\boxed{4}."), Some("4"));
+    assert_eq!(ActionFormat::Line.action("\n 4 \nthen 5"), Some("4"));
 }
 
 #[test]

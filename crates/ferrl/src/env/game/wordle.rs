@@ -2,7 +2,7 @@
 //! Reward: half for letters newly in place, half for the word.
 
 use super::words::FIVE;
-use super::{Draw, Format, Games, Limits, Move, Rules};
+use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules};
 use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
-        let limits = Limits { turns: o.turns, format: o.format };
+        let limits = GameLimits { turns: o.turns, format: o.format };
         let deal = move |draw: &mut Draw| Wordle { word: FIVE[draw.below(FIVE.len())], placed: [false; 5] };
         Ok(Box::new(Games { name: "wordle", seed, limits, deal }))
     },
@@ -27,12 +27,12 @@ struct Options {
     /// Turns of an episode. [1, 1000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: Format,
+    format: ActionFormat,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { turns: 6, format: Format::Boxed }
+        Options { turns: 6, format: ActionFormat::Boxed }
     }
 }
 

@@ -4,7 +4,7 @@
 
 mod server;
 
-use super::{End, Environment, Fault, Next, Result, Turn};
+use super::{Environment, EpisodeEnd, Fault, Next, Result, Turn};
 use crate::websocket::Socket;
 use serde_json::{Map, Value, json};
 use server::{Refusal, Server, Transport};
@@ -46,12 +46,12 @@ impl Servers {
         let (turn, number) =
             (self.opened.fetch_add(1, Ordering::Relaxed), IDS.fetch_add(1, Ordering::Relaxed));
         let server = self.servers[turn as usize % self.servers.len()].clone();
-        Box::new(Episode { server, seed, id: format!("{seed}-{number}"), holds: false, socket: None })
+        Box::new(ServerEpisode { server, seed, id: format!("{seed}-{number}"), holds: false, socket: None })
     }
 }
 
 /// An episode on a server.
-struct Episode {
+struct ServerEpisode {
     server: Arc<Server>,
     seed: u64,
     id: String,
@@ -61,7 +61,7 @@ struct Episode {
     socket: Option<Socket>,
 }
 
-impl Episode {
+impl ServerEpisode {
     /// A request over HTTP, made once more where the server could not be reached at all: nothing has happened then.
     fn post(&self, path: &str, mut body: Value) -> std::result::Result<Value, Refusal> {
         body["episode_id"] = self.id.as_str().into();
@@ -96,13 +96,13 @@ impl Episode {
     }
 }
 
-impl Drop for Episode {
+impl Drop for ServerEpisode {
     fn drop(&mut self) {
         self.release();
     }
 }
 
-impl Environment for Episode {
+impl Environment for ServerEpisode {
     fn start(&mut self) -> Result<String> {
         if !self.holds && !self.server.take() {
             return Err(Fault::Busy);
@@ -141,8 +141,8 @@ impl Environment for Episode {
             reward,
             score: observation["score"].as_f64(),
             end: done.then_some(match of("truncated") == true {
-                true => End::Truncated,
-                false => End::Terminated,
+                true => EpisodeEnd::Truncated,
+                false => EpisodeEnd::Terminated,
             }),
             extra: observation.as_object().cloned().unwrap_or_default(),
             ..Default::default()
@@ -195,7 +195,7 @@ mod tests {
         let turn = episode.step("3").unwrap();
         assert_eq!((turn.next, turn.reward, turn.end), (Next::Observation("\nlarger\n".into()), 0.5, None));
         let turn = episode.step("4").unwrap();
-        assert_eq!((turn.reward, turn.end), (1.0, Some(End::Terminated)));
+        assert_eq!((turn.reward, turn.end), (1.0, Some(EpisodeEnd::Terminated)));
         assert!(server.take(), "it is free again");
         let requests = requests.join().unwrap();
         assert!(requests[1].contains("POST /reset") && requests[1].contains("\"seed\":7"), "{}", requests[1]);

@@ -6,9 +6,9 @@
 
 mod workers;
 
-pub use workers::{Counts, Workers};
+pub use workers::{EpisodeCounts, Workers};
 
-use super::{End, Environment, Fault, Lost, Next, Result, Turn, Why, episode_seed};
+use super::{Environment, EpisodeEnd, Fault, Lost, Next, Result, Turn, Why, episode_seed};
 use crate::episode::RowEpisodes;
 use crate::source::Prompt;
 use crate::verify::Hooks;
@@ -53,7 +53,7 @@ impl What {
 
 /// How its processes are run.
 #[derive(Clone)]
-pub struct Settings {
+pub struct WorkerSettings {
     /// What plays.
     pub what: What,
     /// Arguments for it.
@@ -74,7 +74,7 @@ pub struct Settings {
 
 /// Where an episode begins.
 #[derive(Clone, Debug, Default)]
-pub struct Start {
+pub struct EpisodeStart {
     /// Decides every random number of the environment.
     pub seed: u64,
     /// Number and columns of the data row, if the episode begins with one.
@@ -86,13 +86,13 @@ pub struct Start {
 }
 
 /// An episode in a worker.
-pub struct Episode {
+pub struct WorkerEpisode {
     workers: Arc<Workers>,
-    start: Arc<Start>,
+    start: Arc<EpisodeStart>,
     /// Which worker plays it.
     slot: usize,
     /// The process and the number there that it is open under.
-    open: Option<workers::Open>,
+    open: Option<workers::OpenEpisode>,
     /// What was done so far and what came of it: played again in another process.
     history: Vec<(String, Value)>,
 }
@@ -100,16 +100,16 @@ pub struct Episode {
 /// Numbers of episodes in all processes.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
-impl Episode {
+impl WorkerEpisode {
     /// A fresh one.
-    pub fn new(workers: Arc<Workers>, start: Start) -> Self {
+    pub fn new(workers: Arc<Workers>, start: EpisodeStart) -> Self {
         let slot = NUMBERS.fetch_add(1, Ordering::Relaxed) as usize % workers.count();
-        Episode { workers, start: Arc::new(start), slot, open: None, history: Vec::new() }
+        WorkerEpisode { workers, start: Arc::new(start), slot, open: None, history: Vec::new() }
     }
 
     /// The request that opens it.
     fn opening(&self) -> Value {
-        let Start { seed, row, state, .. } = &*self.start;
+        let EpisodeStart { seed, row, state, .. } = &*self.start;
         let (number, row) = row.as_ref().map_or((None, None), |(number, row)| (Some(*number), Some(row)));
         json!({ "op": "open", "seed": seed, "row": row, "number": number, "state": state })
     }
@@ -142,12 +142,16 @@ impl Episode {
     }
 
     /// Once: in the process it is open in, or in a new one after what has been played.
-    fn attempt(&mut self, request: &Value, field: &str) -> std::result::Result<Value, Box<workers::Failed>> {
+    fn attempt(
+        &mut self,
+        request: &Value,
+        field: &str,
+    ) -> std::result::Result<Value, Box<workers::CallFailed>> {
         let workers = self.workers.clone();
         let one = workers.turn(self.slot);
         let process = workers.process(self.slot)?;
         if self.open.as_ref().is_none_or(|open| !open.is_in(&process)) {
-            self.open = Some(workers::Open::new(&process));
+            self.open = Some(workers::OpenEpisode::new(&process));
             let begins = request["op"] == "open";
             if !begins {
                 self.replay(&process)?;
@@ -160,7 +164,7 @@ impl Episode {
     }
 
     /// Plays what has been played so far in another process.
-    fn replay(&self, process: &workers::Running) -> std::result::Result<(), Box<workers::Failed>> {
+    fn replay(&self, process: &workers::Running) -> std::result::Result<(), Box<workers::CallFailed>> {
         let Some(open) = &self.open else { return Ok(()) };
         self.workers.ask(self.slot, process, open, &self.opening(), "state")?;
         for (action, before) in &self.history {
@@ -168,7 +172,7 @@ impl Episode {
             let turn = self.workers.ask(self.slot, process, open, &request, "turn")?;
             if turn["next"] != before["next"] || turn["reward"] != before["reward"] {
                 let what = "played again in a new process it answered otherwise: it does not depend on its seed alone";
-                return Err(workers::Failed::lost(Lost::new(Why::Schema, what)));
+                return Err(workers::CallFailed::lost(Lost::new(Why::Schema, what)));
             }
         }
         Ok(())
@@ -182,13 +186,13 @@ impl Episode {
     }
 }
 
-impl Drop for Episode {
+impl Drop for WorkerEpisode {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl Environment for Episode {
+impl Environment for WorkerEpisode {
     fn start(&mut self) -> Result<String> {
         let state = self.call(self.opening(), "state")?;
         let text = state.as_str().unwrap_or_default();
@@ -204,9 +208,9 @@ impl Environment for Episode {
             false => Next::Observation(format!("\n{text}\n")),
         };
         let end = match (answer["terminated"] == true, answer["truncated"] == true) {
-            (true, true) => Some(End::Limit),
-            (true, false) => Some(End::Terminated),
-            (false, true) => Some(End::Truncated),
+            (true, true) => Some(EpisodeEnd::Limit),
+            (true, false) => Some(EpisodeEnd::Terminated),
+            (false, true) => Some(EpisodeEnd::Truncated),
             (false, false) => None,
         };
         Ok(Turn {
@@ -249,7 +253,7 @@ impl RowEpisodes for OfRows {
             true => drop(row.entry("prompt").or_insert(prompt.text.as_str().into())),
             false => drop(row.entry("messages").or_insert(prompt.messages.clone().into())),
         }
-        let start = Start {
+        let start = EpisodeStart {
             seed: episode_seed(self.seed, prompt.index, false),
             row: Some((prompt.index, row)),
             state: state.to_string(),
@@ -259,6 +263,6 @@ impl RowEpisodes for OfRows {
                 prompt.place.clone()
             },
         };
-        Ok(Box::new(Episode::new(self.workers.clone(), start)))
+        Ok(Box::new(WorkerEpisode::new(self.workers.clone(), start)))
     }
 }

@@ -1,9 +1,9 @@
 //! The processes that environments in Python run in, and what has gone wrong in them.
 
-use super::{Settings, What};
+use super::{What, WorkerSettings};
 use crate::env::{Lost, Why};
 use crate::interrupt;
-use crate::worker::{Kind, Process, Spawn};
+use crate::worker::{FailureKind, Process, Spawn};
 use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ const HOPELESS: u64 = 16;
 
 /// What has happened so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct EpisodeCounts {
     /// Calls made.
     pub calls: u64,
     /// Calls made once more.
@@ -35,18 +35,18 @@ pub struct Counts {
 
 /// A few processes with the same environment, started when they are first needed.
 pub struct Workers {
-    settings: Settings,
+    settings: WorkerSettings,
     /// Two processes per worker. When a process of the first half dies, all calls in it fail, whichever caused it; each is
     /// retried in a process of the second half, which serves one call at a time.
-    slots: Vec<Slot>,
+    slots: Vec<EpisodeSlot>,
     ready: OnceLock<Value>,
-    counts: Mutex<Counts>,
+    counts: Mutex<EpisodeCounts>,
     /// Whether any turn was ever answered.
     answered: AtomicBool,
 }
 
 #[derive(Default)]
-struct Slot {
+struct EpisodeSlot {
     process: Mutex<Option<Running>>,
     /// Held during a call, where a process serves one at a time.
     turn: Mutex<()>,
@@ -56,16 +56,16 @@ struct Slot {
 pub(super) type Running = Arc<Process>;
 
 /// An episode in a process.
-pub(super) struct Open {
+pub(super) struct OpenEpisode {
     process: Weak<Process>,
     number: u64,
 }
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
-impl Open {
+impl OpenEpisode {
     pub fn new(process: &Running) -> Self {
-        Open { process: Arc::downgrade(process), number: OPENED.fetch_add(1, Ordering::Relaxed) }
+        OpenEpisode { process: Arc::downgrade(process), number: OPENED.fetch_add(1, Ordering::Relaxed) }
     }
 
     pub fn is_in(&self, process: &Running) -> bool {
@@ -81,7 +81,7 @@ impl Open {
 }
 
 /// A call that gave nothing.
-pub(super) struct Failed {
+pub(super) struct CallFailed {
     pub lost: Lost,
     /// Whether another process may do better.
     pub retry: bool,
@@ -89,21 +89,21 @@ pub(super) struct Failed {
     pub fatal: Option<Error>,
 }
 
-impl Failed {
+impl CallFailed {
     pub fn lost(lost: Lost) -> Box<Self> {
-        Box::new(Failed { lost, retry: false, fatal: None })
+        Box::new(CallFailed { lost, retry: false, fatal: None })
     }
 
     /// The run cannot go on.
     fn fatal(error: Error) -> Box<Self> {
-        Box::new(Failed { lost: Lost::new(Why::Exited, ""), retry: false, fatal: Some(error) })
+        Box::new(CallFailed { lost: Lost::new(Why::Exited, ""), retry: false, fatal: Some(error) })
     }
 }
 
 impl Workers {
     /// None is started yet.
-    pub fn new(settings: Settings) -> Arc<Workers> {
-        let slots = (0..2 * settings.workers.max(1)).map(|_| Slot::default()).collect();
+    pub fn new(settings: WorkerSettings) -> Arc<Workers> {
+        let slots = (0..2 * settings.workers.max(1)).map(|_| EpisodeSlot::default()).collect();
         let (ready, counts, answered) = Default::default();
         Arc::new(Workers { settings, slots, ready, counts, answered })
     }
@@ -130,7 +130,7 @@ impl Workers {
     }
 
     /// What has happened so far.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> EpisodeCounts {
         let running = self.slots.iter().filter_map(|slot| lock(&slot.process).clone());
         let stale: u64 = running.map(|process| process.new_stale()).sum();
         let mut counts = lock(&self.counts);
@@ -166,18 +166,18 @@ impl Workers {
     }
 
     /// The process of a slot, started where it has none.
-    pub(super) fn process(&self, slot: usize) -> std::result::Result<Running, Box<Failed>> {
+    pub(super) fn process(&self, slot: usize) -> std::result::Result<Running, Box<CallFailed>> {
         let mut held = lock(&self.slots[slot].process);
         if let Some(process) = &*held {
             return Ok(process.clone());
         }
-        let Settings { what, options, python, start_timeout, memory, hooks, .. } = &self.settings;
+        let WorkerSettings { what, options, python, start_timeout, memory, hooks, .. } = &self.settings;
         let request = match what {
             What::File(path, class) => {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 if !path.is_file() {
                     let error = Error::data("there is no such file").at(path.display());
-                    return Err(Failed::fatal(error));
+                    return Err(CallFailed::fatal(error));
                 }
                 json!({ "kind": "file", "file": path, "name": class, "options": options })
             }
@@ -204,19 +204,19 @@ impl Workers {
     }
 
     /// A process that never started at all is an error; one that does not restart is a lost episode.
-    fn not_started(&self, kind: Kind, stderr: Vec<String>) -> Box<Failed> {
-        if self.ready.get().is_some() && kind != Kind::Interrupted {
+    fn not_started(&self, kind: FailureKind, stderr: Vec<String>) -> Box<CallFailed> {
+        if self.ready.get().is_some() && kind != FailureKind::Interrupted {
             return self.failed(kind, stderr);
         }
         let fatal = match &kind {
-            Kind::Interrupted => interrupt::interrupted("starting environments"),
+            FailureKind::Interrupted => interrupt::interrupted("starting environments"),
             _ => {
                 let mut text = kind.to_string();
                 stderr.iter().for_each(|line| text.push_str(&format!("\n  | {line}")));
                 Error::data(text).at(self.name())
             }
         };
-        Failed::fatal(fatal)
+        CallFailed::fatal(fatal)
     }
 
     /// One call; what it gave under a name. A process that is not to be trusted any more is ended.
@@ -224,10 +224,10 @@ impl Workers {
         &self,
         slot: usize,
         process: &Running,
-        open: &Open,
+        open: &OpenEpisode,
         request: &Value,
         field: &str,
-    ) -> std::result::Result<Value, Box<Failed>> {
+    ) -> std::result::Result<Value, Box<CallFailed>> {
         lock(&self.counts).calls += 1;
         let mut request = request.clone();
         request["episode"] = json!(open.number);
@@ -237,14 +237,14 @@ impl Workers {
         let kind = match process.ask(request, timeout) {
             // It was cancelled where it waited; the others in the process go on.
             Ok(answer) if answer["hung"] == true => {
-                return Err(self.failed(Kind::TimedOut(self.settings.timeout), process.tail()));
+                return Err(self.failed(FailureKind::TimedOut(self.settings.timeout), process.tail()));
             }
             Ok(mut answer) => match answer_kind(&answer) {
                 None if !answer[field].is_null() => {
                     self.answered.fetch_or(field == "turn", Ordering::Relaxed);
                     return Ok(answer[field].take());
                 }
-                None => Kind::Garbage(answer.to_string().chars().take(80).collect()),
+                None => FailureKind::Garbage(answer.to_string().chars().take(80).collect()),
                 // Its code failed in a process that is sound.
                 Some(kind) => return Err(self.failed(kind, process.tail())),
             },
@@ -267,31 +267,32 @@ impl Workers {
         process.end()
     }
 
-    fn failed(&self, kind: Kind, stderr: Vec<String>) -> Box<Failed> {
+    fn failed(&self, kind: FailureKind, stderr: Vec<String>) -> Box<CallFailed> {
         let why = match &kind {
-            Kind::Raised { .. } => Why::Raised,
-            Kind::TimedOut(_) => Why::Hung,
-            Kind::TooLong(_) | Kind::Memory { .. } => Why::Size,
-            Kind::Garbage(_) | Kind::Schema(_) => Why::Schema,
+            FailureKind::Raised { .. } => Why::Raised,
+            FailureKind::TimedOut(_) => Why::Hung,
+            FailureKind::TooLong(_) | FailureKind::Memory { .. } => Why::Size,
+            FailureKind::Garbage(_) | FailureKind::Schema(_) => Why::Schema,
             _ => Why::Exited,
         };
-        let trace = if let Kind::Raised { trace, .. } = &kind { trace.trim_end() } else { "" };
+        let trace = if let FailureKind::Raised { trace, .. } = &kind { trace.trim_end() } else { "" };
         let stderr = trace.lines().map(String::from).chain(stderr).collect();
-        let retry = !matches!(kind, Kind::Schema(_) | Kind::Interrupted);
+        let retry = !matches!(kind, FailureKind::Schema(_) | FailureKind::Interrupted);
         let lost = Lost { stderr, ..Lost::new(why, kind.to_string()) };
-        let fatal = (kind == Kind::Interrupted).then(|| interrupt::interrupted("waiting for environments"));
-        Box::new(Failed { lost, retry, fatal })
+        let fatal =
+            (kind == FailureKind::Interrupted).then(|| interrupt::interrupted("waiting for environments"));
+        Box::new(CallFailed { lost, retry, fatal })
     }
 }
 
 /// What an answer that holds nothing says.
-fn answer_kind(answer: &Value) -> Option<Kind> {
+fn answer_kind(answer: &Value) -> Option<FailureKind> {
     let text = |v: &Value| v.as_str().unwrap_or_default().to_string();
     if let Some(raised) = answer["raised"].as_object() {
         let field = |name: &str| raised.get(name).map(text).unwrap_or_default();
-        return Some(Kind::Raised { trace: field("trace"), place: field("place") });
+        return Some(FailureKind::Raised { trace: field("trace"), place: field("place") });
     }
-    answer["schema"].is_string().then(|| Kind::Schema(text(&answer["schema"])))
+    answer["schema"].is_string().then(|| FailureKind::Schema(text(&answer["schema"])))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

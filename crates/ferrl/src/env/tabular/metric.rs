@@ -1,11 +1,11 @@
 //! Metrics of the tabular task, and how far a submission is above the baseline.
 
 use super::model::Matrix;
-use super::table::Target;
+use super::table::PredictionTarget;
 
 /// How a submission is graded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Metric {
+pub(super) enum TabularMetric {
     Accuracy,
     BalancedAccuracy,
     Auc,
@@ -15,43 +15,43 @@ pub(super) enum Metric {
     R2,
 }
 
-impl Metric {
-    pub(super) const ALL: [(&'static str, Metric); 7] = [
-        ("accuracy", Metric::Accuracy),
-        ("balanced_accuracy", Metric::BalancedAccuracy),
-        ("auc", Metric::Auc),
-        ("log_loss", Metric::LogLoss),
-        ("rmse", Metric::Rmse),
-        ("mae", Metric::Mae),
-        ("r2", Metric::R2),
+impl TabularMetric {
+    pub(super) const ALL: [(&'static str, TabularMetric); 7] = [
+        ("accuracy", TabularMetric::Accuracy),
+        ("balanced_accuracy", TabularMetric::BalancedAccuracy),
+        ("auc", TabularMetric::Auc),
+        ("log_loss", TabularMetric::LogLoss),
+        ("rmse", TabularMetric::Rmse),
+        ("mae", TabularMetric::Mae),
+        ("r2", TabularMetric::R2),
     ];
 
     pub(super) fn name(self) -> &'static str {
-        Metric::ALL.iter().find(|(_, metric)| *metric == self).map_or("", |(name, _)| name)
+        TabularMetric::ALL.iter().find(|(_, metric)| *metric == self).map_or("", |(name, _)| name)
     }
 
     /// Whether the target is numbers.
     pub(super) fn regression(self) -> bool {
-        matches!(self, Metric::Rmse | Metric::Mae | Metric::R2)
+        matches!(self, TabularMetric::Rmse | TabularMetric::Mae | TabularMetric::R2)
     }
 
     /// The value of a perfect submission.
     fn best(self) -> f64 {
         match self {
-            Metric::LogLoss | Metric::Rmse | Metric::Mae => 0.0,
+            TabularMetric::LogLoss | TabularMetric::Rmse | TabularMetric::Mae => 0.0,
             _ => 1.0,
         }
     }
 
     /// The metric of outputs: one a row for numbers, one a class otherwise.
-    pub(super) fn value(self, outputs: &Matrix, truth: &Target) -> f64 {
+    pub(super) fn value(self, outputs: &Matrix, truth: &PredictionTarget) -> f64 {
         match truth {
-            Target::Numbers(values) => {
+            PredictionTarget::Numbers(values) => {
                 let single: Vec<f64> =
                     outputs.iter().map(|o| o.first().copied().unwrap_or_default()).collect();
                 self.of_numbers(&single, values)
             }
-            Target::Classes(names, rows) => self.of_classes(outputs, rows, names.len()),
+            PredictionTarget::Classes(names, rows) => self.of_classes(outputs, rows, names.len()),
         }
     }
 
@@ -61,8 +61,8 @@ impl Metric {
             |f: &dyn Fn(f64, f64) -> f64| outputs.iter().zip(truth).map(|(o, t)| f(*o, *t)).sum::<f64>();
         let squares = sum(&|o, t| (o - t) * (o - t));
         match self {
-            Metric::Mae => sum(&|o, t| (o - t).abs()) / n,
-            Metric::R2 => {
+            TabularMetric::Mae => sum(&|o, t| (o - t).abs()) / n,
+            TabularMetric::R2 => {
                 let mean = truth.iter().sum::<f64>() / n;
                 let spread = sum(&|_, t| (t - mean) * (t - mean));
                 if spread > 0.0 { 1.0 - squares / spread } else { 0.0 }
@@ -75,7 +75,7 @@ impl Metric {
         let n = truth.len().max(1) as f64;
         let said: Vec<usize> = outputs.iter().map(|o| largest(o)).collect();
         match self {
-            Metric::BalancedAccuracy => {
+            TabularMetric::BalancedAccuracy => {
                 let recall = |class: usize| {
                     let rows: Vec<usize> = (0..truth.len()).filter(|&i| truth[i] == class).collect();
                     let right = rows.iter().filter(|&&i| said[i] == class).count();
@@ -84,10 +84,10 @@ impl Metric {
                 let recalls: Vec<f64> = (0..classes).filter_map(recall).collect();
                 recalls.iter().sum::<f64>() / recalls.len().max(1) as f64
             }
-            Metric::Auc => {
+            TabularMetric::Auc => {
                 auc(&outputs.iter().map(|o| o.get(1).copied().unwrap_or_default()).collect::<Vec<_>>(), truth)
             }
-            Metric::LogLoss => {
+            TabularMetric::LogLoss => {
                 let loss = |(o, &t): (&Vec<f64>, &usize)| {
                     // Outputs of a regression on classes may leave [0, 1].
                     let kept: Vec<f64> = o.iter().map(|p| p.clamp(1e-3, 1.0)).collect();

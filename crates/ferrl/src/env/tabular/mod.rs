@@ -15,20 +15,20 @@ mod model;
 mod pipeline;
 mod table;
 
-use super::{End, Environment, Next, Turn};
+use super::{Environment, EpisodeEnd, Next, Turn};
 use crate::env;
-use crate::task::{Entry, Example, Task, options};
+use crate::task::{Entry, Task, TaskExample, options};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result, nearest};
-use metric::Metric;
-use model::Model;
-use pipeline::{Encode, Impute, Pipeline, Scale, baseline};
+use metric::TabularMetric;
+use model::TabularModel;
+use pipeline::{Impute, Scale, TabularPipeline, WordEncoding, baseline};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
-use table::{Column, MadeUp, Problem, Target, make_up};
+use table::{Column, MadeUp, PredictionTarget, TabularProblem, make_up};
 
 pub(crate) const ENTRY: Entry = Entry {
     name: "tabular",
@@ -73,16 +73,16 @@ impl Default for Options {
 
 struct Tabular {
     /// The user's tables.
-    given: Option<Arc<Problem>>,
-    metric: Metric,
+    given: Option<Arc<TabularProblem>>,
+    metric: TabularMetric,
     seed: u64,
     o: Options,
 }
 
 impl Tabular {
     fn new(o: Options, seed: u64) -> Result<Self> {
-        let names = || Metric::ALL.iter().map(|(name, _)| *name);
-        let found = Metric::ALL.iter().find(|(name, _)| *name == o.metric);
+        let names = || TabularMetric::ALL.iter().map(|(name, _)| *name);
+        let found = TabularMetric::ALL.iter().find(|(name, _)| *name == o.metric);
         let &(_, metric) = found.ok_or_else(|| {
             let all = names().collect::<Vec<_>>().join(", ");
             let hint = nearest(&o.metric, names()).unwrap_or("accuracy");
@@ -100,8 +100,8 @@ impl Tabular {
         let read =
             |path: &String| table::read(Path::new(path), test, &o.target, metric.regression(), &mut draw);
         let given = o.train.as_ref().map(read).transpose()?.map(Arc::new);
-        if metric == Metric::Auc
-            && let Some(Target::Classes(classes, _)) = given.as_ref().map(|p| &p.train.target)
+        if metric == TabularMetric::Auc
+            && let Some(PredictionTarget::Classes(classes, _)) = given.as_ref().map(|p| &p.train.target)
             && classes.len() != 2
         {
             let what = format!("auc needs two classes, the target has {}", classes.len());
@@ -110,7 +110,7 @@ impl Tabular {
         Ok(Tabular { given, metric, seed, o })
     }
 
-    fn play(&self, index: u64, held_out: bool) -> Episode {
+    fn play(&self, index: u64, held_out: bool) -> TabularEpisode {
         let stream = if held_out { "tabular held out" } else { "tabular" };
         let mut draw = Draw::new(stream, self.seed, index);
         let made = || {
@@ -118,13 +118,13 @@ impl Tabular {
             Arc::new(make_up(how, &mut draw))
         };
         let problem = self.given.clone().unwrap_or_else(made);
-        Episode {
+        TabularEpisode {
             problem,
             metric: self.metric,
             target: self.o.target.clone(),
             turns: self.o.turns,
             instructions: self.o.instructions,
-            pipeline: Pipeline::default(),
+            pipeline: TabularPipeline::default(),
             turn: 0,
             draw,
         }
@@ -132,7 +132,7 @@ impl Tabular {
 }
 
 impl Task for Tabular {
-    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+    fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let mut episode = self.play(index, held_out);
         let prompt = episode.start()?;
         let mut turns = Vec::new();
@@ -146,7 +146,7 @@ impl Task for Tabular {
             }
         }
         let columns = Map::from_iter([("episode".to_string(), json!(index))]);
-        Ok(Example { prompt, answer: String::new(), columns, turns })
+        Ok(TaskExample { prompt, answer: String::new(), columns, turns })
     }
 
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
@@ -161,13 +161,13 @@ impl Task for Tabular {
 const COMMANDS: &str = "Commands, one a line:\nimpute zero|mean|median\nscale none|standard|minmax\nencode none|onehot|ordinal\n\
                         drop COLUMN\nmodel linear | model ridge ALPHA | model tree DEPTH | model knn K\nvalidate\nsubmit\n";
 
-struct Episode {
-    problem: Arc<Problem>,
-    metric: Metric,
+struct TabularEpisode {
+    problem: Arc<TabularProblem>,
+    metric: TabularMetric,
     target: String,
     turns: usize,
     instructions: bool,
-    pipeline: Pipeline,
+    pipeline: TabularPipeline,
     turn: usize,
     draw: Draw,
 }
@@ -178,14 +178,14 @@ enum Done {
     Graded(f64),
 }
 
-impl Episode {
+impl TabularEpisode {
     /// One line for each column.
     fn describe(&self) -> String {
         let train = &self.problem.train;
         let goal = match &train.target {
-            Target::Numbers(_) => "a number".to_string(),
-            Target::Classes(names, _) if names.len() <= 10 => names.join("|"),
-            Target::Classes(names, _) => format!("{} classes", names.len()),
+            PredictionTarget::Numbers(_) => "a number".to_string(),
+            PredictionTarget::Classes(names, _) if names.len() <= 10 => names.join("|"),
+            PredictionTarget::Classes(names, _) => format!("{} classes", names.len()),
         };
         let rows = (train.rows(), self.problem.test.rows());
         let mut text = format!(
@@ -207,7 +207,7 @@ impl Episode {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (name, argument) = (words[0], words.get(1).copied().unwrap_or_default());
         let ok = || Ok(Done::Shown("ok".into()));
-        let Problem { train, test } = &*self.problem;
+        let TabularProblem { train, test } = &*self.problem;
         match name {
             "impute" => {
                 self.pipeline.impute = choose(
@@ -222,7 +222,11 @@ impl Episode {
                 ok()
             }
             "encode" => {
-                let all = [("none", Encode::None), ("onehot", Encode::OneHot), ("ordinal", Encode::Ordinal)];
+                let all = [
+                    ("none", WordEncoding::None),
+                    ("onehot", WordEncoding::OneHot),
+                    ("ordinal", WordEncoding::Ordinal),
+                ];
                 self.pipeline.encode = choose(argument, &all)?;
                 ok()
             }
@@ -246,7 +250,7 @@ impl Episode {
 
     /// The last turn: the grade of a submission, with the baseline's beside it.
     fn graded(&self, value: f64) -> Turn {
-        let Problem { train, test } = &*self.problem;
+        let TabularProblem { train, test } = &*self.problem;
         let baseline = baseline(train, test, self.metric);
         let reward = self.metric.improvement(value, baseline);
         let mut extra = Map::new();
@@ -258,7 +262,7 @@ impl Episode {
             next: Next::Observation(shown),
             reward,
             score,
-            end: Some(End::Terminated),
+            end: Some(EpisodeEnd::Terminated),
             extra,
             ..Default::default()
         }
@@ -276,7 +280,7 @@ fn choose<T: Copy>(word: &str, all: &[(&str, T)]) -> std::result::Result<T, Stri
 }
 
 /// A model with its setting, plain or as `alpha=1`.
-fn read_model(name: &str, setting: Option<&str>) -> std::result::Result<Model, String> {
+fn read_model(name: &str, setting: Option<&str>) -> std::result::Result<TabularModel, String> {
     let number = |default: f64, low: f64, high: f64| -> std::result::Result<f64, String> {
         let Some(text) = setting else { return Ok(default) };
         let text = text.split_once('=').map_or(text, |(_, value)| value);
@@ -284,14 +288,14 @@ fn read_model(name: &str, setting: Option<&str>) -> std::result::Result<Model, S
         inside.ok_or_else(|| format!("{text:?} is no number from {low} to {high}"))
     };
     match choose(name, &[("linear", 0), ("ridge", 1), ("tree", 2), ("knn", 3)])? {
-        0 => Ok(Model::Ridge { alpha: 0.0 }),
-        1 => Ok(Model::Ridge { alpha: number(1.0, 0.0, 1e9)? }),
-        2 => Ok(Model::Tree { depth: number(5.0, 1.0, 30.0)? as usize }),
-        _ => Ok(Model::Knn { k: number(5.0, 1.0, 1e6)? as usize }),
+        0 => Ok(TabularModel::Ridge { alpha: 0.0 }),
+        1 => Ok(TabularModel::Ridge { alpha: number(1.0, 0.0, 1e9)? }),
+        2 => Ok(TabularModel::Tree { depth: number(5.0, 1.0, 30.0)? as usize }),
+        _ => Ok(TabularModel::Knn { k: number(5.0, 1.0, 1e6)? as usize }),
     }
 }
 
-impl Environment for Episode {
+impl Environment for TabularEpisode {
     fn start(&mut self) -> env::Result<String> {
         Ok(format!("{}{}", self.describe(), if self.instructions { COMMANDS } else { "" }))
     }
@@ -317,7 +321,7 @@ impl Environment for Episode {
         }
         let over = self.turn >= self.turns;
         let next = Next::Observation(format!("\n{}\n", shown.join("\n")));
-        let (score, end) = (over.then_some(0.0), over.then_some(End::Terminated));
+        let (score, end) = (over.then_some(0.0), over.then_some(EpisodeEnd::Terminated));
         Ok(Turn { next, score, end, ..Default::default() })
     }
 

@@ -6,7 +6,7 @@ pub(super) type Matrix = Vec<Vec<f64>>;
 
 /// A model and its setting.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Model {
+pub(super) enum TabularModel {
     /// Least squares with the penalty `alpha` on the squared weights.
     Ridge { alpha: f64 },
     /// Binary splits that reduce the squared error most.
@@ -20,17 +20,17 @@ const LEAF: usize = 3;
 /// Places where a feature may be split.
 const CUTS: usize = 32;
 
-impl Model {
+impl TabularModel {
     /// Outputs for `test` after learning `x` to `y`.
     pub(super) fn predict(self, x: &Matrix, y: &Matrix, test: &Matrix) -> Matrix {
         match self {
-            Model::Ridge { alpha } => ridge(x, y, test, alpha),
-            Model::Tree { depth } => {
+            TabularModel::Ridge { alpha } => ridge(x, y, test, alpha),
+            TabularModel::Tree { depth } => {
                 let rows: Vec<usize> = (0..x.len()).collect();
-                let tree = Node::grow(x, y, rows, depth);
+                let tree = TreeSplit::grow(x, y, rows, depth);
                 test.iter().map(|row| tree.output(row).to_vec()).collect()
             }
-            Model::Knn { k } => test.iter().map(|row| nearest(x, y, row, k)).collect(),
+            TabularModel::Knn { k } => test.iter().map(|row| nearest(x, y, row, k)).collect(),
         }
     }
 }
@@ -92,25 +92,25 @@ fn solve(mut a: Matrix, mut b: Matrix) -> Matrix {
     b
 }
 
-enum Node {
+enum TreeSplit {
     Leaf(Vec<f64>),
-    Split { feature: usize, cut: f64, low: Box<Node>, high: Box<Node> },
+    Split { feature: usize, cut: f64, low: Box<TreeSplit>, high: Box<TreeSplit> },
 }
 
-impl Node {
-    fn grow(x: &Matrix, y: &Matrix, rows: Vec<usize>, depth: usize) -> Node {
+impl TreeSplit {
+    fn grow(x: &Matrix, y: &Matrix, rows: Vec<usize>, depth: usize) -> TreeSplit {
         let Some((feature, cut)) = (depth > 0).then(|| best_split(x, y, &rows)).flatten() else {
-            return Node::Leaf(mean(y, &rows));
+            return TreeSplit::Leaf(mean(y, &rows));
         };
         let (low, high) = rows.into_iter().partition(|&i| x[i][feature] <= cut);
-        let grow = |rows| Box::new(Node::grow(x, y, rows, depth - 1));
-        Node::Split { feature, cut, low: grow(low), high: grow(high) }
+        let grow = |rows| Box::new(TreeSplit::grow(x, y, rows, depth - 1));
+        TreeSplit::Split { feature, cut, low: grow(low), high: grow(high) }
     }
 
     fn output(&self, row: &[f64]) -> &[f64] {
         match self {
-            Node::Leaf(output) => output,
-            Node::Split { feature, cut, low, high } => {
+            TreeSplit::Leaf(output) => output,
+            TreeSplit::Split { feature, cut, low, high } => {
                 if row[*feature] <= *cut { low } else { high }.output(row)
             }
         }

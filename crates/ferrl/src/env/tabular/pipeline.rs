@@ -1,8 +1,8 @@
 //! What a policy builds with its commands: columns to numbers, and a model. Everything is learned from the training rows.
 
-use super::metric::Metric;
-use super::model::{Matrix, Model};
-use super::table::{Column, Table, Target};
+use super::metric::TabularMetric;
+use super::model::{Matrix, TabularModel};
+use super::table::{Column, PredictionTarget, TabularData};
 
 /// Words of a column that get a feature of their own; the rest share none.
 const MAX_WORDS: usize = 50;
@@ -31,7 +31,7 @@ pub(super) enum Scale {
 
 /// How words become numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) enum Encode {
+pub(super) enum WordEncoding {
     /// They are left out.
     #[default]
     None,
@@ -40,17 +40,17 @@ pub(super) enum Encode {
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Pipeline {
+pub(super) struct TabularPipeline {
     pub impute: Impute,
     pub scale: Scale,
-    pub encode: Encode,
+    pub encode: WordEncoding,
     pub dropped: Vec<String>,
-    pub model: Option<Model>,
+    pub model: Option<TabularModel>,
 }
 
-impl Pipeline {
+impl TabularPipeline {
     /// Outputs for the rows of `test` after learning those of `train`; or why that cannot be.
-    pub(super) fn predict(&self, train: &Table, test: &Table) -> Result<Matrix, String> {
+    pub(super) fn predict(&self, train: &TabularData, test: &TabularData) -> Result<Matrix, String> {
         let model = self.model.ok_or("there is no model yet")?;
         let mut features = (vec![Vec::new(); train.rows()], vec![Vec::new(); test.rows()]);
         let kept = |name: &String| !self.dropped.contains(name);
@@ -63,7 +63,9 @@ impl Pipeline {
         if width == 0 {
             return Err("no features are left".into());
         }
-        if matches!(model, Model::Knn { .. }) && train.rows().saturating_mul(test.rows() * width) > MAX_WORK {
+        if matches!(model, TabularModel::Knn { .. })
+            && train.rows().saturating_mul(test.rows() * width) > MAX_WORK
+        {
             return Err("there are too many rows for knn".into());
         }
         Ok(model.predict(&features.0, &outputs(&train.target), &features.1))
@@ -98,9 +100,9 @@ impl Pipeline {
         words.truncate(MAX_WORDS);
         let number = |cell: &Option<String>| cell.as_ref().and_then(|word| words.binary_search(&word).ok());
         let push = |row: &mut Vec<f64>, cell: &Option<String>| match self.encode {
-            Encode::None => {}
-            Encode::Ordinal => row.push(number(cell).map_or(-1.0, |n| n as f64)),
-            Encode::OneHot => {
+            WordEncoding::None => {}
+            WordEncoding::Ordinal => row.push(number(cell).map_or(-1.0, |n| n as f64)),
+            WordEncoding::OneHot => {
                 row.extend((0..words.len()).map(|w| f64::from(u8::from(number(cell) == Some(w)))))
             }
         };
@@ -128,13 +130,18 @@ impl Pipeline {
     }
 
     /// The metric of a submission for `test`.
-    pub(super) fn grade(&self, train: &Table, test: &Table, metric: Metric) -> Result<f64, String> {
+    pub(super) fn grade(
+        &self,
+        train: &TabularData,
+        test: &TabularData,
+        metric: TabularMetric,
+    ) -> Result<f64, String> {
         Ok(metric.value(&self.predict(train, test)?, &test.target))
     }
 
     /// The mean metric of cross-validation on the training rows.
-    pub(super) fn validate(&self, train: &Table, metric: Metric) -> Result<f64, String> {
-        let part = |fold: usize, inside: bool| -> Table {
+    pub(super) fn validate(&self, train: &TabularData, metric: TabularMetric) -> Result<f64, String> {
+        let part = |fold: usize, inside: bool| -> TabularData {
             let rows: Vec<usize> = (0..train.rows()).filter(|i| (i % FOLDS == fold) == inside).collect();
             train.take(&rows)
         };
@@ -151,10 +158,10 @@ fn median(values: &[f64]) -> f64 {
 }
 
 /// A target as what models learn: the number, or one for the row's class and zeros.
-fn outputs(target: &Target) -> Matrix {
+fn outputs(target: &PredictionTarget) -> Matrix {
     match target {
-        Target::Numbers(values) => values.iter().map(|v| vec![*v]).collect(),
-        Target::Classes(names, rows) => {
+        PredictionTarget::Numbers(values) => values.iter().map(|v| vec![*v]).collect(),
+        PredictionTarget::Classes(names, rows) => {
             let one = |class: usize| (0..names.len()).map(|c| f64::from(u8::from(c == class))).collect();
             rows.iter().map(|&class| one(class)).collect()
         }
@@ -162,7 +169,7 @@ fn outputs(target: &Target) -> Matrix {
 }
 
 /// The metric of the mean, or of the frequencies of the classes, of the training rows.
-pub(super) fn baseline(train: &Table, test: &Table, metric: Metric) -> f64 {
+pub(super) fn baseline(train: &TabularData, test: &TabularData, metric: TabularMetric) -> f64 {
     let all = outputs(&train.target);
     let width = all.first().map_or(0, Vec::len);
     let mean = |j: usize| all.iter().map(|row| row[j]).sum::<f64>() / all.len().max(1) as f64;

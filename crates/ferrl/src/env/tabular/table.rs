@@ -38,25 +38,27 @@ impl Column {
 
 /// What is to be predicted.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Target {
+pub(super) enum PredictionTarget {
     Numbers(Vec<f64>),
     /// Classes in sorted order, and the class of each row.
     Classes(Vec<String>, Vec<usize>),
 }
 
-impl Target {
+impl PredictionTarget {
     pub(super) fn len(&self) -> usize {
         match self {
-            Target::Numbers(values) => values.len(),
-            Target::Classes(_, rows) => rows.len(),
+            PredictionTarget::Numbers(values) => values.len(),
+            PredictionTarget::Classes(_, rows) => rows.len(),
         }
     }
 
-    pub(super) fn take(&self, rows: &[usize]) -> Target {
+    pub(super) fn take(&self, rows: &[usize]) -> PredictionTarget {
         match self {
-            Target::Numbers(values) => Target::Numbers(rows.iter().map(|&i| values[i]).collect()),
-            Target::Classes(names, all) => {
-                Target::Classes(names.clone(), rows.iter().map(|&i| all[i]).collect())
+            PredictionTarget::Numbers(values) => {
+                PredictionTarget::Numbers(rows.iter().map(|&i| values[i]).collect())
+            }
+            PredictionTarget::Classes(names, all) => {
+                PredictionTarget::Classes(names.clone(), rows.iter().map(|&i| all[i]).collect())
             }
         }
     }
@@ -64,39 +66,39 @@ impl Target {
 
 /// Features and target.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Table {
+pub(super) struct TabularData {
     pub names: Vec<String>,
     pub columns: Vec<Column>,
-    pub target: Target,
+    pub target: PredictionTarget,
 }
 
-impl Table {
+impl TabularData {
     pub(super) fn rows(&self) -> usize {
         self.target.len()
     }
 
-    pub(super) fn take(&self, rows: &[usize]) -> Table {
+    pub(super) fn take(&self, rows: &[usize]) -> TabularData {
         let columns = self.columns.iter().map(|c| c.take(rows)).collect();
-        Table { names: self.names.clone(), columns, target: self.target.take(rows) }
+        TabularData { names: self.names.clone(), columns, target: self.target.take(rows) }
     }
 }
 
 /// A table to learn from and one to be graded on.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Problem {
-    pub train: Table,
-    pub test: Table,
+pub(super) struct TabularProblem {
+    pub train: TabularData,
+    pub test: TabularData,
 }
 
-impl Problem {
+impl TabularProblem {
     /// Rows of one table, by lot; a quarter is for the test.
-    pub(super) fn split(table: &Table, draw: &mut Draw) -> Problem {
+    pub(super) fn split(table: &TabularData, draw: &mut Draw) -> TabularProblem {
         let mut order: Vec<usize> = (0..table.rows()).collect();
         for i in (1..order.len()).rev() {
             order.swap(i, draw.below(i + 1));
         }
         let (test, train) = order.split_at(order.len() / 4);
-        Problem { train: table.take(train), test: table.take(test) }
+        TabularProblem { train: table.take(train), test: table.take(test) }
     }
 }
 
@@ -150,7 +152,7 @@ pub(super) fn read(
     target: &str,
     regression: bool,
     draw: &mut Draw,
-) -> Result<Problem> {
+) -> Result<TabularProblem> {
     let first = cells(train)?;
     let second = test.map(cells).transpose()?;
     let goal = first.column(target, train)?;
@@ -164,7 +166,7 @@ pub(super) fn read(
             Error::data(format!("{what}, expected at least 8 rows and a feature")).at(train.display())
         );
     }
-    let table = |cells: &Cells, path: &Path| -> Result<Table> {
+    let table = |cells: &Cells, path: &Path| -> Result<TabularData> {
         let columns = features.iter().map(|name| {
             let (kind, own) = (numeric(&first.column(name, train)?), cells.column(name, path)?);
             Ok(match kind {
@@ -184,7 +186,7 @@ pub(super) fn read(
         let own = cells.column(target, path)?;
         let own = own.iter().enumerate();
         let goal = match regression {
-            true => Target::Numbers(
+            true => PredictionTarget::Numbers(
                 own.map(|(i, v)| v.as_f64().ok_or_else(|| wrong(i, v))).collect::<Result<_>>()?,
             ),
             false => {
@@ -192,15 +194,15 @@ pub(super) fn read(
                     let found = word(v).and_then(|w| classes.binary_search(&w).ok());
                     found.ok_or_else(|| wrong(i, v))
                 };
-                Target::Classes(classes.clone(), own.map(class).collect::<Result<_>>()?)
+                PredictionTarget::Classes(classes.clone(), own.map(class).collect::<Result<_>>()?)
             }
         };
-        Ok(Table { names: features.iter().map(|n| n.to_string()).collect(), columns, target: goal })
+        Ok(TabularData { names: features.iter().map(|n| n.to_string()).collect(), columns, target: goal })
     };
     let whole = table(&first, train)?;
     Ok(match (second, test) {
-        (Some(cells), Some(path)) => Problem { train: whole, test: table(&cells, path)? },
-        _ => Problem::split(&whole, draw),
+        (Some(cells), Some(path)) => TabularProblem { train: whole, test: table(&cells, path)? },
+        _ => TabularProblem::split(&whole, draw),
     })
 }
 
@@ -213,7 +215,7 @@ pub(super) struct MadeUp {
 
 /// A table by its random numbers: numbers `a` to `d` of different scales, some of them missing, words `e`, and a target that
 /// is linear in the features or depends on their signs.
-pub(super) fn make_up(how: MadeUp, draw: &mut Draw) -> Problem {
+pub(super) fn make_up(how: MadeUp, draw: &mut Draw) -> TabularProblem {
     let unit = |draw: &mut Draw| f64::from(draw.word()) / 2_147_483_648.0 - 1.0;
     let kinds = ["red", "green", "blue"];
     let linear = draw.chance(0.5);
@@ -236,16 +238,16 @@ pub(super) fn make_up(how: MadeUp, draw: &mut Draw) -> Problem {
         words.push(Some(kinds[kind].to_string()));
     }
     let target = match how.regression {
-        true => Target::Numbers(values),
+        true => PredictionTarget::Numbers(values),
         false => {
             let mut sorted = values.clone();
             sorted.sort_by(f64::total_cmp);
             let middle = sorted[sorted.len() * 2 / 5];
             let classes = values.iter().map(|v| usize::from(*v > middle)).collect();
-            Target::Classes(vec!["no".into(), "yes".into()], classes)
+            PredictionTarget::Classes(vec!["no".into(), "yes".into()], classes)
         }
     };
     let columns = numbers.into_iter().map(Column::Numbers).chain([Column::Words(words)]).collect();
     let names = ["a", "b", "c", "d", "e"].map(String::from).to_vec();
-    Problem::split(&Table { names, columns, target }, draw)
+    TabularProblem::split(&TabularData { names, columns, target }, draw)
 }

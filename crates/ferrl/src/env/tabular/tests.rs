@@ -14,13 +14,13 @@ fn shown(turn: &Turn) -> &str {
     }
 }
 
-fn metric(name: &str) -> Metric {
-    Metric::ALL.iter().find(|(n, _)| *n == name).unwrap().1
+fn metric(name: &str) -> TabularMetric {
+    TabularMetric::ALL.iter().find(|(n, _)| *n == name).unwrap().1
 }
 
 #[test]
 fn metrics_by_hand() {
-    let classes = |rows: &[usize]| Target::Classes(vec!["no".into(), "yes".into()], rows.to_vec());
+    let classes = |rows: &[usize]| PredictionTarget::Classes(vec!["no".into(), "yes".into()], rows.to_vec());
     let of = |p: f64| vec![1.0 - p, p];
     let outputs: Matrix = [0.9, 0.4, 0.6, 0.2].map(of).to_vec();
     let truth = classes(&[1, 1, 0, 0]);
@@ -30,7 +30,7 @@ fn metrics_by_hand() {
     assert!((value("log_loss") - loss).abs() < 1e-12);
     let tied: Matrix = [0.5, 0.5, 0.5].map(of).to_vec();
     assert_eq!(metric("auc").value(&tied, &classes(&[1, 0, 0])), 0.5);
-    let numbers = Target::Numbers(vec![1.0, 2.0, 6.0]);
+    let numbers = PredictionTarget::Numbers(vec![1.0, 2.0, 6.0]);
     let said: Matrix = vec![vec![1.0], vec![4.0], vec![4.0]];
     assert!((metric("rmse").value(&said, &numbers) - (8.0f64 / 3.0).sqrt()).abs() < 1e-12);
     assert!((metric("mae").value(&said, &numbers) - 4.0 / 3.0).abs() < 1e-12);
@@ -45,15 +45,15 @@ fn models_learn_what_they_can() {
     let line: Matrix = x.iter().map(|r| vec![2.0 * r[0] - 3.0 * r[1] + 1.0]).collect();
     let near =
         |a: &Matrix, b: &Matrix, within: f64| a.iter().zip(b).all(|(a, b)| (a[0] - b[0]).abs() < within);
-    assert!(near(&Model::Ridge { alpha: 0.0 }.predict(&x, &line, &x), &line, 1e-6));
-    assert!(!near(&Model::Ridge { alpha: 100.0 }.predict(&x, &line, &x), &line, 0.5));
-    assert!(near(&Model::Knn { k: 1 }.predict(&x, &line, &x), &line, 1e-12));
+    assert!(near(&TabularModel::Ridge { alpha: 0.0 }.predict(&x, &line, &x), &line, 1e-6));
+    assert!(!near(&TabularModel::Ridge { alpha: 100.0 }.predict(&x, &line, &x), &line, 0.5));
+    assert!(near(&TabularModel::Knn { k: 1 }.predict(&x, &line, &x), &line, 1e-12));
     let step: Matrix = x.iter().map(|r| vec![if r[0] > 3.5 { 1.0 } else { 0.0 }]).collect();
-    assert!(near(&Model::Tree { depth: 1 }.predict(&x, &step, &x), &step, 1e-12));
+    assert!(near(&TabularModel::Tree { depth: 1 }.predict(&x, &step, &x), &step, 1e-12));
     // Two columns that say the same have a solution, too.
     let twice: Matrix = x.iter().map(|r| vec![r[0], r[0]]).collect();
     let half: Matrix = x.iter().map(|r| vec![r[0]]).collect();
-    assert!(near(&Model::Ridge { alpha: 0.0 }.predict(&twice, &half, &twice), &half, 1e-3));
+    assert!(near(&TabularModel::Ridge { alpha: 0.0 }.predict(&twice, &half, &twice), &half, 1e-3));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_pipeline_is_built_validated_and_graded() {
         (turn.extra["accuracy"].as_f64().unwrap(), turn.extra["baseline"].as_f64().unwrap());
     assert!((value - validated).abs() < 0.12 && value > baseline + 0.1, "{validated} {value} {baseline}");
     assert!((turn.reward - (value - baseline) / (1.0 - baseline)).abs() < 1e-12);
-    assert_eq!((turn.score, turn.end), (Some(1.0), Some(End::Terminated)));
+    assert_eq!((turn.score, turn.end), (Some(1.0), Some(EpisodeEnd::Terminated)));
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn wrong_commands_are_answered_and_cost_a_turn() {
         );
     }
     let turn = episode.step("validate").unwrap();
-    assert_eq!((turn.end, turn.score, turn.reward), (Some(End::Terminated), Some(0.0), 0.0));
+    assert_eq!((turn.end, turn.score, turn.reward), (Some(EpisodeEnd::Terminated), Some(0.0), 0.0));
 }
 
 #[test]
@@ -132,12 +132,12 @@ fn nothing_is_learned_from_the_graded_rows() {
     let mut other = problem.clone();
     let Column::Numbers(cells) = &mut other.test.columns[0] else { panic!("numbers first") };
     cells[1..].iter_mut().for_each(|cell| *cell = Some(1e6));
-    other.test.target = Target::Numbers(vec![0.0; problem.test.rows()]);
+    other.test.target = PredictionTarget::Numbers(vec![0.0; problem.test.rows()]);
     for scale in [Scale::Standard, Scale::MinMax] {
-        let (encode, impute) = (Encode::OneHot, Impute::Median);
-        let model = Some(Model::Ridge { alpha: 1.0 });
-        let pipeline = Pipeline { scale, encode, impute, model, ..Default::default() };
-        let first = |p: &Problem| pipeline.predict(&p.train, &p.test).unwrap().remove(0);
+        let (encode, impute) = (WordEncoding::OneHot, Impute::Median);
+        let model = Some(TabularModel::Ridge { alpha: 1.0 });
+        let pipeline = TabularPipeline { scale, encode, impute, model, ..Default::default() };
+        let first = |p: &TabularProblem| pipeline.predict(&p.train, &p.test).unwrap().remove(0);
         assert_eq!(first(&problem), first(&other));
     }
 }

@@ -1,6 +1,6 @@
 //! Arithmetic that is too hard to do in the head, with a calculator at hand.
 
-use super::Limits;
+use super::ToolLimits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
 use crate::task::{Entry, options};
 use crate::tool;
@@ -33,7 +33,7 @@ pub(super) const ENTRY: Entry = Entry {
         Ok(Box::new(ToolTask {
             tools: tools.into(),
             verifier: exact(json!({}))?,
-            limits: Limits { max_calls: o.max_calls, ..Default::default() },
+            limits: ToolLimits { max_calls: o.max_calls, ..Default::default() },
             questions: Arithmetic { signs, seed, o },
         }))
     },

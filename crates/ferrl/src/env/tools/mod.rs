@@ -11,9 +11,9 @@ mod task;
 
 pub(crate) const TOOL_TASKS: &[&crate::task::Entry] = &[&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
 
-use super::{End, Environment, Next, Turn};
+use super::{Environment, EpisodeEnd, Next, Turn};
 use crate::env;
-use crate::tool::call::{self, Format};
+use crate::tool::call::{self, CallFormat};
 use crate::tool::{self, Tool};
 use crate::verify::{Sample, Verifier};
 use ferrl_engine::Result;
@@ -22,16 +22,16 @@ use std::sync::Arc;
 
 /// Limits of an episode with tools.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
+pub struct ToolLimits {
     /// Calls of an episode; an action that calls beyond them ends it without a reward.
     pub max_calls: usize,
     /// Longest result of one call, in characters; the rest is cut off.
     pub max_chars: usize,
 }
 
-impl Default for Limits {
+impl Default for ToolLimits {
     fn default() -> Self {
-        Limits { max_calls: 4, max_chars: 8000 }
+        ToolLimits { max_calls: 4, max_chars: 8000 }
     }
 }
 
@@ -41,7 +41,7 @@ pub struct ToolEpisode {
     columns: Map<String, Value>,
     tools: Arc<[Arc<dyn Tool>]>,
     verifier: Option<Arc<dyn Verifier>>,
-    limits: Limits,
+    limits: ToolLimits,
     calls: usize,
     errors: usize,
 }
@@ -53,14 +53,14 @@ impl ToolEpisode {
         columns: Map<String, Value>,
         tools: Arc<[Arc<dyn Tool>]>,
         verifier: Option<Arc<dyn Verifier>>,
-        limits: Limits,
+        limits: ToolLimits,
     ) -> Self {
         ToolEpisode { prompt, columns, tools, verifier, limits, calls: 0, errors: 0 }
     }
 
     /// The text of each call's result, and how the calls were written.
-    fn run(&mut self, written: Vec<call::Written>) -> Result<(Vec<String>, Format)> {
-        let format = written.first().map_or(Format::Tag, |first| first.format);
+    fn run(&mut self, written: Vec<call::Written>) -> Result<(Vec<String>, CallFormat)> {
+        let format = written.first().map_or(CallFormat::Tag, |first| first.format);
         let mut results = Vec::new();
         for one in written {
             if self.calls >= self.limits.max_calls {
@@ -90,7 +90,7 @@ impl ToolEpisode {
         let columns = (&self.columns).into();
         let sample = Sample { prompt: &self.prompt, completion: action, columns, ..Default::default() };
         let Some(verifier) = &self.verifier else {
-            return Ok(Turn { end: Some(End::Terminated), extra: self.extra(), ..Default::default() });
+            return Ok(Turn { end: Some(EpisodeEnd::Terminated), extra: self.extra(), ..Default::default() });
         };
         let score = verifier.score(&sample)?;
         let mut extra = self.extra();
@@ -99,7 +99,7 @@ impl ToolEpisode {
         Ok(Turn {
             reward: score.reward,
             score: score.score.or(Some(score.reward)),
-            end: Some(End::Terminated),
+            end: Some(EpisodeEnd::Terminated),
             extra,
             ..Default::default()
         })
@@ -107,14 +107,14 @@ impl ToolEpisode {
 }
 
 /// Results as the policy reads them.
-fn observation(results: &[String], format: Format) -> String {
+fn observation(results: &[String], format: CallFormat) -> String {
     match format {
-        Format::Tag => format!("\n\n<information>{}</information>\n\n", results.join("\n")),
-        Format::Hermes => {
+        CallFormat::Tag => format!("\n\n<information>{}</information>\n\n", results.join("\n")),
+        CallFormat::Hermes => {
             let one = |result: &String| format!("<tool_response>\n{result}\n</tool_response>\n");
             format!("\n{}", results.iter().map(one).collect::<String>())
         }
-        Format::Llama => format!("\n{}\n", results.join("\n")),
+        CallFormat::Llama => format!("\n{}\n", results.join("\n")),
     }
 }
 
@@ -138,7 +138,7 @@ impl Environment for ToolEpisode {
         let until = answered.filter(|at| *at > first).unwrap_or(action.len());
         if self.calls >= self.limits.max_calls {
             let shown = observation(&["error: no calls are left".into()], written[0].format);
-            let end = Some(End::Terminated);
+            let end = Some(EpisodeEnd::Terminated);
             let extra = self.extra();
             let (next, score) = (Next::Observation(shown), self.verifier.is_some().then_some(0.0));
             return Ok(Turn { next, score, end, extra, ..Default::default() });

@@ -1,6 +1,6 @@
 //! Questions that a short program answers, with a Python interpreter at hand.
 
-use super::Limits;
+use super::ToolLimits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
 use crate::task::{Entry, options};
 use crate::tool::{self, Tool};
@@ -25,7 +25,7 @@ pub(super) const ENTRY: Entry = Entry {
         Ok(Box::new(ToolTask {
             tools: tools.clone(),
             verifier: exact(json!({}))?,
-            limits: Limits { max_calls: o.max_calls, ..Default::default() },
+            limits: ToolLimits { max_calls: o.max_calls, ..Default::default() },
             questions: Programs { seed, tools, o },
         }))
     },

@@ -1,11 +1,11 @@
 //! Questions about documents, with a search to call: the user's documents and questions, or a small made-up world of people
 //! where each has a document. Training asks about other people than evaluations do.
 
-use super::Limits;
+use super::ToolLimits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
 use crate::data::format_of;
 use crate::task::{Entry, options};
-use crate::tool::{self, Document, Index, Search, Tool};
+use crate::tool::{self, Document, SearchIndex, SearchTool, Tool};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -24,8 +24,13 @@ pub(super) const ENTRY: Entry = Entry {
         let tools = o.tools(seed)?;
         Ok(Box::new(ToolTask {
             verifier: exact(json!({ "ignore_case": true, "ignore_punctuation": true }))?,
-            limits: Limits { max_calls: o.max_calls, ..Default::default() },
-            questions: Asked { told: o.instructions.then(|| instructions(&tools)), rows: o.rows()?, seed, o },
+            limits: ToolLimits { max_calls: o.max_calls, ..Default::default() },
+            questions: SearchQuestion {
+                told: o.instructions.then(|| instructions(&tools)),
+                rows: o.rows()?,
+                seed,
+                o,
+            },
             tools,
         }))
     },
@@ -92,7 +97,8 @@ impl Options {
             return Ok(vec![tool::build("search", &given.collect())?].into());
         }
         let documents = (0..self.people).map(|i| Person::new(seed, i).document()).collect();
-        let search: Arc<dyn Tool> = Arc::new(Search::over(Arc::new(Index::new(documents)), self.topk));
+        let search: Arc<dyn Tool> =
+            Arc::new(SearchTool::over(Arc::new(SearchIndex::new(documents)), self.topk));
         Ok(vec![search].into())
     }
 
@@ -186,7 +192,7 @@ impl Person {
     }
 }
 
-struct Asked {
+struct SearchQuestion {
     /// How to use the tool, where the prompt says so.
     told: Option<String>,
     rows: Vec<(String, Value)>,
@@ -194,7 +200,7 @@ struct Asked {
     o: Options,
 }
 
-impl Asked {
+impl SearchQuestion {
     /// The row of question `index`: training rows first, the held-out fraction behind them.
     fn split(&self, count: usize, index: u64, held_out: bool, draw: &mut Draw) -> usize {
         let kept = (((1.0 - self.o.held_out) * count as f64).round() as usize).clamp(1, count);
@@ -205,7 +211,7 @@ impl Asked {
     }
 }
 
-impl Questions for Asked {
+impl Questions for SearchQuestion {
     fn question(&self, index: u64, held_out: bool) -> Result<Question> {
         let stream = if held_out { "search held out" } else { "search" };
         let mut draw = Draw::new(stream, self.seed, index);

@@ -1,7 +1,7 @@
 //! Questions with tools as a generated task.
 
-use super::{Environment, Limits, Next, ToolEpisode};
-use crate::task::{Example, Task};
+use super::{Environment, Next, ToolEpisode, ToolLimits};
+use crate::task::{Task, TaskExample};
 use crate::tool::Tool;
 use crate::verify::{self, Verifier};
 use ferrl_engine::Result;
@@ -27,7 +27,7 @@ pub(super) struct ToolTask<Q> {
     pub questions: Q,
     pub tools: Arc<[Arc<dyn Tool>]>,
     pub verifier: Arc<dyn Verifier>,
-    pub limits: Limits,
+    pub limits: ToolLimits,
 }
 
 impl<Q: Questions> ToolTask<Q> {
@@ -39,7 +39,7 @@ impl<Q: Questions> ToolTask<Q> {
 }
 
 impl<Q: Questions> Task for ToolTask<Q> {
-    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+    fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let question = self.questions.question(index, held_out)?;
         let mut episode = self.open(&question);
         let prompt = episode.start()?;
@@ -52,7 +52,7 @@ impl<Q: Questions> Task for ToolTask<Q> {
                 break;
             }
         }
-        Ok(Example { prompt, answer: String::new(), columns: question.columns, turns })
+        Ok(TaskExample { prompt, answer: String::new(), columns: question.columns, turns })
     }
 
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {

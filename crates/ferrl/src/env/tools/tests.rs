@@ -9,16 +9,16 @@ fn task(name: &str, options: Value) -> Box<dyn Task> {
 }
 
 fn episode(max_calls: usize) -> ToolEpisode {
-    let index = tool::Index::new(vec![tool::Document {
+    let index = tool::SearchIndex::new(vec![tool::Document {
         title: "Emma".into(),
         text: "Jane Austen wrote Emma.".into(),
     }]);
-    let search: Arc<dyn Tool> = Arc::new(tool::Search::over(Arc::new(index), 1));
+    let search: Arc<dyn Tool> = Arc::new(tool::SearchTool::over(Arc::new(index), 1));
     let tools = vec![search, tool::build("calculator", &Map::new()).unwrap()];
     let exact = json!({ "take": "answer" });
     let verifier = Arc::from(verify::build("exact", exact.as_object().unwrap()).unwrap());
     let columns = json!({ "answer": "Jane Austen" }).as_object().unwrap().clone();
-    let limits = Limits { max_calls, ..Default::default() };
+    let limits = ToolLimits { max_calls, ..Default::default() };
     ToolEpisode::new("Who wrote Emma?\n".into(), columns, tools.into(), Some(verifier), limits)
 }
 
@@ -37,7 +37,7 @@ fn a_call_gets_its_result_and_the_answer_its_reward() {
     let want = "\n\n<information>Doc 1(Title: Emma) Jane Austen wrote Emma.</information>\n\n";
     assert_eq!((shown(&turn), turn.reward, turn.end), (want, 0.0, None));
     let turn = episode.step("<answer>Jane Austen</answer>").unwrap();
-    assert_eq!((turn.reward, turn.score, turn.end), (1.0, Some(1.0), Some(End::Terminated)));
+    assert_eq!((turn.reward, turn.score, turn.end), (1.0, Some(1.0), Some(EpisodeEnd::Terminated)));
     assert_eq!((&turn.extra["tool_calls"], &turn.extra["tool_errors"]), (&json!(1), &json!(0)));
 }
 
@@ -59,18 +59,18 @@ fn a_call_that_cannot_be_read_gets_a_hint_and_counts() {
     let turn = episode.step("<tool_call>{\"name\": \"serch\"}</tool_call>").unwrap();
     assert!(shown(&turn).contains("did you mean search?") && turn.end.is_none(), "{turn:?}");
     let turn = episode.step("<search>Emma</search>").unwrap();
-    assert_eq!((turn.reward, turn.score, turn.end), (0.0, Some(0.0), Some(End::Terminated)));
+    assert_eq!((turn.reward, turn.score, turn.end), (0.0, Some(0.0), Some(EpisodeEnd::Terminated)));
     assert!(shown(&turn).contains("no calls are left"));
 }
 
 #[test]
 fn what_comes_first_decides_and_no_call_is_an_answer() {
     let first = episode(2).step("<answer>Jane Austen</answer> <search>x</search>").unwrap();
-    assert_eq!((first.reward, first.end), (1.0, Some(End::Terminated)));
+    assert_eq!((first.reward, first.end), (1.0, Some(EpisodeEnd::Terminated)));
     let late = episode(2).step("<search>Emma</search><answer>Jane Austen</answer>").unwrap();
     assert_eq!((late.reward, late.end), (0.0, None));
     let silent = episode(2).step("I do not know").unwrap();
-    assert_eq!((silent.reward, silent.end), (0.0, Some(End::Terminated)));
+    assert_eq!((silent.reward, silent.end), (0.0, Some(EpisodeEnd::Terminated)));
 }
 
 #[test]

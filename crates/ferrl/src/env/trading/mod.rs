@@ -8,9 +8,9 @@
 
 mod market;
 
-use super::{End, Environment, Next, Turn};
+use super::{Environment, EpisodeEnd, Next, Turn};
 use crate::env;
-use crate::task::{Entry, Example, Task, options};
+use crate::task::{Entry, Task, TaskExample, options};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
 use market::{Day, Synthetic};
@@ -136,7 +136,7 @@ impl Trading {
     }
 
     /// Episodes of training begin anywhere in the blocks before; those of evaluations follow each other.
-    fn play(&self, index: u64, held_out: bool) -> Episode {
+    fn play(&self, index: u64, held_out: bool) -> TradingEpisode {
         let stream = if held_out { "trading held out" } else { "trading" };
         let mut draw = Draw::new(stream, self.seed, index);
         let Options { window, horizon, cost, risk, .. } = self.o;
@@ -149,8 +149,8 @@ impl Trading {
                 self.test.start + window + index as usize % windows * horizon
             }
         };
-        let rules = Rules { window, horizon, cost, risk };
-        Episode {
+        let rules = TradingRules { window, horizon, cost, risk };
+        TradingEpisode {
             days: self.days.clone(),
             start,
             rules,
@@ -164,7 +164,7 @@ impl Trading {
 }
 
 impl Task for Trading {
-    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+    fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let mut episode = self.play(index, held_out);
         let prompt = episode.start()?;
         let mut columns = Map::new();
@@ -178,7 +178,7 @@ impl Task for Trading {
             let (Next::Observation(shown) | Next::State(shown)) = turn.next;
             turns.push((action, shown));
             if turn.end.is_some() {
-                return Ok(Example { prompt, answer: String::new(), columns, turns });
+                return Ok(TaskExample { prompt, answer: String::new(), columns, turns });
             }
         }
     }
@@ -193,14 +193,14 @@ impl Task for Trading {
 }
 
 #[derive(Clone, Copy)]
-struct Rules {
+struct TradingRules {
     window: usize,
     horizon: usize,
     cost: f64,
     risk: f64,
 }
 
-impl Rules {
+impl TradingRules {
     /// Net return of a day and its reward, both in percent.
     fn reward(&self, change: f64, position: i32, before: i32) -> (f64, f64) {
         let gross = 100.0 * f64::from(position) * change;
@@ -246,11 +246,11 @@ fn position(action: &str) -> Option<i32> {
 /// What an action costs, in percent, that names no position; the position stays as it is.
 const UNREAD: f64 = 0.1;
 
-struct Episode {
+struct TradingEpisode {
     days: Arc<[Day]>,
     /// The first day that acts.
     start: usize,
-    rules: Rules,
+    rules: TradingRules,
     turn: usize,
     position: i32,
     /// Net returns so far, in percent.
@@ -260,7 +260,7 @@ struct Episode {
     draw: Draw,
 }
 
-impl Episode {
+impl TradingEpisode {
     fn past(&self) -> Past<'_> {
         Past(&self.days[..=self.start + self.turn])
     }
@@ -313,7 +313,7 @@ impl Episode {
     }
 }
 
-impl Environment for Episode {
+impl Environment for TradingEpisode {
     fn start(&mut self) -> env::Result<String> {
         Ok(self.past().first(self.rules.window))
     }
@@ -337,7 +337,7 @@ impl Environment for Episode {
             next,
             reward,
             score: Some(better),
-            end: Some(End::Terminated),
+            end: Some(EpisodeEnd::Terminated),
             extra,
             ..Default::default()
         })

@@ -85,18 +85,18 @@ fn rewards_are_the_position_times_the_return_less_costs_and_risk() {
     let market: Vec<Day> = prices.iter().map(|&price| Day { price, headline: "x".into() }).collect();
     let o = options(json!({ "window": 1, "horizon": 2, "cost": 0.01, "risk": 0.1, "folds": 1, "fold": 1 }));
     let task = Trading::of(market, o, 0).unwrap();
-    let mut episode = Episode { start: 1, ..task.play(0, false) };
+    let mut episode = TradingEpisode { start: 1, ..task.play(0, false) };
     assert_eq!(episode.start().unwrap(), "returns +0.0; x\n");
     let turn = episode.step("I go LONG.").unwrap();
     assert_eq!(turn.next, Next::Observation("\n+10.0; x\n".into()));
     assert!((turn.reward - (10.0 - 1.0 - 0.05 * 100.0)).abs() < 1e-9, "{}", turn.reward);
     let turn = episode.step("not long but short").unwrap();
     assert!((turn.reward - (10.0 - 2.0 - 0.05 * 100.0)).abs() < 1e-9, "{}", turn.reward);
-    assert_eq!((turn.end, turn.score), (Some(End::Terminated), Some(1.0)));
+    assert_eq!((turn.end, turn.score), (Some(EpisodeEnd::Terminated), Some(1.0)));
     assert!((turn.extra["net_return"].as_f64().unwrap() - 17.0).abs() < 1e-9);
     // Long on both days: 10 - 1 - 5, then -10 - 5.
     assert!((turn.extra["buy_and_hold"].as_f64().unwrap() + 11.0).abs() < 1e-9);
-    let mut silent = Episode { start: 1, ..task.play(0, false) };
+    let mut silent = TradingEpisode { start: 1, ..task.play(0, false) };
     assert_eq!(silent.step("hmm").unwrap().reward, -UNREAD);
 }
 
@@ -106,7 +106,7 @@ fn a_random_player_earns_on_average_what_the_column_says() {
     let expected = task.play(0, true).random_player();
     let mean: f64 = (0..4000)
         .map(|i| {
-            let mut episode = Episode { draw: Draw::new("many", 1, i), ..task.play(0, true) };
+            let mut episode = TradingEpisode { draw: Draw::new("many", 1, i), ..task.play(0, true) };
             (0..6)
                 .map(|_| {
                     let a = episode.random_action().unwrap();

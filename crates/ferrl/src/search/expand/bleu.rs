@@ -1,7 +1,7 @@
 //! Rejection of steps that say the same as a sibling, by BLEU (Papineni et al., 2002).
 
 use super::super::Node;
-use super::{Draw, Drawn, Expander};
+use super::{ChildDraw, Drawn, Expander};
 use crate::verify::Options;
 use ferrl_engine::Result;
 use std::collections::HashMap;
@@ -19,10 +19,10 @@ pub(super) fn build(options: &Options<'_>) -> Result<Box<dyn Expander>> {
 }
 
 impl Expander for BleuRejection {
-    fn draws(&self, so_far: &Drawn<'_>) -> Vec<Draw> {
+    fn draws(&self, so_far: &Drawn<'_>) -> Vec<ChildDraw> {
         let wanted = so_far.asked.samples;
         let left = (wanted * self.tries).saturating_sub(so_far.draws);
-        vec![Draw::default(); wanted.saturating_sub(so_far.accepted.len()).min(left)]
+        vec![ChildDraw::default(); wanted.saturating_sub(so_far.accepted.len()).min(left)]
     }
     fn accepts(&self, text: &str, siblings: &[&Node]) -> bool {
         siblings.iter().all(|s| bleu(text, &s.text) <= self.most)

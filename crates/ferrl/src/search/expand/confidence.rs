@@ -1,7 +1,7 @@
 //! As many completions as the mean of their scores needs: openrl's rule. It starts with 10 and adds 4 until the 95 % interval
 //! `2 · 1.96 √(p (1 - p) / n)` is at most 0.05 wide, or 30 were drawn.
 
-use super::{Draw, Drawn, Expander};
+use super::{ChildDraw, Drawn, Expander};
 use crate::verify::Options;
 use ferrl_engine::{Error, Result};
 
@@ -35,17 +35,17 @@ pub(super) fn width(p: f64, n: usize) -> f64 {
 }
 
 impl Expander for Confidence {
-    fn draws(&self, so_far: &Drawn<'_>) -> Vec<Draw> {
+    fn draws(&self, so_far: &Drawn<'_>) -> Vec<ChildDraw> {
         let n = so_far.draws;
         if n == 0 {
-            return vec![Draw::default(); self.start];
+            return vec![ChildDraw::default(); self.start];
         }
         let scores = so_far.accepted.iter().map(|c| (c.samples as f64, c.score.unwrap_or(0.0)));
         let (count, sum) = scores.fold((0.0, 0.0), |(count, sum), (k, score)| (count + k, sum + k * score));
         let p = sum / f64::max(count, 1.0);
         match width(p, n) <= self.width || n >= self.most {
             true => Vec::new(),
-            false => vec![Draw::default(); self.add.min(self.most - n)],
+            false => vec![ChildDraw::default(); self.add.min(self.most - n)],
         }
     }
 }

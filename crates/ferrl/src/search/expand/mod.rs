@@ -13,7 +13,7 @@ use ferrl_engine::{Error, Result, nearest};
 
 /// One child to draw.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Draw {
+pub struct ChildDraw {
     /// Sampling temperature, where it is not the search's own.
     pub temperature: Option<f32>,
     /// Which of the expander's system messages the completion has; only at the root.
@@ -37,7 +37,7 @@ pub struct Drawn<'a> {
 /// Draws children.
 pub trait Expander: Send + Sync {
     /// The draws to make next; none when the expansion is complete.
-    fn draws(&self, so_far: &Drawn<'_>) -> Vec<Draw>;
+    fn draws(&self, so_far: &Drawn<'_>) -> Vec<ChildDraw>;
     /// Whether a drawn step becomes a child.
     fn accepts(&self, _text: &str, _siblings: &[&Node]) -> bool {
         true

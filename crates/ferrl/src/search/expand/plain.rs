@@ -1,6 +1,6 @@
 //! Independent draws, at one temperature or two, to a depth, with several system messages.
 
-use super::{Draw, Drawn, Expander, missing};
+use super::{ChildDraw, Drawn, Expander, missing};
 use crate::verify::Options;
 use ferrl_engine::{Error, Result};
 
@@ -11,8 +11,8 @@ pub(super) fn iid(_: &Options<'_>) -> Result<Box<dyn Expander>> {
 }
 
 impl Expander for Iid {
-    fn draws(&self, so_far: &Drawn<'_>) -> Vec<Draw> {
-        vec![Draw::default(); missing(so_far)]
+    fn draws(&self, so_far: &Drawn<'_>) -> Vec<ChildDraw> {
+        vec![ChildDraw::default(); missing(so_far)]
     }
 }
 
@@ -23,10 +23,10 @@ pub(super) fn max_depth(options: &Options<'_>) -> Result<Box<dyn Expander>> {
 }
 
 impl Expander for MaxDepth {
-    fn draws(&self, so_far: &Drawn<'_>) -> Vec<Draw> {
+    fn draws(&self, so_far: &Drawn<'_>) -> Vec<ChildDraw> {
         match so_far.depth < self.0 {
-            true => vec![Draw::default(); missing(so_far)],
-            false if so_far.draws == 0 => vec![Draw { to_the_end: true, ..Default::default() }],
+            true => vec![ChildDraw::default(); missing(so_far)],
+            false if so_far.draws == 0 => vec![ChildDraw { to_the_end: true, ..Default::default() }],
             false => Vec::new(),
         }
     }
@@ -44,9 +44,9 @@ pub(super) fn high_low(options: &Options<'_>) -> Result<Box<dyn Expander>> {
 
 impl Expander for HighLow {
     /// The first half is high; of an odd number the one more is.
-    fn draws(&self, so_far: &Drawn<'_>) -> Vec<Draw> {
+    fn draws(&self, so_far: &Drawn<'_>) -> Vec<ChildDraw> {
         let high = so_far.asked.samples.div_ceil(2);
-        let draw = |i: usize| Draw {
+        let draw = |i: usize| ChildDraw {
             temperature: Some(if i < high { self.high } else { self.low }),
             ..Default::default()
         };
@@ -67,9 +67,9 @@ pub(super) fn systems(options: &Options<'_>) -> Result<Box<dyn Expander>> {
 }
 
 impl Expander for Systems {
-    fn draws(&self, so_far: &Drawn<'_>) -> Vec<Draw> {
+    fn draws(&self, so_far: &Drawn<'_>) -> Vec<ChildDraw> {
         let turn = |i: usize| (so_far.depth == 0).then(|| i % self.0.len());
-        let draw = |i: usize| Draw { system: turn(i), ..Default::default() };
+        let draw = |i: usize| ChildDraw { system: turn(i), ..Default::default() };
         (so_far.draws..so_far.asked.samples).map(draw).collect()
     }
     fn systems(&self) -> &[String] {

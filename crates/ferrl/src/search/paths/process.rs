@@ -1,6 +1,6 @@
 //! Post-processors: what becomes of the scores and advantages of a path.
 
-use super::{Entry, Path, Step};
+use super::{Entry, Path, PathStep};
 
 /// Changes a path.
 type PostProcessor = fn(&mut Path);
@@ -82,11 +82,11 @@ pub const POST_PROCESSORS: &[Entry<PostProcessor>] = &[
     },
 ];
 
-fn each(path: &mut Path, change: impl FnMut(&mut Step)) {
+fn each(path: &mut Path, change: impl FnMut(&mut PathStep)) {
     path.steps.iter_mut().for_each(change);
 }
 
-fn each_but_last(path: &mut Path, change: impl FnMut(&mut Step)) {
+fn each_but_last(path: &mut Path, change: impl FnMut(&mut PathStep)) {
     path.steps.iter_mut().rev().skip(1).for_each(change);
 }
 
@@ -97,7 +97,7 @@ mod tests {
 
     /// Score and advantage of each step after a post-processor.
     fn after(name: &str, steps: &[(f64, f64)], weight: f64) -> Vec<(f64, f64)> {
-        let step = |&(score, advantage): &(f64, f64)| Step { score, advantage, ..Default::default() };
+        let step = |&(score, advantage): &(f64, f64)| PathStep { score, advantage, ..Default::default() };
         let mut path = Path { steps: steps.iter().map(step).collect(), weight, correct: true };
         (find("path post-processor", POST_PROCESSORS, name).unwrap().apply)(&mut path);
         path.steps.iter().map(|s| (s.score, s.advantage)).collect()

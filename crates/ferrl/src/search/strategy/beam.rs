@@ -3,7 +3,7 @@
 //!
 //! A whole completion keeps its place among the beams, so a search ends when all of them are whole.
 
-use super::super::{Choice, Expansion, Round, Strategy, Tree, Until};
+use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree, Until};
 use super::{Common, Entry};
 use crate::verify::{Options, Setting};
 use ferrl_engine::{Error, Result};
@@ -33,7 +33,7 @@ struct Beam {
     branch: usize,
     max_depth: usize,
     by_score: bool,
-    choice: Choice,
+    choice: ChoiceRule,
     beams: Vec<usize>,
     started: bool,
 }
@@ -51,7 +51,7 @@ fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
         branch: options.size("branch", width as u64, 1..=65536)? as usize,
         max_depth: common.max_depth,
         by_score,
-        choice: options.choice("answer", Choice::Best, Choice::ALL)?,
+        choice: options.choice("answer", ChoiceRule::Best, ChoiceRule::ALL)?,
         beams: vec![0],
         started: false,
     }))

@@ -1,19 +1,19 @@
 //! Best of n: the completion with the highest score (Cobbe et al., 2021, arXiv 2110.14168), and the weighted form that adds
 //! the scores of equal answers before it chooses (Li et al., 2022, arXiv 2206.02336).
 
-use super::sampling::{SAMPLES, Sampling};
-use super::{Choice, Entry};
+use super::sampling::{IndependentSampling, SAMPLES};
+use super::{ChoiceRule, Entry};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "best_of_n",
     about: "the completion with the highest score",
     settings: &[SAMPLES],
-    build: |options, common| Sampling::build(options, common, Choice::Best),
+    build: |options, common| IndependentSampling::build(options, common, ChoiceRule::Best),
 };
 
 pub(super) const WEIGHTED: Entry = Entry {
     name: "weighted_best_of_n",
     about: "the answer whose completions have the largest sum of scores",
     settings: &[SAMPLES],
-    build: |options, common| Sampling::build(options, common, Choice::Weighted),
+    build: |options, common| IndependentSampling::build(options, common, ChoiceRule::Weighted),
 };

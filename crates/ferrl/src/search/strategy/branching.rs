@@ -4,7 +4,7 @@
 //! The score of a leaf is its completion's; that of an inner node is the mean of its children's, so that `advantage` is the
 //! child's score minus the parent's.
 
-use super::super::{Backup, Choice, Expansion, Round, Strategy, Tree, Until};
+use super::super::{Backup, ChoiceRule, Expansion, Round, Strategy, Tree, Until};
 use super::sampling::evaluate_terminals;
 use super::{Common, Entry, schedule};
 use crate::verify::{Options, Setting};
@@ -27,7 +27,7 @@ pub(super) const ENTRY: Entry = Entry {
 struct Branching {
     branch: Vec<usize>,
     max_depth: usize,
-    choice: Choice,
+    choice: ChoiceRule,
     started: bool,
 }
 
@@ -38,7 +38,7 @@ fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
         1 if !options.has("max_depth") => 3,
         _ => common.max_depth,
     };
-    let choice = options.choice("answer", Choice::Weighted, Choice::ALL)?;
+    let choice = options.choice("answer", ChoiceRule::Weighted, ChoiceRule::ALL)?;
     Ok(Box::new(Branching { branch, max_depth, choice, started: false }))
 }
 

@@ -3,8 +3,8 @@
 //! Its accuracy is that of one sample, whatever `samples` is; the others make it a measurement (`figures` has their mean).
 
 use super::super::{Expansion, Round, Strategy, Tree};
-use super::sampling::{SAMPLES, Sampling};
-use super::{Choice, Common, Entry};
+use super::sampling::{IndependentSampling, SAMPLES};
+use super::{ChoiceRule, Common, Entry};
 use crate::verify::Options;
 use ferrl_engine::Result;
 
@@ -18,7 +18,7 @@ pub(super) const ENTRY: Entry = Entry {
 struct Cot(Box<dyn Strategy>);
 
 fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
-    Ok(Box::new(Cot(Sampling::build(options, common, Choice::Best)?)))
+    Ok(Box::new(Cot(IndependentSampling::build(options, common, ChoiceRule::Best)?)))
 }
 
 impl Strategy for Cot {

@@ -3,7 +3,7 @@
 //!
 //! The spine is sampled step by step; completions branch off the prompt and off every step but the last.
 
-use super::super::{Choice, Expansion, Round, Strategy, Tree};
+use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree};
 use super::sampling::evaluate_terminals;
 use super::{Common, Entry};
 use crate::verify::{Options, Setting};
@@ -22,7 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
 struct FishBone {
     branch: usize,
     max_depth: usize,
-    choice: Choice,
+    choice: ChoiceRule,
     /// Nodes of the spine that are still to be branched off.
     spine: Vec<usize>,
     state: State,
@@ -38,7 +38,7 @@ fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
     Ok(Box::new(FishBone {
         branch: options.size("branch", 4, 1..=65536)? as usize,
         max_depth: common.max_depth,
-        choice: options.choice("answer", Choice::Weighted, Choice::ALL)?,
+        choice: options.choice("answer", ChoiceRule::Weighted, ChoiceRule::ALL)?,
         spine: vec![0],
         state: State::Spine,
     }))

@@ -9,7 +9,7 @@
 //! Chaslot et al., 2008), so that the others descend elsewhere, and all share a decode batch. The tree depends on `parallel`
 //! and on nothing else of how it was computed.
 
-use super::super::{Choice, Expansion, Prior, Round, Strategy, Tree, Until};
+use super::super::{ChoiceRule, Expansion, Prior, Round, Strategy, Tree, Until};
 use super::{Common, Entry};
 use crate::verify::{Options, Setting};
 use ferrl_engine::{Error, Result};
@@ -75,7 +75,7 @@ struct Mcts {
     by_score: bool,
     rollouts: usize,
     prior: Prior,
-    choice: Choice,
+    choice: ChoiceRule,
     max_depth: usize,
     budgeted: bool,
     /// Simulations begun.
@@ -101,9 +101,9 @@ fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
     }
     let usual = if common.budgeted { 1 << 20 } else { 32 };
     let choice = match (common.informed, common.judges_steps) {
-        (true, false) => Choice::Best,
-        (true, true) => Choice::Weighted,
-        (false, _) => Choice::Vote,
+        (true, false) => ChoiceRule::Best,
+        (true, true) => ChoiceRule::Weighted,
+        (false, _) => ChoiceRule::Vote,
     };
     let priors = [("logp", Prior::Logp), ("count", Prior::Count), ("uniform", Prior::Uniform)];
     Ok(Box::new(Mcts {
@@ -116,7 +116,7 @@ fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
         by_score,
         rollouts: options.size("rollouts", 1, 1..=4096)? as usize,
         prior: options.choice("prior", Prior::Logp, &priors)?,
-        choice: options.choice("answer", choice, Choice::ALL)?,
+        choice: options.choice("answer", choice, ChoiceRule::ALL)?,
         max_depth: common.max_depth,
         budgeted: common.budgeted,
         begun: 0,
@@ -127,7 +127,7 @@ fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
 impl Strategy for Mcts {
     fn next(&mut self, round: &mut Round<'_>) -> Result<Vec<Expansion>> {
         let tree = &mut *round.tree;
-        let mut work = Work::default();
+        let mut work = NextRound::default();
         for (waiting, grown) in std::mem::take(&mut self.waiting).into_iter().zip(round.grown) {
             self.absorb(tree, &waiting, grown, &mut work);
         }
@@ -155,11 +155,11 @@ impl Strategy for Mcts {
 
 /// What the next round samples.
 #[derive(Default)]
-struct Work {
+struct NextRound {
     waiting: Vec<Waiting>,
 }
 
-impl Work {
+impl NextRound {
     fn simulations(&self) -> usize {
         self.waiting.iter().map(|w| w.simulations).sum()
     }
@@ -184,7 +184,7 @@ impl Mcts {
     }
 
     /// Takes in what an expansion brought.
-    fn absorb(&self, tree: &mut Tree, waiting: &Waiting, grown: &[usize], work: &mut Work) {
+    fn absorb(&self, tree: &mut Tree, waiting: &Waiting, grown: &[usize], work: &mut NextRound) {
         if waiting.rollout {
             tree.set_under_way(waiting.node, false);
             for &id in grown {
@@ -202,7 +202,7 @@ impl Mcts {
     }
 
     /// Descends from a node to a leaf and evaluates it, or waits for what that needs.
-    fn simulate_from(&self, tree: &mut Tree, from: usize, work: &mut Work) {
+    fn simulate_from(&self, tree: &mut Tree, from: usize, work: &mut NextRound) {
         let mut at = from;
         while let Some(next) = self.descend(tree, at) {
             at = next;

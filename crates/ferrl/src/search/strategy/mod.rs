@@ -10,7 +10,7 @@ mod mcts;
 mod sampling;
 
 use super::expand::{self, Expander};
-use super::{Choice, Strategy};
+use super::{ChoiceRule, Strategy};
 use crate::verify::{Hooks, Options, Setting};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};

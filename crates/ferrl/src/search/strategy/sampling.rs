@@ -3,7 +3,7 @@
 //! Without a budget all samples are drawn at once. With one the first is drawn alone, and then as many at a time as the rest of
 //! the budget pays for at the mean length so far; `samples` is the most.
 
-use super::super::{Choice, Expansion, Round, Strategy, Tree};
+use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree};
 use super::Common;
 use crate::verify::{Options, Setting};
 use ferrl_engine::Result;
@@ -12,22 +12,22 @@ pub(super) const SAMPLES: Setting =
     Setting { name: "samples", default: "8", about: "completions; with --budget as many as it allows" };
 
 /// Independent completions and a rule that chooses one.
-pub(super) struct Sampling {
+pub(super) struct IndependentSampling {
     wanted: usize,
     drawn: usize,
     budgeted: bool,
-    choice: Choice,
+    choice: ChoiceRule,
 }
 
-impl Sampling {
-    pub fn build(options: &Options<'_>, common: &Common, choice: Choice) -> Result<Box<dyn Strategy>> {
+impl IndependentSampling {
+    pub fn build(options: &Options<'_>, common: &Common, choice: ChoiceRule) -> Result<Box<dyn Strategy>> {
         let usual = if common.budgeted { 65536 } else { 8 };
         let wanted = options.size("samples", usual, 1..=65536)? as usize;
-        Ok(Box::new(Sampling { wanted, drawn: 0, budgeted: common.budgeted, choice }))
+        Ok(Box::new(IndependentSampling { wanted, drawn: 0, budgeted: common.budgeted, choice }))
     }
 }
 
-impl Sampling {
+impl IndependentSampling {
     /// Samples to draw at once.
     fn affordable(&self, round: &Round<'_>) -> usize {
         let Some(left) = round.left.filter(|_| self.budgeted) else { return self.wanted };
@@ -39,7 +39,7 @@ impl Sampling {
     }
 }
 
-impl Strategy for Sampling {
+impl Strategy for IndependentSampling {
     fn next(&mut self, round: &mut Round<'_>) -> Result<Vec<Expansion>> {
         evaluate_terminals(round);
         let now = self.affordable(round).min(self.wanted - self.drawn);

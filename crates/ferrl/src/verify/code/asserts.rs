@@ -2,8 +2,8 @@
 //!
 //! The child never sees an assertion: it gets the arguments, and what it returns is compared here.
 
-use super::cases::{Case, Expect, View};
-use super::literal::Parser;
+use super::cases::{Expect, TestCase, View};
+use super::literal::LiteralParser;
 use super::object::Object;
 
 /// What is done to the returned value before it is compared.
@@ -16,8 +16,8 @@ const VIEWS: [(&str, View); 5] = [
 ];
 
 /// The function that an assertion calls, and the case it is.
-pub(super) fn parse(text: &str) -> Result<(String, Case), String> {
-    let mut parser = Parser::new(text.trim());
+pub(super) fn parse(text: &str) -> Result<(String, TestCase), String> {
+    let mut parser = LiteralParser::new(text.trim());
     if parser.name() != Some("assert") {
         return Err("no assertion".into());
     }
@@ -36,16 +36,16 @@ pub(super) fn parse(text: &str) -> Result<(String, Case), String> {
 }
 
 /// `, "message"` at the end.
-fn message(parser: &mut Parser<'_>) -> Result<(), String> {
+fn message(parser: &mut LiteralParser<'_>) -> Result<(), String> {
     if parser.take(",") {
         parser.literal()?;
     }
     parser.end()
 }
 
-type Found = (String, Case);
+type Found = (String, TestCase);
 
-fn comparison(parser: &mut Parser<'_>) -> Result<Found, String> {
+fn comparison(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
     let bracket = parser.peek() == Some('(') && parser.take("(");
     let (name, mut case, view) = viewed(parser)?;
     if bracket && parser.take(")") {
@@ -61,7 +61,7 @@ fn comparison(parser: &mut Parser<'_>) -> Result<Found, String> {
     Ok((name, case))
 }
 
-fn reversed(parser: &mut Parser<'_>) -> Result<Found, String> {
+fn reversed(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
     let value = parser.literal()?;
     operator(parser)?;
     let (name, mut case, view) = viewed(parser)?;
@@ -69,7 +69,7 @@ fn reversed(parser: &mut Parser<'_>) -> Result<Found, String> {
     Ok((name, case))
 }
 
-fn operator(parser: &mut Parser<'_>) -> Result<(), String> {
+fn operator(parser: &mut LiteralParser<'_>) -> Result<(), String> {
     if parser.take("==") {
         return Ok(());
     }
@@ -90,7 +90,7 @@ fn operator(parser: &mut Parser<'_>) -> Result<(), String> {
     }
 }
 
-fn close(parser: &mut Parser<'_>) -> Result<Found, String> {
+fn close(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
     let place = parser.place();
     if parser.name() != Some("math") || !parser.take(".") {
         parser.back(place);
@@ -118,7 +118,7 @@ fn close(parser: &mut Parser<'_>) -> Result<Found, String> {
     Ok((name, case))
 }
 
-fn truth(parser: &mut Parser<'_>) -> Result<Found, String> {
+fn truth(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
     let place = parser.place();
     let not = parser.name() == Some("not");
     if !not {
@@ -130,7 +130,7 @@ fn truth(parser: &mut Parser<'_>) -> Result<Found, String> {
 }
 
 /// A call, or one within `set(...)` and the like.
-fn viewed(parser: &mut Parser<'_>) -> Result<(String, Case, View), String> {
+fn viewed(parser: &mut LiteralParser<'_>) -> Result<(String, TestCase, View), String> {
     let place = parser.place();
     let view = parser.name().and_then(|name| VIEWS.iter().find(|(n, _)| *n == name)).map(|(_, view)| *view);
     if let Some(view) = view.filter(|_| parser.take("(")) {
@@ -144,13 +144,13 @@ fn viewed(parser: &mut Parser<'_>) -> Result<(String, Case, View), String> {
 }
 
 /// A call of a function with literals.
-fn call(parser: &mut Parser<'_>) -> Result<Found, String> {
+fn call(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
     let Some(name) = parser.name().map(String::from) else { return Err(parser.unexpected("a call")) };
     if !parser.take("(") {
         return Err(parser.unexpected("\"(\" of a call"));
     }
     let mut case =
-        Case { args: Vec::new(), kwargs: Vec::new(), expect: Expect::Equal(Object::None, View::AsIs) };
+        TestCase { args: Vec::new(), kwargs: Vec::new(), expect: Expect::Equal(Object::None, View::AsIs) };
     while !parser.take(")") {
         let place = parser.place();
         match parser.name().map(String::from) {

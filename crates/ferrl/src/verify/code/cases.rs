@@ -11,7 +11,7 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Tests {
     /// Calls of one function of it.
-    Calls { entry: String, cases: Vec<Case> },
+    Calls { entry: String, cases: Vec<TestCase> },
     /// Runs of it as a program: stdin, and the stdout that is expected.
     Runs(Vec<(String, String)>),
 }
@@ -28,7 +28,7 @@ impl Tests {
 
 /// One call and what it is to return.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Case {
+pub(super) struct TestCase {
     pub(super) args: Vec<Object>,
     pub(super) kwargs: Vec<(String, Object)>,
     pub(super) expect: Expect,
@@ -158,7 +158,7 @@ fn calls(sample: &Sample<'_>, cases: &Value) -> Result<Tests> {
             .fix("write cases as text: \"cases\": \"[{'args': [...], 'expect': ...}]\""));
         }
         let Some(expect) = field("expect") else { return Err(wrong(i, "it has no expect".into())) };
-        all.push(Case { args, kwargs, expect: Expect::Equal(expect.clone(), View::AsIs) });
+        all.push(TestCase { args, kwargs, expect: Expect::Equal(expect.clone(), View::AsIs) });
     }
     Ok(Tests::Calls { entry, cases: all })
 }

@@ -5,7 +5,7 @@ use super::object::Object;
 /// Reads a text that is one literal: numbers of any size, texts, bytes, lists, tuples, sets, dictionaries, `None`, `True`,
 /// `False` (or JSON's names for them), `set()`, `set([...])`, `float("inf")`.
 pub(super) fn parse(text: &str) -> Result<Object, String> {
-    let mut parser = Parser::new(text);
+    let mut parser = LiteralParser::new(text);
     let value = parser.literal()?;
     parser.end()?;
     Ok(value)
@@ -15,15 +15,15 @@ pub(super) fn parse(text: &str) -> Result<Object, String> {
 const DEEPEST: usize = 60;
 
 /// Reads a text from front to back.
-pub(super) struct Parser<'a> {
+pub(super) struct LiteralParser<'a> {
     text: &'a str,
     at: usize,
     depth: usize,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> LiteralParser<'a> {
     pub(super) fn new(text: &'a str) -> Self {
-        Parser { text, at: 0, depth: 0 }
+        LiteralParser { text, at: 0, depth: 0 }
     }
 
     fn rest(&self) -> &'a str {

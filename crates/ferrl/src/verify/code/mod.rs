@@ -10,9 +10,9 @@ mod run;
 
 use super::{Entry, Options, Outcome, Progress, Sample, Score, Setting, Verifier};
 use crate::interrupt::is_interruption;
-use crate::sandbox::{self, Limits, Mode, Python};
+use crate::sandbox::{self, Limits, PythonSandbox, SandboxMode};
 use ferrl_engine::Result;
-use run::{Bench, Verdict};
+use run::{Bench, TestVerdict};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -57,7 +57,7 @@ const MOST_AT_A_TIME: usize = 8;
 
 /// The verifier.
 pub struct Code {
-    python: Python,
+    python: PythonSandbox,
     tolerance: f64,
     partial: bool,
 }
@@ -75,14 +75,14 @@ impl Code {
         };
         let (tolerance, partial) =
             (options.between("tolerance", 1e-9, 0.0..=0.1)?, options.flag("partial", false)?);
-        let confinement = sandbox::Options {
-            mode: options.choice("sandbox", Mode::Auto, &Mode::ALL)?,
+        let confinement = sandbox::SandboxOptions {
+            mode: options.choice("sandbox", SandboxMode::Auto, &SandboxMode::ALL)?,
             interrupt: options.hooks().interrupt.clone(),
             ..Default::default()
         };
         let mode = confinement.mode;
-        let python = Python::start(&options.text("python", "python3")?, limits, confinement)?;
-        if let (Mode::Auto, Some((layer, _))) = (mode, python.report().hole()) {
+        let python = PythonSandbox::start(&options.text("python", "python3")?, limits, confinement)?;
+        if let (SandboxMode::Auto, Some((layer, _))) = (mode, python.report().hole()) {
             let message =
                 format!("code of the model runs with less than full confinement: {}", python.report());
             let fix = format!("{} needs {}; sandbox = \"on\" refuses to run without", layer, layer.needs());
@@ -95,8 +95,10 @@ impl Code {
         let tests = cases::of(sample)?;
         let code = extracted(sample.completion);
         let bench = Bench { python: &self.python, tolerance: self.tolerance };
-        let Verdict { passed, cases, why } = match code.trim().is_empty() {
-            true => Verdict { passed: 0, cases: tests.count(), why: Some("there is no code in it".into()) },
+        let TestVerdict { passed, cases, why } = match code.trim().is_empty() {
+            true => {
+                TestVerdict { passed: 0, cases: tests.count(), why: Some("there is no code in it".into()) }
+            }
             false => bench.judge(code, &tests)?,
         };
         let fraction = passed as f64 / cases.max(1) as f64;

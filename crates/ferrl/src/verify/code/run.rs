@@ -1,14 +1,14 @@
 //! Runs a completion in the sandbox and compares what came back, on this side.
 
-use super::cases::{Case, Tests};
+use super::cases::{TestCase, Tests};
 use super::object::Object;
-use crate::sandbox::{End, Python, Ran, Task};
+use crate::sandbox::{ProgramEnd, PythonSandbox, PythonTask, Ran};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
 /// How many tests a completion passed, and why not all of them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Verdict {
+pub(super) struct TestVerdict {
     pub(super) passed: usize,
     pub(super) cases: usize,
     pub(super) why: Option<String>,
@@ -16,41 +16,41 @@ pub(super) struct Verdict {
 
 /// Where code is tried.
 pub(super) struct Bench<'a> {
-    pub(super) python: &'a Python,
+    pub(super) python: &'a PythonSandbox,
     pub(super) tolerance: f64,
 }
 
 impl Bench<'_> {
     /// Tries code on the tests of its row.
-    pub(super) fn judge(&self, code: &str, tests: &Tests) -> Result<Verdict> {
+    pub(super) fn judge(&self, code: &str, tests: &Tests) -> Result<TestVerdict> {
         match tests {
             Tests::Calls { entry, cases } => self.calls(code, entry, cases),
             Tests::Runs(runs) => self.runs(code, runs),
         }
     }
 
-    fn calls(&self, code: &str, entry: &str, cases: &[Case]) -> Result<Verdict> {
-        let call = |case: &Case| {
+    fn calls(&self, code: &str, entry: &str, cases: &[TestCase]) -> Result<TestVerdict> {
+        let call = |case: &TestCase| {
             let args: Vec<Value> = case.args.iter().map(Object::to_wire).collect();
             let kwargs: Vec<Value> = case.kwargs.iter().map(|(k, v)| json!([k, v.to_wire()])).collect();
             json!([args, kwargs])
         };
         let calls: Vec<Value> = cases.iter().map(call).collect();
         let work = json!({ "code": code, "entry": entry, "calls": calls }).to_string();
-        let ran = self.python.run(Task::Calls, &work, "")?;
-        let mut verdict = Verdict { cases: cases.len(), ..Default::default() };
+        let ran = self.python.run(PythonTask::Calls, &work, "")?;
+        let mut verdict = TestVerdict { cases: cases.len(), ..Default::default() };
         let mut answered = 0;
         for line in ran.stdout.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
             match self.answer(line, cases, answered) {
-                Answer::Passed => verdict.passed += 1,
-                Answer::Wrong(why) => drop(verdict.why.get_or_insert(why)),
-                Answer::Refused(why) => {
-                    return Ok(Verdict { passed: 0, cases: cases.len(), why: Some(why) });
+                ProgramAnswer::Passed => verdict.passed += 1,
+                ProgramAnswer::Wrong(why) => drop(verdict.why.get_or_insert(why)),
+                ProgramAnswer::Refused(why) => {
+                    return Ok(TestVerdict { passed: 0, cases: cases.len(), why: Some(why) });
                 }
             }
             answered += 1;
         }
-        if ran.end != End::Finished(0) || answered < cases.len() {
+        if ran.end != ProgramEnd::Finished(0) || answered < cases.len() {
             let end = format!("case {answered}: {}", ending(&ran));
             verdict.why.get_or_insert(end);
         }
@@ -59,38 +59,38 @@ impl Bench<'_> {
 
     /// What a line of the channel says. A program that holds the channel could write lines of its own: an answer counts once, in
     /// order, and a repeated one invalidates all, so that a program cannot send guesses.
-    fn answer(&self, line: &[u8], cases: &[Case], answered: usize) -> Answer {
-        let garbage = || Answer::Refused("something else than values came back".into());
+    fn answer(&self, line: &[u8], cases: &[TestCase], answered: usize) -> ProgramAnswer {
+        let garbage = || ProgramAnswer::Refused("something else than values came back".into());
         let Ok(said) = serde_json::from_slice::<Value>(line) else { return garbage() };
         if let Some(why) = said["load"].as_str() {
-            return Answer::Refused(why.to_string());
+            return ProgramAnswer::Refused(why.to_string());
         }
         let Some(case) =
             said["case"].as_u64().filter(|i| *i == answered as u64).and_then(|_| cases.get(answered))
         else {
-            return Answer::Refused("values came back for cases that were not asked for".into());
+            return ProgramAnswer::Refused("values came back for cases that were not asked for".into());
         };
         if let Some(error) = said["error"].as_str() {
-            return Answer::Wrong(format!("case {answered}: {error}"));
+            return ProgramAnswer::Wrong(format!("case {answered}: {error}"));
         }
         match Object::from_wire(&said["value"]) {
-            Some(got) if case.expect.accepts(&got, self.tolerance) => Answer::Passed,
+            Some(got) if case.expect.accepts(&got, self.tolerance) => ProgramAnswer::Passed,
             Some(got) => {
-                Answer::Wrong(format!("case {answered}: got {got}, expected {}", case.expect.shown()))
+                ProgramAnswer::Wrong(format!("case {answered}: got {got}, expected {}", case.expect.shown()))
             }
             None => garbage(),
         }
     }
 
-    fn runs(&self, code: &str, runs: &[(String, String)]) -> Result<Verdict> {
-        let mut verdict = Verdict { cases: runs.len(), ..Default::default() };
+    fn runs(&self, code: &str, runs: &[(String, String)]) -> Result<TestVerdict> {
+        let mut verdict = TestVerdict { cases: runs.len(), ..Default::default() };
         for (i, (stdin, want)) in runs.iter().enumerate() {
-            let ran = self.python.run(Task::Program, code, stdin)?;
+            let ran = self.python.run(PythonTask::Program, code, stdin)?;
             let got = String::from_utf8_lossy(&ran.stdout);
             let right = lines(&got).eq(lines(want));
             match (&ran.end, right) {
-                (End::Finished(0), true) => verdict.passed += 1,
-                (End::Finished(0), false) => {
+                (ProgramEnd::Finished(0), true) => verdict.passed += 1,
+                (ProgramEnd::Finished(0), false) => {
                     let wrong = format!("run {i}: stdout is {:?}, expected {:?}", short(&got), short(want));
                     verdict.why.get_or_insert(wrong);
                 }
@@ -98,7 +98,7 @@ impl Bench<'_> {
                     let failed = format!("run {i}: {}", ending(&ran));
                     verdict.why.get_or_insert(failed);
                     // One that hangs or floods once would do so for every run, at the full price.
-                    if !matches!(end, End::Finished(_)) {
+                    if !matches!(end, ProgramEnd::Finished(_)) {
                         break;
                     }
                 }
@@ -108,7 +108,7 @@ impl Bench<'_> {
     }
 }
 
-enum Answer {
+enum ProgramAnswer {
     Passed,
     Wrong(String),
     /// Nothing counts.
@@ -120,8 +120,8 @@ fn ending(ran: &Ran) -> String {
     let errors = String::from_utf8_lossy(&ran.stderr);
     let last = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
     match (&ran.end, last) {
-        (End::Finished(0), _) => "it ended before it answered".into(),
-        (end @ (End::Finished(_) | End::Killed(_)), last) if !last.is_empty() => {
+        (ProgramEnd::Finished(0), _) => "it ended before it answered".into(),
+        (end @ (ProgramEnd::Finished(_) | ProgramEnd::Killed(_)), last) if !last.is_empty() => {
             format!("{end}: {}", short(last))
         }
         (end, _) => end.to_string(),

@@ -1,7 +1,7 @@
 //! Worked answers to learn from before reinforcement: plain or with a few tries first, and some of them wrong.
 
-use super::Format;
-use super::expression::Op;
+use super::AnswerFormat;
+use super::expression::CountdownOp;
 use super::puzzle::{Draw, Puzzle, random_expression};
 use ferrl_engine::{Error, Result};
 
@@ -9,22 +9,22 @@ use ferrl_engine::{Error, Result};
 #[derive(Clone, Debug, PartialEq)]
 pub struct DemonstrationOptions {
     /// The form of the answer, as the verifier expects it.
-    pub format: Format,
+    pub format: AnswerFormat,
     /// Most combinations tried in vain before the answer; 0 answers at once.
     pub tries: usize,
     /// Share of demonstrations whose answer is a random well-formed expression instead of the solution.
     pub noise: f64,
     /// Operations of random expressions.
-    pub ops: Vec<Op>,
+    pub ops: Vec<CountdownOp>,
 }
 
 impl Default for DemonstrationOptions {
     fn default() -> Self {
         DemonstrationOptions {
-            format: Format::Plain,
+            format: AnswerFormat::Plain,
             tries: 0,
             noise: 0.0,
-            ops: vec![Op::Add, Op::Sub, Op::Mul],
+            ops: vec![CountdownOp::Add, CountdownOp::Sub, CountdownOp::Mul],
         }
     }
 }
@@ -39,7 +39,7 @@ impl DemonstrationOptions {
         if self.ops.is_empty() {
             return Err(Error::usage("ops must name at least one of + - * /").at("countdown demonstrations"));
         }
-        if self.tries > 0 && self.format == Format::Plain {
+        if self.tries > 0 && self.format == AnswerFormat::Plain {
             return Err(Error::usage("a plain answer has no room for tries")
                 .at("countdown demonstrations")
                 .fix("data.task.format = \"line\" or \"think_answer\", or data.task.tries = 0"));
@@ -68,12 +68,12 @@ pub fn demonstrate(puzzle: &Puzzle, seed: u64, index: u64, options: &Demonstrati
     }
     let tried = tried.join("\n");
     Ok(match options.format {
-        Format::Plain => answer,
-        Format::Line if tried.is_empty() => answer,
-        Format::Line => format!("{tried}\n{answer}"),
-        Format::Answer if tried.is_empty() => format!("<answer>{answer}</answer>"),
-        Format::Answer => format!("{tried}\n<answer>{answer}</answer>"),
-        Format::ThinkAnswer => {
+        AnswerFormat::Plain => answer,
+        AnswerFormat::Line if tried.is_empty() => answer,
+        AnswerFormat::Line => format!("{tried}\n{answer}"),
+        AnswerFormat::Answer if tried.is_empty() => format!("<answer>{answer}</answer>"),
+        AnswerFormat::Answer => format!("{tried}\n<answer>{answer}</answer>"),
+        AnswerFormat::ThinkAnswer => {
             let thought = if tried.is_empty() { format!("{answer}={}", puzzle.target) } else { tried };
             format!("<think>{thought}</think><answer>{answer}</answer>")
         }

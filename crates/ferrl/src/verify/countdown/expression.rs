@@ -53,7 +53,7 @@ fn gcd(mut a: u128, mut b: u128) -> u128 {
 
 /// An operation on two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Op {
+pub enum CountdownOp {
     /// Addition.
     Add,
     /// Subtraction.
@@ -64,16 +64,17 @@ pub enum Op {
     Div,
 }
 
-impl Op {
+impl CountdownOp {
     /// All of them.
-    pub const ALL: [Op; 4] = [Op::Add, Op::Sub, Op::Mul, Op::Div];
+    pub const ALL: [CountdownOp; 4] =
+        [CountdownOp::Add, CountdownOp::Sub, CountdownOp::Mul, CountdownOp::Div];
 
     /// The operations of a text of signs such as `+-*`; spaces do not count.
-    pub fn listed(signs: &str) -> Result<Vec<Op>> {
+    pub fn listed(signs: &str) -> Result<Vec<CountdownOp>> {
         let signs = signs.chars().filter(|c| !c.is_whitespace());
         signs
             .map(|c| {
-                let found = Op::ALL.into_iter().find(|op| op.sign() == c);
+                let found = CountdownOp::ALL.into_iter().find(|op| op.sign() == c);
                 found
                     .ok_or_else(|| Error::usage(format!("unknown operation {c:?}, expected some of + - * /")))
             })
@@ -83,10 +84,10 @@ impl Op {
     /// Its sign.
     pub fn sign(self) -> char {
         match self {
-            Op::Add => '+',
-            Op::Sub => '-',
-            Op::Mul => '*',
-            Op::Div => '/',
+            CountdownOp::Add => '+',
+            CountdownOp::Sub => '-',
+            CountdownOp::Mul => '*',
+            CountdownOp::Div => '/',
         }
     }
 
@@ -94,42 +95,42 @@ impl Op {
     pub fn apply(self, a: Fraction, b: Fraction) -> Option<Fraction> {
         let cross = |x: Fraction, y: Fraction| x.top.checked_mul(y.bottom);
         match self {
-            Op::Add => {
+            CountdownOp::Add => {
                 Fraction::reduced(cross(a, b)?.checked_add(cross(b, a)?)?, a.bottom.checked_mul(b.bottom)?)
             }
-            Op::Sub => {
+            CountdownOp::Sub => {
                 Fraction::reduced(cross(a, b)?.checked_sub(cross(b, a)?)?, a.bottom.checked_mul(b.bottom)?)
             }
-            Op::Mul => Fraction::reduced(a.top.checked_mul(b.top)?, a.bottom.checked_mul(b.bottom)?),
-            Op::Div => Fraction::reduced(cross(a, b)?, a.bottom.checked_mul(b.top)?),
+            CountdownOp::Mul => Fraction::reduced(a.top.checked_mul(b.top)?, a.bottom.checked_mul(b.bottom)?),
+            CountdownOp::Div => Fraction::reduced(cross(a, b)?, a.bottom.checked_mul(b.top)?),
         }
     }
 
     fn is_sum(self) -> bool {
-        matches!(self, Op::Add | Op::Sub)
+        matches!(self, CountdownOp::Add | CountdownOp::Sub)
     }
 }
 
 /// An expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Expr {
+pub enum CountdownExpr {
     /// A whole number.
     Number(i64),
     /// An operation on two expressions.
-    Binary(Op, Box<Expr>, Box<Expr>),
+    Binary(CountdownOp, Box<CountdownExpr>, Box<CountdownExpr>),
 }
 
-impl Expr {
+impl CountdownExpr {
     /// `left op right`.
-    pub fn join(op: Op, left: Expr, right: Expr) -> Expr {
-        Expr::Binary(op, Box::new(left), Box::new(right))
+    pub fn join(op: CountdownOp, left: CountdownExpr, right: CountdownExpr) -> CountdownExpr {
+        CountdownExpr::Binary(op, Box::new(left), Box::new(right))
     }
 
     /// The exact value; nothing for a division by zero or a number too large to hold.
     pub fn value(&self) -> Option<Fraction> {
         match self {
-            Expr::Number(number) => Some(Fraction::whole(*number)),
-            Expr::Binary(op, left, right) => op.apply(left.value()?, right.value()?),
+            CountdownExpr::Number(number) => Some(Fraction::whole(*number)),
+            CountdownExpr::Binary(op, left, right) => op.apply(left.value()?, right.value()?),
         }
     }
 
@@ -142,8 +143,8 @@ impl Expr {
 
     fn collect(&self, found: &mut Vec<i64>) {
         match self {
-            Expr::Number(number) => found.push(*number),
-            Expr::Binary(_, left, right) => {
+            CountdownExpr::Number(number) => found.push(*number),
+            CountdownExpr::Binary(_, left, right) => {
                 left.collect(found);
                 right.collect(found);
             }
@@ -151,24 +152,24 @@ impl Expr {
     }
 
     /// Reads whole numbers, `+ - * /` (also `× ÷ −`) and parentheses; anything else is refused, signs too.
-    pub fn parse(text: &str) -> Option<Expr> {
+    pub fn parse(text: &str) -> Option<CountdownExpr> {
         if text.len() > MAX_BYTES {
             return None;
         }
-        let mut parser = Parser { rest: text, depth: 0 };
+        let mut parser = ExpressionParser { rest: text, depth: 0 };
         let expr = parser.sum()?;
         parser.skip();
         parser.rest.is_empty().then_some(expr)
     }
 
-    fn write(&self, f: &mut fmt::Formatter<'_>, parent: Option<(Op, bool)>) -> fmt::Result {
+    fn write(&self, f: &mut fmt::Formatter<'_>, parent: Option<(CountdownOp, bool)>) -> fmt::Result {
         match self {
-            Expr::Number(number) => write!(f, "{number}"),
-            Expr::Binary(op, left, right) => {
+            CountdownExpr::Number(number) => write!(f, "{number}"),
+            CountdownExpr::Binary(op, left, right) => {
                 let wrap = parent.is_some_and(|(outer, right)| match (outer.is_sum(), op.is_sum()) {
                     (false, true) => true,
-                    (true, true) => right && outer == Op::Sub,
-                    (false, false) => right && (outer == Op::Div || *op == Op::Div),
+                    (true, true) => right && outer == CountdownOp::Sub,
+                    (false, false) => right && (outer == CountdownOp::Div || *op == CountdownOp::Div),
                     (true, false) => false,
                 });
                 if wrap {
@@ -183,23 +184,23 @@ impl Expr {
     }
 }
 
-impl fmt::Display for Expr {
+impl fmt::Display for CountdownExpr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write(f, None)
     }
 }
 
-struct Parser<'a> {
+struct ExpressionParser<'a> {
     rest: &'a str,
     depth: usize,
 }
 
-impl Parser<'_> {
+impl ExpressionParser<'_> {
     fn skip(&mut self) {
         self.rest = self.rest.trim_start();
     }
 
-    fn take(&mut self, choices: &[(char, Op)]) -> Option<Op> {
+    fn take(&mut self, choices: &[(char, CountdownOp)]) -> Option<CountdownOp> {
         self.skip();
         let first = self.rest.chars().next()?;
         let &(_, op) = choices.iter().find(|(c, _)| *c == first)?;
@@ -207,23 +208,30 @@ impl Parser<'_> {
         Some(op)
     }
 
-    fn sum(&mut self) -> Option<Expr> {
+    fn sum(&mut self) -> Option<CountdownExpr> {
         let mut left = self.product()?;
-        while let Some(op) = self.take(&[('+', Op::Add), ('-', Op::Sub), ('−', Op::Sub)]) {
-            left = Expr::join(op, left, self.product()?);
+        while let Some(op) =
+            self.take(&[('+', CountdownOp::Add), ('-', CountdownOp::Sub), ('−', CountdownOp::Sub)])
+        {
+            left = CountdownExpr::join(op, left, self.product()?);
         }
         Some(left)
     }
 
-    fn product(&mut self) -> Option<Expr> {
+    fn product(&mut self) -> Option<CountdownExpr> {
         let mut left = self.operand()?;
-        while let Some(op) = self.take(&[('*', Op::Mul), ('×', Op::Mul), ('/', Op::Div), ('÷', Op::Div)]) {
-            left = Expr::join(op, left, self.operand()?);
+        while let Some(op) = self.take(&[
+            ('*', CountdownOp::Mul),
+            ('×', CountdownOp::Mul),
+            ('/', CountdownOp::Div),
+            ('÷', CountdownOp::Div),
+        ]) {
+            left = CountdownExpr::join(op, left, self.operand()?);
         }
         Some(left)
     }
 
-    fn operand(&mut self) -> Option<Expr> {
+    fn operand(&mut self) -> Option<CountdownExpr> {
         self.skip();
         if let Some(inner) = self.rest.strip_prefix('(') {
             self.rest = inner;
@@ -243,7 +251,7 @@ impl Parser<'_> {
             return None;
         }
         self.rest = rest;
-        digits.parse().ok().map(Expr::Number)
+        digits.parse().ok().map(CountdownExpr::Number)
     }
 }
 
@@ -252,7 +260,7 @@ mod tests {
     use super::*;
 
     fn value(text: &str) -> Option<Fraction> {
-        Expr::parse(text)?.value()
+        CountdownExpr::parse(text)?.value()
     }
 
     #[test]
@@ -271,19 +279,19 @@ mod tests {
         for text in
             ["(7-5)*12", "8/(3-8/3)", "1-(2-3)", "1-(2+3)", "1+2-3", "2*(6/3)", "8/(4*2)", "8/4/2", "8*4/2"]
         {
-            let expr = Expr::parse(text).expect("an expression");
+            let expr = CountdownExpr::parse(text).expect("an expression");
             assert_eq!(expr.to_string(), text);
         }
-        let again = Expr::parse("((1)+(2*3))").expect("an expression").to_string();
+        let again = CountdownExpr::parse("((1)+(2*3))").expect("an expression").to_string();
         assert_eq!(again, "1+2*3");
     }
 
     #[test]
     fn depth_and_length_are_bounded() {
         let nested = |n: usize| format!("{}1{}", "(".repeat(n), ")".repeat(n));
-        assert!(Expr::parse(&nested(50)).is_some());
-        assert!(Expr::parse(&nested(51)).is_none());
-        assert!(Expr::parse(&nested(2_000_000)).is_none());
-        assert!(Expr::parse(&"1+".repeat(1_000_000)).is_none());
+        assert!(CountdownExpr::parse(&nested(50)).is_some());
+        assert!(CountdownExpr::parse(&nested(51)).is_none());
+        assert!(CountdownExpr::parse(&nested(2_000_000)).is_none());
+        assert!(CountdownExpr::parse(&"1+".repeat(1_000_000)).is_none());
     }
 }

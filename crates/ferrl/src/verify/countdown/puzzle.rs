@@ -1,6 +1,6 @@
 //! Countdown puzzles: drawn by counter, always solvable, and split so that none is both trained and tested on.
 
-use super::expression::{Expr, Fraction, Op};
+use super::expression::{CountdownExpr, CountdownOp, Fraction};
 use super::solve::combine;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::{name_words, philox4x32};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 /// Which side of the split a puzzle must be on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Split {
+pub enum PuzzleSplit {
     /// Puzzles to learn from.
     Train,
     /// Puzzles that no training set holds, whatever its seed.
@@ -27,11 +27,11 @@ pub struct CountdownOptions {
     /// Largest target; the smallest is 1.
     pub max_target: i64,
     /// The operations a solution may need.
-    pub ops: Vec<Op>,
+    pub ops: Vec<CountdownOp>,
     /// Share of all puzzles that is held out, by a hash of numbers and target.
     pub held_out: f64,
     /// Which side to draw from.
-    pub split: Split,
+    pub split: PuzzleSplit,
 }
 
 impl Default for CountdownOptions {
@@ -40,9 +40,9 @@ impl Default for CountdownOptions {
             numbers: (3, 3),
             max_number: 20,
             max_target: 100,
-            ops: vec![Op::Add, Op::Sub, Op::Mul],
+            ops: vec![CountdownOp::Add, CountdownOp::Sub, CountdownOp::Mul],
             held_out: 0.1,
-            split: Split::Train,
+            split: PuzzleSplit::Train,
         }
     }
 }
@@ -120,9 +120,9 @@ pub fn generate(seed: u64, index: u64, options: &CountdownOptions) -> Result<Puz
         let Some(tree) = random_expression(&numbers, &options.ops, &mut draw) else { continue };
         let Some(target) = tree.value().and_then(Fraction::as_whole) else { continue };
         let side = match options.split {
-            Split::All => true,
-            Split::Train => !held_out(&numbers, target, options.held_out),
-            Split::HeldOut => held_out(&numbers, target, options.held_out),
+            PuzzleSplit::All => true,
+            PuzzleSplit::Train => !held_out(&numbers, target, options.held_out),
+            PuzzleSplit::HeldOut => held_out(&numbers, target, options.held_out),
         };
         if side && (1..=options.max_target).contains(&target) {
             return Ok(Puzzle { numbers, target, solution: tree.to_string() });
@@ -134,16 +134,20 @@ pub fn generate(seed: u64, index: u64, options: &CountdownOptions) -> Result<Puz
 }
 
 /// A random expression over all the numbers with whole values on the way, none below zero.
-pub(super) fn random_expression(numbers: &[i64], ops: &[Op], draw: &mut Draw) -> Option<Expr> {
-    let mut parts: Vec<(Fraction, Expr)> =
-        numbers.iter().map(|&n| (Fraction::whole(n), Expr::Number(n))).collect();
+pub(super) fn random_expression(
+    numbers: &[i64],
+    ops: &[CountdownOp],
+    draw: &mut Draw,
+) -> Option<CountdownExpr> {
+    let mut parts: Vec<(Fraction, CountdownExpr)> =
+        numbers.iter().map(|&n| (Fraction::whole(n), CountdownExpr::Number(n))).collect();
     while parts.len() > 1 {
         let left = parts.swap_remove(draw.below(parts.len()));
         let right = parts.swap_remove(draw.below(parts.len()));
         let joined = (0..8).find_map(|_| {
             let op = ops[draw.below(ops.len())];
             // The larger first, so that differences stay above zero and quotients have a chance.
-            let (a, b) = if op == Op::Add || left.0.as_whole() >= right.0.as_whole() {
+            let (a, b) = if op == CountdownOp::Add || left.0.as_whole() >= right.0.as_whole() {
                 (&left, &right)
             } else {
                 (&right, &left)

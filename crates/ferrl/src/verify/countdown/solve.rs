@@ -1,29 +1,29 @@
 //! Solving Countdown by trying every way to join two numbers.
 
-use super::expression::{Expr, Fraction, Op};
+use super::expression::{CountdownExpr, CountdownOp, Fraction};
 use std::collections::HashSet;
 
 /// An expression that makes `target` from all the numbers, if there is one. Meant for up to six numbers.
 pub fn solve(numbers: &[i64], target: i64) -> Option<String> {
-    solve_with(numbers, target, &Op::ALL)
+    solve_with(numbers, target, &CountdownOp::ALL)
 }
 
 /// The same with these operations only.
-pub fn solve_with(numbers: &[i64], target: i64, ops: &[Op]) -> Option<String> {
-    let parts = numbers.iter().map(|&n| (Fraction::whole(n), Expr::Number(n))).collect();
+pub fn solve_with(numbers: &[i64], target: i64, ops: &[CountdownOp]) -> Option<String> {
+    let parts = numbers.iter().map(|&n| (Fraction::whole(n), CountdownExpr::Number(n))).collect();
     let mut search = Search { target: Fraction::whole(target), ops, seen: HashSet::new() };
     search.run(parts).map(|expr| expr.to_string())
 }
 
 struct Search<'a> {
     target: Fraction,
-    ops: &'a [Op],
+    ops: &'a [CountdownOp],
     /// Sorted values that lead nowhere.
     seen: HashSet<Vec<Fraction>>,
 }
 
 impl Search<'_> {
-    fn run(&mut self, parts: Vec<(Fraction, Expr)>) -> Option<Expr> {
+    fn run(&mut self, parts: Vec<(Fraction, CountdownExpr)>) -> Option<CountdownExpr> {
         if parts.len() <= 1 {
             return parts.into_iter().find(|(value, _)| *value == self.target).map(|(_, expr)| expr);
         }
@@ -37,7 +37,7 @@ impl Search<'_> {
         for i in 0..parts.len() {
             for j in 0..parts.len() {
                 for &op in self.ops {
-                    let mirrored = matches!(op, Op::Add | Op::Mul) && j < i;
+                    let mirrored = matches!(op, CountdownOp::Add | CountdownOp::Mul) && j < i;
                     if i == j || mirrored {
                         continue;
                     }
@@ -45,7 +45,7 @@ impl Search<'_> {
                     if parts.len() == 2 && joined.0 != self.target {
                         continue;
                     }
-                    let mut rest: Vec<(Fraction, Expr)> =
+                    let mut rest: Vec<(Fraction, CountdownExpr)> =
                         (0..parts.len()).filter(|&k| k != i && k != j).map(|k| parts[k].clone()).collect();
                     rest.push(joined);
                     if let Some(found) = self.run(rest) {
@@ -59,7 +59,11 @@ impl Search<'_> {
 }
 
 /// `a op b` with its value.
-pub(super) fn combine(op: Op, a: &(Fraction, Expr), b: &(Fraction, Expr)) -> Option<(Fraction, Expr)> {
+pub(super) fn combine(
+    op: CountdownOp,
+    a: &(Fraction, CountdownExpr),
+    b: &(Fraction, CountdownExpr),
+) -> Option<(Fraction, CountdownExpr)> {
     let value = op.apply(a.0, b.0)?;
-    Some((value, Expr::join(op, a.1.clone(), b.1.clone())))
+    Some((value, CountdownExpr::join(op, a.1.clone(), b.1.clone())))
 }

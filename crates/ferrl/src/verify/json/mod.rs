@@ -42,7 +42,7 @@ pub const ENTRY: Entry = Entry {
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Take {
+enum TakeJson {
     Auto,
     Whole,
     Answer,
@@ -52,20 +52,20 @@ enum Take {
 pub struct Json {
     schema: Option<Schema>,
     column: String,
-    take: Take,
+    take: TakeJson,
     json_reward: f64,
 }
 
 impl Json {
     fn new(options: &Options<'_>) -> Result<Self> {
-        let takes = [("auto", Take::Auto), ("whole", Take::Whole), ("answer", Take::Answer)];
+        let takes = [("auto", TakeJson::Auto), ("whole", TakeJson::Whole), ("answer", TakeJson::Answer)];
         let schema = options
             .value("schema")
             .map(|value| Schema::read(value).map_err(|e| e.at("schema").at(ENTRY.name)));
         Ok(Json {
             schema: schema.transpose()?,
             column: options.text("schema_column", "schema")?,
-            take: options.choice("take", Take::Auto, &takes)?,
+            take: options.choice("take", TakeJson::Auto, &takes)?,
             json_reward: options.number("json_reward", 0.0, 0.0)?,
         })
     }
@@ -75,9 +75,9 @@ impl Json {
         let is_json = |text: &&str| serde_json::from_str::<Value>(text).is_ok();
         let whole = completion.trim();
         match self.take {
-            Take::Whole => Some(whole),
-            Take::Answer => last_answer(completion).map(unfenced),
-            Take::Auto => Some(whole)
+            TakeJson::Whole => Some(whole),
+            TakeJson::Answer => last_answer(completion).map(unfenced),
+            TakeJson::Auto => Some(whole)
                 .filter(is_json)
                 .or_else(|| last_fence(completion))
                 .or_else(|| last_answer(completion).map(unfenced))
@@ -146,7 +146,7 @@ impl Verifier for Json {
     }
     fn reads(&self) -> &'static [&'static str] {
         match self.take {
-            Take::Answer => TAG,
+            TakeJson::Answer => TAG,
             _ => &[],
         }
     }

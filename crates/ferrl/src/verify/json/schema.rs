@@ -86,7 +86,7 @@ pub struct Schema {
 }
 
 /// Where a check stands.
-struct Check<'a> {
+struct SchemaCheck<'a> {
     schema: &'a Schema,
     steps: usize,
 }
@@ -104,7 +104,7 @@ impl Schema {
 
     /// What is wrong with a value; none where it matches.
     pub fn problem(&self, value: &Value) -> Option<String> {
-        let mut check = Check { schema: self, steps: 0 };
+        let mut check = SchemaCheck { schema: self, steps: 0 };
         let verdict = check.value(&self.root, value, "", 0);
         // A part that was given up counts as no match wherever it stands, under `not` as well.
         if check.steps > MOST_STEPS { Some(TOO_LONG.into()) } else { verdict.err() }
@@ -276,7 +276,7 @@ fn named(place: &str) -> &str {
     if place.is_empty() { "the answer" } else { place }
 }
 
-impl Check<'_> {
+impl SchemaCheck<'_> {
     fn value(&mut self, schema: &Value, value: &Value, place: &str, depth: usize) -> Verdict {
         self.steps += 1;
         if self.steps > MOST_STEPS || depth > MOST_DEPTH {

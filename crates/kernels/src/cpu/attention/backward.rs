@@ -5,8 +5,8 @@
 //! added in the order of the spans. Spans depend on the length alone, so no sum depends on the threads.
 
 use super::{
-    BLOCK, Product, ROWS, Rooms, Rows, STRIDE, Scoring, Seen, Storage, cut, gather, matrix, multiply, panels,
-    row_dots, scatter, scores, softmax_backward, transpose, with_scratch,
+    BLOCK, Product, QueryRows, ROWS, Rooms, STRIDE, Scoring, SeenKeys, Storage, cut, gather, matrix,
+    multiply, panels, row_dots, scatter, scores, softmax_backward, transpose, with_scratch,
 };
 use crate::backend::{Attention, AttentionSaved, Heads, Segments};
 use crate::buffer::{Buffer, DType};
@@ -46,7 +46,7 @@ pub fn attention_backward(
 }
 
 /// The operands of all tasks.
-struct Call<'a, T> {
+struct BackwardOperands<'a, T> {
     op: Attention,
     qkv: &'a [T],
     out: &'a [T],
@@ -56,7 +56,7 @@ struct Call<'a, T> {
 }
 
 /// Query positions `span` of the sequence in `rows`, which see `blocks`.
-struct Task {
+struct BackwardTask {
     rows: Range<usize>,
     kv_head: usize,
     span: Range<usize>,
@@ -76,7 +76,7 @@ fn derived(heads: Heads) -> usize {
 }
 
 /// The tasks of all sequences, and the elements of all their shares.
-fn tasks(op: &Attention, segments: &Segments) -> (Vec<Task>, usize) {
+fn tasks(op: &Attention, segments: &Segments) -> (Vec<BackwardTask>, usize) {
     let heads = op.heads;
     let (mut tasks, mut room) = (Vec::new(), 0);
     for rows in segments.iter().filter(|r| !r.is_empty()) {
@@ -85,12 +85,12 @@ fn tasks(op: &Attention, segments: &Segments) -> (Vec<Task>, usize) {
         let first = tasks.len();
         for start in (0..rows.len()).step_by(step) {
             let span = start..(start + step).min(rows.len());
-            let blocks = Seen::at(span.start, op.window).from / BLOCK..span.end.div_ceil(BLOCK);
+            let blocks = SeenKeys::at(span.start, op.window).from / BLOCK..span.end.div_ceil(BLOCK);
             for kv_head in 0..heads.kv_heads {
                 let share = (step < rows.len()).then_some(room);
                 room += share.map_or(0, |_| 2 * block(heads) * blocks.len());
                 let (rows, span, blocks) = (rows.clone(), span.clone(), blocks.clone());
-                tasks.push(Task { rows, kv_head, span, blocks, share });
+                tasks.push(BackwardTask { rows, kv_head, span, blocks, share });
             }
         }
         // The last rows see most keys: first.
@@ -110,7 +110,7 @@ fn backward<T: Storage>(
     let heads = op.heads;
     let (tasks, room) = tasks(&op, segments);
     let mut shares = cpu.arena.buffer(DType::F32, room)?;
-    let call = Call {
+    let call = BackwardOperands {
         op,
         qkv: T::of(saved.qkv),
         out: T::of(saved.out),
@@ -141,7 +141,7 @@ fn backward<T: Storage>(
 }
 
 /// What the products of some rows of queries read and write, in panels.
-struct Tiles<'a> {
+struct PanelTiles<'a> {
     q: &'a mut [f32],
     dout: &'a mut [f32],
     dq: &'a mut [f32],
@@ -155,13 +155,13 @@ struct Tiles<'a> {
 /// Gradients of the task's queries; adds to `sums`, for each block gradients of keys, then of values.
 fn query_rows<T: Storage>(
     cpu: &Cpu,
-    call: &Call<'_, T>,
-    task: &Task,
+    call: &BackwardOperands<'_, T>,
+    task: &BackwardTask,
     sums: &mut [f32],
     mut scratch: &mut [f32],
 ) {
     let (heads, level) = (call.op.heads, cpu.level);
-    let mut tiles = Tiles {
+    let mut tiles = PanelTiles {
         q: cut(&mut scratch, matrix(heads)),
         dout: cut(&mut scratch, matrix(heads)),
         dq: cut(&mut scratch, matrix(heads)),
@@ -179,7 +179,7 @@ fn query_rows<T: Storage>(
     let end = task.span.end * group;
     for first in (task.span.start * group..end).step_by(ROWS) {
         let count = ROWS.min(end - first);
-        let rows = Rows::new(&call.op, task.kv_head, 0, first, count);
+        let rows = QueryRows::new(&call.op, task.kv_head, 0, first, count);
         load_rows(level, call, task, &rows, &mut tiles);
         for b in rows.blocks() {
             let at = b - task.blocks.start;
@@ -196,10 +196,16 @@ fn query_rows<T: Storage>(
 }
 
 /// Fills the tiles of queries, of gradients of outputs and of statistics; `dq` becomes zero.
-fn load_rows<T: Storage>(level: Level, call: &Call<'_, T>, task: &Task, rows: &Rows, tiles: &mut Tiles<'_>) {
+fn load_rows<T: Storage>(
+    level: Level,
+    call: &BackwardOperands<'_, T>,
+    task: &BackwardTask,
+    rows: &QueryRows,
+    tiles: &mut PanelTiles<'_>,
+) {
     let heads = call.op.heads;
     let (dims, panels, count) = (heads.head_dim, panels(heads), rows.count);
-    let Tiles { q, dout, dq, lse, delta, .. } = tiles;
+    let PanelTiles { q, dout, dq, lse, delta, .. } = tiles;
     let width = heads.out_width();
     let offsets = rows.offsets(task.rows.start * width, width, dims);
     gather(level, call.dout, &offsets[..count], dims, dout, STRIDE);
@@ -220,14 +226,14 @@ fn load_rows<T: Storage>(level: Level, call: &Call<'_, T>, task: &Task, rows: &R
 fn block_products(
     level: Level,
     op: &Attention,
-    rows: &Rows,
+    rows: &QueryRows,
     b: usize,
     (derived, sums): (&[f32], &mut [f32]),
-    tiles: &mut Tiles<'_>,
+    tiles: &mut PanelTiles<'_>,
 ) {
     let (heads, key) = (op.heads, b * BLOCK);
     let (dims, panels) = (heads.head_dim, panels(heads));
-    let Tiles { q, dout, dq, p, dp, lse, delta } = tiles;
+    let PanelTiles { q, dout, dq, p, dp, lse, delta } = tiles;
     let active = rows.seeing(key);
     let seen = &rows.seen[active.clone()];
     let valid = seen[seen.len() - 1].within(key).1;
@@ -273,7 +279,7 @@ fn block_products(
 }
 
 /// Where the key head lies in the rows of a block; values are `kv_heads * head_dim` further.
-fn key_offsets(heads: Heads, task: &Task, b: usize) -> ([usize; BLOCK], usize) {
+fn key_offsets(heads: Heads, task: &BackwardTask, b: usize) -> ([usize; BLOCK], usize) {
     let count = (task.rows.len() - b * BLOCK).min(BLOCK);
     let head = (heads.heads + task.kv_head) * heads.head_dim;
     (std::array::from_fn(|j| (task.rows.start + b * BLOCK + j) * heads.qkv_width() + head), count)
@@ -282,8 +288,8 @@ fn key_offsets(heads: Heads, task: &Task, b: usize) -> ([usize; BLOCK], usize) {
 /// Fills what [`derived`] describes; columns without a token are zero.
 fn derive<T: Storage>(
     cpu: &Cpu,
-    call: &Call<'_, T>,
-    task: &Task,
+    call: &BackwardOperands<'_, T>,
+    task: &BackwardTask,
     b: usize,
     (room, out): (&mut [f32], &mut [f32]),
 ) {
@@ -307,7 +313,13 @@ fn derive<T: Storage>(
 }
 
 /// Writes the gradients of a block's keys and values.
-fn store_block<T: Storage>(cpu: &Cpu, call: &Call<'_, T>, task: &Task, b: usize, sums: &[f32]) {
+fn store_block<T: Storage>(
+    cpu: &Cpu,
+    call: &BackwardOperands<'_, T>,
+    task: &BackwardTask,
+    b: usize,
+    sums: &[f32],
+) {
     let heads = call.op.heads;
     let (keys, count) = key_offsets(heads, task, b);
     let values = keys.map(|at| at + heads.kv_heads * heads.head_dim);
@@ -320,7 +332,7 @@ fn store_block<T: Storage>(cpu: &Cpu, call: &Call<'_, T>, task: &Task, b: usize,
 }
 
 /// Adds the shares of each block in the order of the spans and writes the gradients.
-fn add_shares<T: Storage>(cpu: &Cpu, call: &Call<'_, T>, tasks: &[Task], shares: &[f32]) {
+fn add_shares<T: Storage>(cpu: &Cpu, call: &BackwardOperands<'_, T>, tasks: &[BackwardTask], shares: &[f32]) {
     let len = 2 * block(call.op.heads);
     // The span that holds a block's own tokens is the first that sees it.
     let mut blocks = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::paged::{block_len, head_len};
 use super::{
-    BLOCK, Product, ROWS, Rooms, Rows, STRIDE, Scoring, Storage, cut, gather, matrix, multiply, panels,
+    BLOCK, Product, QueryRows, ROWS, Rooms, STRIDE, Scoring, Storage, cut, gather, matrix, multiply, panels,
     scatter, scores, softmax_step, with_scratch,
 };
 use crate::backend::{Attention, CacheOps, MemoryOps, PagedRows, PagedSequence, Segments};
@@ -45,7 +45,7 @@ pub fn attention(
 }
 
 /// Some rows of one sequence and key head.
-struct Task<'a> {
+struct RowsTask<'a> {
     sequence: &'a PagedSequence,
     kv_head: usize,
     first: usize,
@@ -53,7 +53,7 @@ struct Task<'a> {
 }
 
 /// The operands of all tasks.
-struct Call<'a, T> {
+struct RowsCall<'a, T> {
     op: Attention,
     qkv: &'a [T],
     cache: &'a [T],
@@ -83,22 +83,27 @@ pub(super) fn attend<T: Storage>(
         // The last rows see most keys: first.
         for first in (0..all).step_by(ROWS).rev() {
             let count = ROWS.min(all - first);
-            tasks.extend((0..heads.kv_heads).map(|kv_head| Task { sequence, kv_head, first, count }));
+            tasks.extend((0..heads.kv_heads).map(|kv_head| RowsTask { sequence, kv_head, first, count }));
         }
     }
     let (qkv, cache, out) = (T::of(qkv), T::of(cache), Disjoint::new(T::of_mut(out)));
-    let call = Call { op, qkv, cache, out, lse };
+    let call = RowsCall { op, qkv, cache, out, lse };
     let room = 2 * matrix(heads) + ROWS * BLOCK + head_len(heads);
     cpu.pool.run(tasks.len(), |i| {
         with_scratch(room, |scratch| attend_rows(cpu.level, &call, &tasks[i], scratch));
     });
 }
 
-fn attend_rows<T: Storage>(level: Level, call: &Call<'_, T>, task: &Task<'_>, mut scratch: &mut [f32]) {
-    let Call { op, qkv, cache, out, lse } = call;
+fn attend_rows<T: Storage>(
+    level: Level,
+    call: &RowsCall<'_, T>,
+    task: &RowsTask<'_>,
+    mut scratch: &mut [f32],
+) {
+    let RowsCall { op, qkv, cache, out, lse } = call;
     let (heads, sequence) = (op.heads, task.sequence);
     let (panels, count) = (panels(heads), task.count);
-    let rows = Rows::new(op, task.kv_head, sequence.position, task.first, count);
+    let rows = QueryRows::new(op, task.kv_head, sequence.position, task.first, count);
     let q = cut(&mut scratch, matrix(heads));
     let o = cut(&mut scratch, matrix(heads));
     let p = cut(&mut scratch, ROWS * BLOCK);

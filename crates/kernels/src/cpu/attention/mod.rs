@@ -101,15 +101,15 @@ impl Storage for u16 {
 
 /// Keys a query row sees.
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct SeenKeys {
     from: usize,
     to: usize,
 }
 
-impl Seen {
+impl SeenKeys {
     fn at(position: usize, window: Option<usize>) -> Self {
         let to = position + 1;
-        Seen { from: window.map_or(0, |w| to.saturating_sub(w)), to }
+        SeenKeys { from: window.map_or(0, |w| to.saturating_sub(w)), to }
     }
     /// The part within the block that starts at `key`.
     #[inline(always)]
@@ -119,21 +119,21 @@ impl Seen {
 }
 
 /// Some query rows of one sequence and key head.
-struct Rows {
+struct QueryRows {
     count: usize,
-    seen: [Seen; ROWS],
+    seen: [SeenKeys; ROWS],
     /// Token within the sequence's new tokens, and query head.
     place: [(usize, usize); ROWS],
 }
 
-impl Rows {
+impl QueryRows {
     /// Rows `first..first + count` of the problem whose first token has this position.
     fn new(op: &Attention, kv_head: usize, position: usize, first: usize, count: usize) -> Self {
         let group = op.heads.heads / op.heads.kv_heads;
-        let mut rows = Rows { count, seen: [Seen::default(); ROWS], place: [(0, 0); ROWS] };
+        let mut rows = QueryRows { count, seen: [SeenKeys::default(); ROWS], place: [(0, 0); ROWS] };
         let (mut token, mut head) = (first / group, first % group);
         for r in 0..count {
-            rows.seen[r] = Seen::at(position + token, op.window);
+            rows.seen[r] = SeenKeys::at(position + token, op.window);
             rows.place[r] = (token, kv_head * group + head);
             head += 1;
             if head == group {
@@ -165,17 +165,17 @@ impl Rows {
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line(#[allow(dead_code)] [f32; LANES]);
+struct ScoreLine(#[allow(dead_code)] [f32; LANES]);
 
 thread_local! {
-    static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Vec<ScoreLine>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Lends `len` aligned elements of the thread's scratch, contents unspecified.
 fn with_scratch<T>(len: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
     let mut lines = SCRATCH.take();
     if lines.len() * LANES < len {
-        lines.resize(len.div_ceil(LANES), Line([0.0; LANES]));
+        lines.resize(len.div_ceil(LANES), ScoreLine([0.0; LANES]));
     }
     // SAFETY: a line is sixteen f32 without padding.
     let scratch = unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), len) };
@@ -340,7 +340,7 @@ fn select_between<S: Simd>(s: S, lane: usize, (from, to): (usize, usize), x: S::
 multiversion! {
     /// One step of the online softmax: turns the dot products of rows with a block of keys into weights, and
     /// brings maxima, sums and the unfinished outputs to the new maximum. Every row sees some key of the block.
-    fn softmax_step<S>(s, op: Scoring, keys: (usize, &[Seen]), p: &mut [f32], totals: (&mut [f32], &mut [f32]), output: (&mut [f32], usize)) {
+    fn softmax_step<S>(s, op: Scoring, keys: (usize, &[SeenKeys]), p: &mut [f32], totals: (&mut [f32], &mut [f32]), output: (&mut [f32], usize)) {
         let ((key, seen), (max, sum), (o, panels)) = (keys, totals, output);
         let rows = seen.len();
         assert!(rows <= ROWS && p.len() >= rows * BLOCK && max.len() >= rows && sum.len() >= rows);
@@ -394,7 +394,7 @@ multiversion! {
 
 multiversion! {
     /// Turns dot products into weights (`p`) and gradients of weights (`dp`) into gradients of dot products.
-    fn softmax_backward<S>(s, op: Scoring, key: usize, seen: &[Seen], stats: (&[f32], &[f32]), tiles: (&mut [f32], &mut [f32])) {
+    fn softmax_backward<S>(s, op: Scoring, key: usize, seen: &[SeenKeys], stats: (&[f32], &[f32]), tiles: (&mut [f32], &mut [f32])) {
         let ((lse, delta), (p, dp)) = (stats, tiles);
         let rows = seen.len();
         assert!(p.len() >= rows * BLOCK && dp.len() >= rows * BLOCK && lse.len() >= rows && delta.len() >= rows);

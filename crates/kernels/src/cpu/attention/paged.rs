@@ -60,7 +60,7 @@ impl CacheOps for Cpu {
 }
 
 /// New tokens that go to one block.
-struct Piece {
+struct BlockPiece {
     row: usize,
     slot: usize,
     count: usize,
@@ -78,7 +78,7 @@ fn write<T: Storage + Default>(cpu: &Cpu, heads: Heads, qkv: &[T], rows: &PagedR
             let count = (BLOCK - slot).min(s.count - done);
             let block = s.blocks[position / BLOCK] as usize;
             assert!((block + 1) * block_len <= cache.len(), "block {block} is not in the cache");
-            pieces.push(Piece { row: s.row + done, slot, count, block });
+            pieces.push(BlockPiece { row: s.row + done, slot, count, block });
             done += count;
         }
     }

@@ -5,15 +5,15 @@
 //! backward and computes them once. Every sum has the same order, so both ways end in the same bits.
 
 use super::forward::{Wanted, fold_rows, logp, put_stats};
-use super::{Head, ROWS, TILE, Tiles, logit_tile, scale_slope, task, tile_width, with_tiles};
+use super::{HeadRows, ROWS, TILE, Tiles, logit_tile, scale_slope, task, tile_width, with_tiles};
 use crate::backend::{HeadGrads, HeadInput, LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
 use crate::cpu::element::Stored;
 use crate::cpu::linear::{backward_pack, forward_pack};
 use crate::cpu::math::exp;
-use crate::cpu::matmul::pack::{Packed, Shape, TokenRows, pack_tokens};
-use crate::cpu::matmul::{self, Chain, Out, Scratch};
+use crate::cpu::matmul::pack::{Packed, PackedShape, TokenRows, pack_tokens};
+use crate::cpu::matmul::{self, DwChain, Out, Scratch};
 use crate::cpu::memory::{Memory, Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut, u32s};
 use crate::cpu::pool::Disjoint;
 use crate::cpu::simd::{LANES, Simd, multiversion, narrow};
@@ -67,7 +67,7 @@ pub(super) struct GradTile<'a, E> {
 }
 
 multiversion! {
-    pub(super) fn dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, head: Head<'_, E>, g: &RowGrads<'_>, to: GradTile<'_, E>) {
+    pub(super) fn dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, head: HeadRows<'_, E>, g: &RowGrads<'_>, to: GradTile<'_, E>) {
         logit_tile(s, scratch, head, to.rows.clone(), to.tile, &mut tiles.first);
         logit_gradient(s, tiles, head.op, head.w.shape.n, g, to)
     }
@@ -184,11 +184,11 @@ pub fn logp_backward(
     );
     match floats(x) {
         Slice::F32(x) => through_vocabulary(cpu, x, w, to, |to| {
-            let head = Head { op, x, w: forward_pack(w) };
+            let head = HeadRows { op, x, w: forward_pack(w) };
             with_tiles(|c, t| dlogits(cpu.level, c, t, head, &g, to))
         }),
         Slice::Bf16(x) => through_vocabulary(cpu, x, w, to, |to| {
-            let head = Head { op, x, w: forward_pack(w) };
+            let head = HeadRows { op, x, w: forward_pack(w) };
             with_tiles(|c, t| dlogits(cpu.level, c, t, head, &g, to))
         }),
     }
@@ -304,7 +304,7 @@ impl<'a, E: GradElement> Flow<'a, E> {
         let grad = cpu.arena.take(part.min(rows) * stretch.min(w.n) * size_of::<E>())?;
         let mut dx = cpu.arena.take(rows * w.k * 4)?;
         dx.slice_mut::<f32>(rows * w.k).fill(0.0);
-        let tokens = Shape { n: w.k, k: rows };
+        let tokens = PackedShape { n: w.k, k: rows };
         let units = tokens.storage(E::per_unit_at(cpu.level));
         let mut packed = cpu.arena.take(4 * units)?;
         if dw.is_some() {
@@ -319,7 +319,7 @@ impl<'a, E: GradElement> Flow<'a, E> {
     fn part(&mut self, part: Range<usize>, fill: impl Fn(GradTile<'_, E>) + Sync) {
         let (cpu, w, rows) = (self.cpu, self.w, part.len());
         let dx = &mut self.dx.slice_mut::<f32>(self.rows * w.k)[part.start * w.k..part.end * w.k];
-        let tokens = Shape { n: w.k, k: self.rows };
+        let tokens = PackedShape { n: w.k, k: self.rows };
         let per_unit = E::per_unit_at(cpu.level);
         let packed = self.packed.slice(tokens.storage(per_unit));
         let tokens = Packed::new(tokens, per_unit, packed).stretch(part.start, rows);
@@ -337,7 +337,7 @@ impl<'a, E: GradElement> Flow<'a, E> {
                 let here = from * w.k..(from + width) * w.k;
                 let open = self.open.as_mut().map(|m| &mut m.slice_mut::<f32>(w.n * w.k)[here.clone()]);
                 let (earlier, later) = (part.start > 0, part.end < self.rows);
-                let chain = Chain { open, earlier, later };
+                let chain = DwChain { open, earlier, later };
                 matmul::accumulate_dw(cpu.level, &cpu.pool, grad, tokens, chain, &mut dw[here]);
             }
         }

@@ -1,6 +1,6 @@
 //! Statistics of every row, and for decoding the logits themselves.
 
-use super::{Fold, Head, ROWS, TILE, Tiles, logit_tile, scalar_exp, task, tile_width, with_tiles};
+use super::{Fold, HeadRows, ROWS, TILE, Tiles, logit_tile, scalar_exp, task, tile_width, with_tiles};
 use crate::backend::{Draw, HeadInput, LogpHead, LogpStats, SampleOps, VocabPart};
 use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
@@ -36,7 +36,7 @@ struct Pass<'a> {
 }
 
 multiversion! {
-    fn pass<S, type E: TokenRows>(s, scratch: &mut Scratch, tiles: &mut Tiles, head: Head<'_, E>, p: Pass<'_>) {
+    fn pass<S, type E: TokenRows>(s, scratch: &mut Scratch, tiles: &mut Tiles, head: HeadRows<'_, E>, p: Pass<'_>) {
         logit_tile(s, scratch, head, p.rows.clone(), p.skip + p.tile, &mut tiles.first);
         let vocab = p.vocab;
         let (from, width) = (p.tile * TILE, tile_width(vocab, p.tile));
@@ -125,7 +125,7 @@ pub(super) fn fold_tiles_of<E: TokenRows<Unit: Plain>>(
             let (found, logits) = (found.shifted(start * per_row), logits.map(|l| l.shifted(start * vocab)));
             let wanted = &wanted[start * per_row..part.end * per_row];
             let p = Pass { rows, tile, wanted, per_row, found, folds: shared, tiles, skip, vocab, logits };
-            let head = Head { op, x, w: forward_pack::<E>(w) };
+            let head = HeadRows { op, x, w: forward_pack::<E>(w) };
             with_tiles(|scratch, t| pass(cpu.level, scratch, t, head, p));
         });
         each(start, &folds[..part.len() * tiles]);

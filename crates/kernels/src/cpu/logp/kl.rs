@@ -2,7 +2,7 @@
 
 use super::backward::{GradElement, GradTile, through_vocabulary};
 use super::forward::{Wanted, fold_buffer};
-use super::{Head, TILE, Tiles, cleared, logit_tile, scale_slope, task, tile_width, with_tiles};
+use super::{HeadRows, TILE, Tiles, cleared, logit_tile, scale_slope, task, tile_width, with_tiles};
 use crate::backend::{DivergenceOps, HeadGrads, LogpHead};
 use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
@@ -18,7 +18,7 @@ use std::ops::Range;
 
 /// One of the two models, and the log-sum-exp of its rows.
 pub(super) struct Side<'a, E: GradElement> {
-    pub head: Head<'a, E>,
+    pub head: HeadRows<'a, E>,
     pub lse: &'a [f32],
     /// Tiles of its weight before the first of those that are compared.
     pub skip: usize,
@@ -160,5 +160,5 @@ fn rows(
 }
 
 fn side<'a, E: GradElement>(op: LogpHead, x: &'a [E], w: &'a Weight, lse: &'a [f32]) -> Side<'a, E> {
-    Side { head: Head { op, x, w: forward_pack(w) }, lse, skip: 0 }
+    Side { head: HeadRows { op, x, w: forward_pack(w) }, lse, skip: 0 }
 }

@@ -133,30 +133,30 @@ pub(crate) fn scale_slope<S: Simd>(s: S, op: LogpHead, scaled: S::V) -> S::V {
 }
 
 /// Hidden states and the head they are multiplied with.
-pub(crate) struct Head<'a, E: TokenRows> {
+pub(crate) struct HeadRows<'a, E: TokenRows> {
     pub op: LogpHead,
     pub x: &'a [E],
     pub w: Packed<'a, E>,
 }
 
-impl<E: TokenRows> Clone for Head<'_, E> {
+impl<E: TokenRows> Clone for HeadRows<'_, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<E: TokenRows> Copy for Head<'_, E> {}
+impl<E: TokenRows> Copy for HeadRows<'_, E> {}
 
 /// Scaled logits of some rows and one tile of the vocabulary, into `out`, row-major with `TILE` columns.
 #[inline(always)]
 pub(crate) fn logit_tile<S: Simd, E: TokenRows>(
     s: S,
     scratch: &mut Scratch,
-    head: Head<'_, E>,
+    head: HeadRows<'_, E>,
     rows: Range<usize>,
     tile: usize,
     out: &mut [f32],
 ) {
-    let Head { op, x, w } = head;
+    let HeadRows { op, x, w } = head;
     assert!(out.len() >= rows.len() * TILE);
     let panels = tile * (TILE / PANEL)..((tile + 1) * (TILE / PANEL)).min(w.shape.panels());
     let (first_row, first_panel) = (rows.start, panels.start);

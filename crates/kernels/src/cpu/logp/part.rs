@@ -7,7 +7,7 @@
 use super::backward::{FEWEST, GradElement, GradTile, RowGrads, dlogits, put_sums, stretch};
 use super::forward::{Wanted, draw_row, fold_row, fold_tiles_of};
 use super::kl::{Side, kl_dlogits, kl_tile};
-use super::{Fold, Head, ROWS, TILE, task, with_tiles};
+use super::{Fold, HeadRows, ROWS, TILE, task, with_tiles};
 use crate::backend::{
     Draw, LogpGrads, LogpHead, LogpStats, MemoryOps, PartGrads, PartInput, PartSide, TileStats, VocabOps,
     VocabPart,
@@ -15,8 +15,8 @@ use crate::backend::{
 use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::cpu::linear::forward_pack;
-use crate::cpu::matmul::pack::{Packed, Shape, pack_tokens};
-use crate::cpu::matmul::{self, Chain, Out};
+use crate::cpu::matmul::pack::{Packed, PackedShape, pack_tokens};
+use crate::cpu::matmul::{self, DwChain, Out};
 use crate::cpu::memory::{Memory, elements, elements_mut, f32s, f32s_mut, u32s};
 use crate::cpu::pool::Disjoint;
 use crate::cpu::vector::{clear, typed};
@@ -84,7 +84,7 @@ impl VocabOps for Cpu {
             dothers: grads.others.map_or(&[], f32s),
         };
         typed!([ref x] through_part(self, (x, part), rows, to, |from, part, to| {
-            let head = Head { op, x: &x[from * part.w.k..], w: forward_pack(part.w) };
+            let head = HeadRows { op, x: &x[from * part.w.k..], w: forward_pack(part.w) };
             with_tiles(|c, t| dlogits(self.level, c, t, head, &g.after(from), to))
         }))
     }
@@ -171,8 +171,8 @@ fn compare<E: GradElement, T>(
     let (x, y) = (&a[from * p.part.w.k..], &b[from * q.part.w.k..]);
     let (wp, wq) = (forward_pack(p.part.w), forward_pack(q.part.w));
     f([
-        Side { head: Head { op, x, w: wp }, lse: &f32s(p.lse)[from..], skip: skip(p.part) },
-        Side { head: Head { op, x: y, w: wq }, lse: &f32s(q.lse)[from..], skip: skip(q.part) },
+        Side { head: HeadRows { op, x, w: wp }, lse: &f32s(p.lse)[from..], skip: skip(p.part) },
+        Side { head: HeadRows { op, x: y, w: wq }, lse: &f32s(q.lse)[from..], skip: skip(q.part) },
     ])
 }
 
@@ -192,7 +192,7 @@ struct PartSum<'a, E: GradElement> {
 impl<'a, E: GradElement> PartSum<'a, E> {
     fn new(cpu: &'a Cpu, (x, part): (&[E], VocabPart<'a>), dw: &'a mut Buffer, pieces: bool) -> Result<Self> {
         let rows = x.len() / part.w.k;
-        let tokens = Shape { n: part.w.k, k: rows };
+        let tokens = PackedShape { n: part.w.k, k: rows };
         let units = tokens.storage(E::per_unit_at(cpu.level));
         let mut packed = cpu.arena.take(4 * units)?;
         pack_tokens(cpu.level, &cpu.pool, x, tokens, packed.slice_mut(units));
@@ -204,11 +204,11 @@ impl<'a, E: GradElement> PartSum<'a, E> {
     /// Adds rows from `from` on.
     fn add(&mut self, from: usize, grad: &[E]) {
         let (cpu, rows) = (self.cpu, grad.len() / self.part.width());
-        let (tokens, per_unit) = (Shape { n: self.part.w.k, k: self.rows }, E::per_unit_at(cpu.level));
+        let (tokens, per_unit) = (PackedShape { n: self.part.w.k, k: self.rows }, E::per_unit_at(cpu.level));
         let tokens = Packed::new(tokens, per_unit, self.packed.slice(tokens.storage(per_unit)));
         let (earlier, later) = (from > 0, from + rows < self.rows);
         let open = self.open.as_mut().map(|m| m.slice_mut::<f32>(self.dw.len()));
-        let chain = Chain { open, earlier, later };
+        let chain = DwChain { open, earlier, later };
         matmul::accumulate_dw(cpu.level, &cpu.pool, grad, tokens.stretch(from, rows), chain, self.dw);
     }
 }

@@ -11,8 +11,8 @@ pub mod pack;
 pub mod tile;
 
 use super::pool::{Disjoint, Pool};
-use super::simd::{Kind, LANES, Level, Simd, multiversion};
-use pack::{Columns, Packed, Shape, TokenRows, pack_panels};
+use super::simd::{LANES, Level, LevelKind, Simd, multiversion};
+use pack::{Packed, PackedShape, PanelColumns, TokenRows, pack_panels};
 use std::cell::RefCell;
 use std::ops::Range;
 use tile::{Element, Operands, PANEL, tile};
@@ -46,7 +46,7 @@ impl Out<'_> {
 
 /// The same, shared by tasks.
 #[derive(Clone, Copy)]
-enum Shared<'a> {
+enum SharedTiles<'a> {
     F32(Disjoint<'a, f32>),
     Bf16(Disjoint<'a, u16>),
     AddF32(Disjoint<'a, f32>),
@@ -55,13 +55,13 @@ enum Shared<'a> {
 /// Rows of a tile at a level.
 pub fn tile_rows(level: Level) -> usize {
     match level.kind() {
-        Kind::Portable => super::simd::Portable::MR,
+        LevelKind::Portable => super::simd::Portable::MR,
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 => super::simd::Avx2::MR,
+        LevelKind::Avx2 => super::simd::Avx2::MR,
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx512 | Kind::Avx512Bf16 => super::simd::Avx512::<true>::MR,
+        LevelKind::Avx512 | LevelKind::Avx512Bf16 => super::simd::Avx512::<true>::MR,
         #[cfg(target_arch = "aarch64")]
-        Kind::Neon => super::simd::Neon::MR,
+        LevelKind::Neon => super::simd::Neon::MR,
         #[allow(unreachable_patterns)]
         _ => unreachable!("a level of another architecture"),
     }
@@ -80,9 +80,9 @@ pub fn linear<E: TokenRows>(
     assert!(x.len() == m * w.shape.k && w.is_all_there());
     assert!(out.len() == m * w.shape.n && bias.is_none_or(|b| b.len() == w.shape.n));
     let out = match out {
-        Out::F32(o) => Shared::F32(Disjoint::new(o)),
-        Out::Bf16(o) => Shared::Bf16(Disjoint::new(o)),
-        Out::AddF32(o) => Shared::AddF32(Disjoint::new(o)),
+        Out::F32(o) => SharedTiles::F32(Disjoint::new(o)),
+        Out::Bf16(o) => SharedTiles::Bf16(Disjoint::new(o)),
+        Out::AddF32(o) => SharedTiles::AddF32(Disjoint::new(o)),
     };
     let mr = tile_rows(level);
     let (row_panels, column_panels) = (m.div_ceil(mr), w.shape.panels());
@@ -109,7 +109,7 @@ pub fn linear<E: TokenRows>(
 }
 
 multiversion! {
-    fn linear_task<S, type E: TokenRows>(s, scratch: &mut Scratch, block: Block<'_, E>, bias: Option<&[f32]>, out: Shared<'_>) {
+    fn linear_task<S, type E: TokenRows>(s, scratch: &mut Scratch, block: Block<'_, E>, bias: Option<&[f32]>, out: SharedTiles<'_>) {
         let n = block.w.shape.n;
         product(s, scratch, block, &mut |s: S, row: usize, count: usize, panel: usize, tile: *const f32| {
             let columns = (n - panel * PANEL).min(PANEL);
@@ -126,14 +126,14 @@ multiversion! {
                         }
                         let to = (row + r) * n + at;
                         match out {
-                            Shared::F32(o) if lanes == LANES => s.store(o.part(to, lanes).as_mut_ptr(), v),
-                            Shared::F32(o) => s.store_first(lanes, o.part(to, lanes).as_mut_ptr(), v),
-                            Shared::AddF32(o) => {
+                            SharedTiles::F32(o) if lanes == LANES => s.store(o.part(to, lanes).as_mut_ptr(), v),
+                            SharedTiles::F32(o) => s.store_first(lanes, o.part(to, lanes).as_mut_ptr(), v),
+                            SharedTiles::AddF32(o) => {
                                 let o = o.part(to, lanes).as_mut_ptr();
                                 s.store_first(lanes, o, s.add(s.load_first(lanes, o, 0.0), v));
                             }
-                            Shared::Bf16(o) if lanes == LANES => s.store_bf16(o.part(to, lanes).as_mut_ptr(), v),
-                            Shared::Bf16(o) => s.store_first_bf16(lanes, o.part(to, lanes).as_mut_ptr(), v),
+                            SharedTiles::Bf16(o) if lanes == LANES => s.store_bf16(o.part(to, lanes).as_mut_ptr(), v),
+                            SharedTiles::Bf16(o) => s.store_first_bf16(lanes, o.part(to, lanes).as_mut_ptr(), v),
                         }
                     }
                 }
@@ -300,7 +300,7 @@ unsafe fn tile_of_rows<S: Simd, E: Element>(s: S, rows: usize, panels: usize, op
 }
 
 /// Which part of a sum over tokens a call of [`accumulate_dw`] is.
-pub struct Chain<'a> {
+pub struct DwChain<'a> {
     /// Unfinished sums, laid out as `dw`: to go on from where there is an `earlier` part, to leave behind where
     /// there is a `later` one.
     pub open: Option<&'a mut [f32]>,
@@ -310,9 +310,9 @@ pub struct Chain<'a> {
     pub later: bool,
 }
 
-impl Chain<'_> {
+impl DwChain<'_> {
     /// All tokens at once.
-    pub const WHOLE: Chain<'static> = Chain { open: None, earlier: false, later: false };
+    pub const WHOLE: DwChain<'static> = DwChain { open: None, earlier: false, later: false };
 }
 
 /// The same, shared by tasks.
@@ -326,22 +326,22 @@ struct Open<'a> {
 /// `dw += dyᵀ · x`: `dy` is `[tokens, n]`, `x` packed from `[tokens, k]` by [`pack::pack_tokens`], `dw` is `[n, k]`.
 ///
 /// The sum over the tokens starts from zero and is then added to `dw` in one addition, so the gradients of
-/// micro-batches can be computed anywhere and added in their order. A [`Chain`] gives the tokens in several calls
+/// micro-batches can be computed anywhere and added in their order. A [`DwChain`] gives the tokens in several calls
 /// and ends in the same bits; in between `dw` is left alone.
 pub fn accumulate_dw<E: TokenRows>(
     level: Level,
     pool: &Pool,
     dy: &[E],
     x: Packed<'_, E>,
-    chain: Chain<'_>,
+    chain: DwChain<'_>,
     dw: &mut [f32],
 ) {
-    let Shape { n: k, k: tokens } = x.shape;
+    let PackedShape { n: k, k: tokens } = x.shape;
     let n = dy.len() / tokens;
     assert!(dy.len() == n * tokens && dw.len() == n * k && x.is_all_there());
     assert!(chain.open.is_some() || !(chain.earlier || chain.later));
     assert!(chain.open.as_ref().is_none_or(|open| open.len() == dw.len()));
-    let Chain { open, earlier, later } = chain;
+    let DwChain { open, earlier, later } = chain;
     let chain = Open { sums: open.map(Disjoint::new), earlier, later };
     let mr = tile_rows(level);
     let (row_panels, column_panels) = (n.div_ceil(mr), x.shape.panels());
@@ -384,7 +384,7 @@ multiversion! {
             // SAFETY: Unit is a plain four-byte type (f32 or u32).
             let a = unsafe { std::slice::from_raw_parts_mut(scratch.a.as_mut_ptr().cast::<E::Unit>(), row_panels * block) };
             // All row panels token by token: what they read lies side by side.
-            pack_panels(s, Columns { x: dy, ld: n, from: rows.start, lanes: rows.len(), first: t, units: depth }, S::MR, block, a);
+            pack_panels(s, PanelColumns { x: dy, ld: n, from: rows.start, lanes: rows.len(), first: t, units: depth }, S::MR, block, a);
             // The tokens to be packed next come nearer meanwhile, a share of them with each tile.
             let mut next = (t + depth) * per_unit;
             let end = ((t + depth + K_BLOCK) * per_unit).min(x.shape.k);

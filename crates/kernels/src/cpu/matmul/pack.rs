@@ -8,14 +8,14 @@ use crate::cpu::simd::{LANES, Level, Simd, multiversion, narrow};
 
 /// Shape of a packed matrix: `n` columns, products of length `k`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct PackedShape {
     /// Columns: output features.
     pub n: usize,
     /// Length of a dot product: input features.
     pub k: usize,
 }
 
-impl Shape {
+impl PackedShape {
     /// Panels of 32 columns.
     pub fn panels(self) -> usize {
         self.n.div_ceil(PANEL)
@@ -34,7 +34,7 @@ impl Shape {
 #[derive(Clone, Copy)]
 pub struct Packed<'a, E: Element> {
     /// `n` and `k`
-    pub shape: Shape,
+    pub shape: PackedShape,
     /// Elements in a unit, as at the level that it was packed for.
     pub per_unit: usize,
     /// Units from one panel to the next, divided by 32.
@@ -45,7 +45,7 @@ pub struct Packed<'a, E: Element> {
 
 impl<'a, E: Element> Packed<'a, E> {
     /// A whole matrix.
-    pub fn new(shape: Shape, per_unit: usize, data: &'a [E::Unit]) -> Self {
+    pub fn new(shape: PackedShape, per_unit: usize, data: &'a [E::Unit]) -> Self {
         assert!(data.len() >= shape.storage(per_unit));
         Packed { shape, per_unit, stride: shape.units(per_unit), data }
     }
@@ -63,7 +63,7 @@ impl<'a, E: Element> Packed<'a, E> {
     pub fn stretch(self, from: usize, k: usize) -> Self {
         assert!(from.is_multiple_of(self.per_unit) && from + k <= self.shape.k);
         let data = &self.data[from / self.per_unit * PANEL..];
-        Packed { shape: Shape { n: self.shape.n, k }, data, ..self }
+        Packed { shape: PackedShape { n: self.shape.n, k }, data, ..self }
     }
 }
 
@@ -91,7 +91,13 @@ impl FromMaster for u16 {
 }
 
 /// Packs a row-major f32 `w` of shape `[n, k]`: the right-hand side of `x · wᵀ`.
-pub fn pack_weight<E: FromMaster>(level: Level, pool: &Pool, w: &[f32], shape: Shape, out: &mut [E::Unit]) {
+pub fn pack_weight<E: FromMaster>(
+    level: Level,
+    pool: &Pool,
+    w: &[f32],
+    shape: PackedShape,
+    out: &mut [E::Unit],
+) {
     let per_unit = E::per_unit_at(level);
     let (k, units) = (shape.k, shape.units(per_unit));
     assert!(w.len() == shape.n * k && out.len() == shape.storage(per_unit));
@@ -124,7 +130,7 @@ pub fn pack_transposed<E: FromMaster>(
     level: Level,
     pool: &Pool,
     w: &[f32],
-    shape: Shape,
+    shape: PackedShape,
     out: &mut [E::Unit],
 ) {
     let per_unit = E::per_unit_at(level);
@@ -153,7 +159,13 @@ pub fn pack_transposed<E: FromMaster>(
 }
 
 /// Packs activations `x` of shape `[k, n]` (tokens by features) as the right-hand side of `dyᵀ · x`.
-pub fn pack_tokens<E: TokenRows>(level: Level, pool: &Pool, x: &[E], shape: Shape, out: &mut [E::Unit]) {
+pub fn pack_tokens<E: TokenRows>(
+    level: Level,
+    pool: &Pool,
+    x: &[E],
+    shape: PackedShape,
+    out: &mut [E::Unit],
+) {
     let per_unit = E::per_unit_at(level);
     let units = shape.units(per_unit);
     assert!(x.len() == shape.n * shape.k && out.len() == shape.storage(per_unit));
@@ -168,7 +180,7 @@ pub fn pack_tokens<E: TokenRows>(level: Level, pool: &Pool, x: &[E], shape: Shap
         for half in 0..columns.div_ceil(LANES) {
             let from = p * PANEL + half * LANES;
             let lanes = (shape.n - from).min(LANES);
-            let columns = Columns { x, ld: shape.n, from, lanes, first: 0, units };
+            let columns = PanelColumns { x, ld: shape.n, from, lanes, first: 0, units };
             pack_columns::<PANEL, E>(level, columns, &mut panel[half * LANES..]);
         }
     });
@@ -176,7 +188,7 @@ pub fn pack_tokens<E: TokenRows>(level: Level, pool: &Pool, x: &[E], shape: Shap
 
 /// Neighbouring columns of a token-by-feature matrix.
 #[derive(Clone, Copy)]
-pub struct Columns<'a, E> {
+pub struct PanelColumns<'a, E> {
     /// the matrix
     pub x: &'a [E],
     /// its row length
@@ -270,7 +282,7 @@ unsafe impl TokenRows for u16 {
 
 multiversion! {
     /// Writes up to sixteen columns for each unit of rows, `STEP` units apart.
-    fn pack_columns<S, const STEP: usize, type E: TokenRows>(s, c: Columns<'_, E>, out: &mut [E::Unit]) {
+    fn pack_columns<S, const STEP: usize, type E: TokenRows>(s, c: PanelColumns<'_, E>, out: &mut [E::Unit]) {
         let (rows, units) = (c.row_count::<S>(), c.units);
         assert!(c.lanes <= LANES && out.len() >= (units - 1) * STEP + LANES);
         for u in 0..units {
@@ -285,7 +297,7 @@ multiversion! {
 #[inline(always)]
 pub fn pack_panels<S: Simd, E: TokenRows>(
     s: S,
-    c: Columns<'_, E>,
+    c: PanelColumns<'_, E>,
     width: usize,
     block: usize,
     out: &mut [E::Unit],
@@ -303,7 +315,7 @@ pub fn pack_panels<S: Simd, E: TokenRows>(
     }
 }
 
-impl<E: TokenRows> Columns<'_, E> {
+impl<E: TokenRows> PanelColumns<'_, E> {
     /// Rows of the matrix, after a look at whether the columns and units lie in it.
     #[inline(always)]
     fn row_count<S: Simd>(&self) -> usize {
@@ -317,7 +329,7 @@ impl<E: TokenRows> Columns<'_, E> {
     /// One unit of rows, some of the columns.
     ///
     /// # Safety
-    /// `rows` is [`Columns::row_count`], `u < units`, `columns` lie below `self.lanes`; `out` takes sixteen units.
+    /// `rows` is [`PanelColumns::row_count`], `u < units`, `columns` lie below `self.lanes`; `out` takes sixteen units.
     #[inline(always)]
     unsafe fn zip<S: Simd>(
         &self,

@@ -28,7 +28,7 @@ pub const LANES: usize = 16;
 
 /// An instruction-set level that this CPU has: it can only be had by asking the CPU, so kernels may rely on it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Level(Kind);
+pub struct Level(LevelKind);
 
 impl std::fmt::Debug for Level {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Level {
 
 /// The levels there are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum LevelKind {
     /// Plain Rust, no vector instructions named.
     Portable,
     /// NEON.
@@ -51,17 +51,18 @@ pub(crate) enum Kind {
     Avx512Bf16,
 }
 
-impl Kind {
+impl LevelKind {
     /// All of them, slowest first.
-    const ALL: [Kind; 5] = [Kind::Portable, Kind::Neon, Kind::Avx2, Kind::Avx512, Kind::Avx512Bf16];
+    const ALL: [LevelKind; 5] =
+        [LevelKind::Portable, LevelKind::Neon, LevelKind::Avx2, LevelKind::Avx512, LevelKind::Avx512Bf16];
 
     fn name(self) -> &'static str {
         match self {
-            Kind::Portable => "portable",
-            Kind::Neon => "neon",
-            Kind::Avx2 => "avx2",
-            Kind::Avx512 => "avx512",
-            Kind::Avx512Bf16 => "avx512bf16",
+            LevelKind::Portable => "portable",
+            LevelKind::Neon => "neon",
+            LevelKind::Avx2 => "avx2",
+            LevelKind::Avx512 => "avx512",
+            LevelKind::Avx512Bf16 => "avx512bf16",
         }
     }
 
@@ -76,45 +77,46 @@ impl Kind {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
             match self {
-                Kind::Portable => true,
-                Kind::Neon => false,
-                Kind::Avx2 => avx2,
-                Kind::Avx512 => avx512,
-                Kind::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
+                LevelKind::Portable => true,
+                LevelKind::Neon => false,
+                LevelKind::Avx2 => avx2,
+                LevelKind::Avx512 => avx512,
+                LevelKind::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
             }
         }
         #[cfg(target_arch = "aarch64")]
         {
-            self == Kind::Portable || self == Kind::Neon && std::arch::is_aarch64_feature_detected!("neon")
+            self == LevelKind::Portable
+                || self == LevelKind::Neon && std::arch::is_aarch64_feature_detected!("neon")
         }
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
-            self == Kind::Portable
+            self == LevelKind::Portable
         }
     }
 }
 
 impl Level {
     /// Plain Rust, which every CPU has.
-    pub const PORTABLE: Level = Level(Kind::Portable);
+    pub const PORTABLE: Level = Level(LevelKind::Portable);
 
     /// The name used in `FERRL_SIMD`.
     pub fn name(self) -> &'static str {
         self.0.name()
     }
 
-    pub(crate) fn kind(self) -> Kind {
+    pub(crate) fn kind(self) -> LevelKind {
         self.0
     }
 
     /// The levels this CPU has, slowest first.
     pub fn available() -> Vec<Level> {
-        Kind::ALL.into_iter().filter(|kind| kind.is_available()).map(Level).collect()
+        LevelKind::ALL.into_iter().filter(|kind| kind.is_available()).map(Level).collect()
     }
 
     /// Names of those it has not.
     pub fn missing() -> Vec<&'static str> {
-        Kind::ALL.into_iter().filter(|kind| !kind.is_available()).map(Kind::name).collect()
+        LevelKind::ALL.into_iter().filter(|kind| !kind.is_available()).map(LevelKind::name).collect()
     }
 
     /// The fastest level, unless `FERRL_SIMD` names another.
@@ -127,8 +129,8 @@ impl Level {
 
     /// The level of that name, if the CPU has it.
     pub fn named(name: &str) -> Result<Level> {
-        let names = Kind::ALL.map(Kind::name);
-        let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == name) else {
+        let names = LevelKind::ALL.map(LevelKind::name);
+        let Some(kind) = LevelKind::ALL.into_iter().find(|kind| kind.name() == name) else {
             let hint = nearest(name, names).unwrap_or("portable");
             return Err(Error::usage(format!("FERRL_SIMD={name} is not one of {}", names.join(", ")))
                 .fix(format!("FERRL_SIMD={hint}, or unset it")));
@@ -282,7 +284,7 @@ macro_rules! multiversion {
         $(#[$doc])*
         $vis fn $name<$(const $C: $CT,)* $($T: $B,)*>(level: $crate::cpu::simd::Level $(, $arg: $ty)*) $(-> $ret)? {
             #[allow(unused_imports)]
-            use $crate::cpu::simd::{Kind, Simd, Portable};
+            use $crate::cpu::simd::{LevelKind, Simd, Portable};
             #[inline(always)]
             fn generic<$S: Simd, $(const $C: $CT,)* $($T: $B,)*>($s: $S $(, $arg: $ty)*) $(-> $ret)? $body
             #[cfg(target_arch = "x86_64")]
@@ -314,19 +316,19 @@ macro_rules! multiversion {
                 generic::<_, $($C,)* $($T,)*>(token $(, $arg)*)
             }
             match level.kind() {
-                Kind::Portable => generic::<_, $($C,)* $($T,)*>(Portable $(, $arg)*),
+                LevelKind::Portable => generic::<_, $($C,)* $($T,)*>(Portable $(, $arg)*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: there is a level only where `Kind::is_available` confirmed it.
-                Kind::Avx2 => unsafe { avx2::<$($C,)* $($T,)*>($($arg),*) },
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
-                Kind::Avx512 => unsafe { avx512::<$($C,)* $($T,)*>($($arg),*) },
+                // SAFETY: there is a level only where `LevelKind::is_available` confirmed it.
+                LevelKind::Avx2 => unsafe { avx2::<$($C,)* $($T,)*>($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                Kind::Avx512Bf16 => unsafe { avx512bf16::<$($C,)* $($T,)*>($($arg),*) },
+                LevelKind::Avx512 => unsafe { avx512::<$($C,)* $($T,)*>($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                LevelKind::Avx512Bf16 => unsafe { avx512bf16::<$($C,)* $($T,)*>($($arg),*) },
                 #[cfg(target_arch = "aarch64")]
                 // SAFETY: as above.
-                Kind::Neon => unsafe { neon::<$($C,)* $($T,)*>($($arg),*) },
+                LevelKind::Neon => unsafe { neon::<$($C,)* $($T,)*>($($arg),*) },
                 #[allow(unreachable_patterns)]
                 _ => unreachable!("a level of another architecture"),
             }

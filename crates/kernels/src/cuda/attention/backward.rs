@@ -3,7 +3,7 @@
 //!
 //! The pass over keys keeps the gradients of scores, up to 1 GiB of them at a time, for the pass over queries.
 
-use super::tables::{self, Unit};
+use super::tables::{self, PackedUnit};
 use super::{
     SIMPLE, TOKENS, check_shape, fits_tensor_cores, pitch, room, simple_defines, simple_scoring,
     tile_defines, tile_scoring, uses_wgmma, window,
@@ -11,9 +11,9 @@ use super::{
 use crate::backend::{Attention, AttentionSaved, Heads, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
-use crate::cuda::context::Card;
+use crate::cuda::context::CardInfo;
 use crate::cuda::launch::{Arg, Grid, args};
-use crate::cuda::memory::Memory;
+use crate::cuda::memory::CardMemory;
 use crate::error::Result;
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ enum Kernels {
 
 impl Kernels {
     /// A matter of card, head and storage alone.
-    fn of(card: &Card, op: &Attention, dtype: DType) -> Kernels {
+    fn of(card: &CardInfo, op: &Attention, dtype: DType) -> Kernels {
         match (Cut::of(card, op.heads, dtype), Wgmma::of(card, op)) {
             (None, _) => Kernels::Simple,
             (Some(cut), None) => Kernels::Mma(cut),
@@ -63,7 +63,7 @@ impl Kernels {
 }
 
 impl Cut {
-    fn of(card: &Card, heads: Heads, dtype: DType) -> Option<Cut> {
+    fn of(card: &CardInfo, heads: Heads, dtype: DType) -> Option<Cut> {
         if !fits_tensor_cores(heads, dtype) {
             return None;
         }
@@ -101,7 +101,7 @@ struct Wgmma {
 const DQ_TEAMS: usize = 2;
 
 impl Wgmma {
-    fn of(card: &Card, op: &Attention) -> Option<Wgmma> {
+    fn of(card: &CardInfo, op: &Attention) -> Option<Wgmma> {
         let broad = op.heads.head_dim > 64;
         // Registers are for two teams on a processor: two blocks, or one where shared memory has no room for two. A cap
         // costs the registers of half a step.
@@ -110,7 +110,7 @@ impl Wgmma {
     }
     /// Shares the heads of a group where `blocks` are so few that the card would wait for the longest of them: early keys
     /// are seen by many rows.
-    fn share(&mut self, card: &Card, heads: Heads, blocks: usize) {
+    fn share(&mut self, card: &CardInfo, heads: Heads, blocks: usize) {
         let at_once = card.processors as usize * 2 / self.teams;
         if 2 * blocks < 3 * at_once && (heads.heads / heads.kv_heads).is_multiple_of(2) {
             self.parts = 2;
@@ -128,7 +128,7 @@ impl Wgmma {
 }
 
 /// The operands of a call.
-struct Call<'a> {
+struct BackwardCall<'a> {
     cuda: &'a Cuda,
     op: Attention,
     qkv: &'a Buffer,
@@ -137,7 +137,7 @@ struct Call<'a> {
     dout: &'a Buffer,
     segments: &'a Segments,
     /// `Σ dout · out` for each row and head.
-    delta: Memory,
+    delta: CardMemory,
 }
 
 /// See [`AttentionOps::attention_backward`](crate::backend::AttentionOps::attention_backward).
@@ -157,7 +157,7 @@ pub fn attention_backward(
     assert!(lse.len() == tokens * heads.heads);
     assert!([out, dout, &*dqkv].iter().all(|b| b.dtype() == qkv.dtype()));
     let delta = cuda.arena.take(tokens * heads.heads * 4)?;
-    let call = Call { cuda, op, qkv, out, lse, dout, segments, delta };
+    let call = BackwardCall { cuda, op, qkv, out, lse, dout, segments, delta };
     match Kernels::of(&cuda.card, &op, qkv.dtype()) {
         Kernels::Simple => call.simple(dqkv),
         Kernels::Mma(cut) => call.on_tensor_cores(cut, None, dqkv),
@@ -165,7 +165,7 @@ pub fn attention_backward(
     }
 }
 
-impl<'a> Call<'a> {
+impl<'a> BackwardCall<'a> {
     fn rows(&self) -> usize {
         self.segments.rows() * self.op.heads.heads
     }
@@ -174,12 +174,12 @@ impl<'a> Call<'a> {
         self.op.heads.heads / self.op.heads.kv_heads
     }
 
-    fn list(&self, unit: Unit, step: usize) -> Result<Arc<tables::List>> {
+    fn list(&self, unit: PackedUnit, step: usize) -> Result<Arc<tables::WorkList>> {
         tables::packed(self.cuda, self.segments, unit, step)
     }
 
     /// What all kernels but those with `wgmma` take.
-    fn arguments(&self, list: &tables::List, dqkv: &Buffer, scoring: [Arg; 5]) -> Vec<Arg> {
+    fn arguments(&self, list: &tables::WorkList, dqkv: &Buffer, scoring: [Arg; 5]) -> Vec<Arg> {
         let mut all = args![self.qkv, self.dout, self.lse, &self.delta, &list.memory, dqkv].to_vec();
         all.extend(scoring);
         all
@@ -192,7 +192,8 @@ impl<'a> Call<'a> {
         let grid = Grid::new(self.rows().div_ceil(4), SIMPLE.0);
         let arguments = args![self.out, self.dout, &self.delta, self.rows() as u32];
         cuda.launch_variant(module, &defines, "simple_delta", grid, &arguments)?;
-        let passes = [(Unit::Keys { group }, "simple_keys"), (Unit::Rows { group }, "simple_queries")];
+        let passes =
+            [(PackedUnit::Keys { group }, "simple_keys"), (PackedUnit::Rows { group }, "simple_queries")];
         for (unit, name) in passes {
             let list = self.list(unit, SIMPLE.1)?;
             let grid = Grid::new(list.len * op.heads.kv_heads, SIMPLE.0);
@@ -206,8 +207,8 @@ impl<'a> Call<'a> {
         let (cuda, heads, group) = (self.cuda, self.op.heads, self.group());
         // Passes with wgmma cut rows, and keep gradients, in their own way.
         let keys = match &wgmma {
-            Some(wgmma) => self.list(Unit::WgmmaKeys { group }, OWN * wgmma.teams)?,
-            None => self.list(Unit::Keys { group }, OWN * cut.key_tall)?,
+            Some(wgmma) => self.list(PackedUnit::WgmmaKeys { group }, OWN * wgmma.teams)?,
+            None => self.list(PackedUnit::Keys { group }, OWN * cut.key_tall)?,
         };
         // As many key heads at a time as there is room for what is kept; with room for none everything is computed twice.
         let (per_head, all) = (keys.kept * 16, heads.kv_heads);
@@ -223,15 +224,15 @@ impl<'a> Call<'a> {
         let room = cuda.arena.take(some * per_head)?;
         let call = &passes.call;
         let queries = match &passes.wgmma {
-            Some(_) if some > 0 => call.list(Unit::TileRows { group }, DQ_TEAMS)?,
-            _ => call.list(Unit::Rows { group }, OWN * passes.cut.row_tall)?,
+            Some(_) if some > 0 => call.list(PackedUnit::TileRows { group }, DQ_TEAMS)?,
+            _ => call.list(PackedUnit::Rows { group }, OWN * passes.cut.row_tall)?,
         };
         if some == 0 {
-            passes.over_keys(Part { first: 0, count: all, kept: 0 }, dqkv)?;
+            passes.over_keys(HeadPart { first: 0, count: all, kept: 0 }, dqkv)?;
             return passes.over_queries(&queries, dqkv);
         }
         for first in (0..all).step_by(some) {
-            let part = Part { first, count: some.min(all - first), kept: room.ptr() };
+            let part = HeadPart { first, count: some.min(all - first), kept: room.ptr() };
             passes.over_keys(part, dqkv)?;
             passes.dq(part, &queries, dqkv)?;
         }
@@ -241,7 +242,7 @@ impl<'a> Call<'a> {
 
 /// Some key heads, and where gradients of their scores are kept; 0 is nowhere.
 #[derive(Clone, Copy)]
-struct Part {
+struct HeadPart {
     first: usize,
     count: usize,
     kept: u64,
@@ -249,14 +250,14 @@ struct Part {
 
 /// The passes on tensor cores.
 struct Passes<'a> {
-    call: Call<'a>,
+    call: BackwardCall<'a>,
     cut: Cut,
     wgmma: Option<Wgmma>,
     module: &'static str,
     defines: String,
     /// For wgmma: log-sum-exp and delta of each row.
-    both: Option<Memory>,
-    keys: Arc<tables::List>,
+    both: Option<CardMemory>,
+    keys: Arc<tables::WorkList>,
 }
 
 impl Passes<'_> {
@@ -269,12 +270,12 @@ impl Passes<'_> {
     }
 
     /// What a score's gradient is multiplied by to become that of the dot product, and which heads.
-    fn part(&self, part: Part) -> [Arg; 5] {
+    fn part(&self, part: HeadPart) -> [Arg; 5] {
         args![self.call.op.scale, part.first as u32, part.count as u32, part.kept, self.keys.kept]
     }
 
     fn delta(&self) -> Result<()> {
-        let Call { op, out, dout, lse, delta, .. } = &self.call;
+        let BackwardCall { op, out, dout, lse, delta, .. } = &self.call;
         let (heads, rows) = (op.heads, self.call.rows());
         // As many lanes to a row as the kernel's SHARERS.
         let units = heads.head_dim / 8;
@@ -285,7 +286,7 @@ impl Passes<'_> {
     }
 
     /// Gradients of keys and values.
-    fn over_keys(&self, part: Part, dqkv: &Buffer) -> Result<()> {
+    fn over_keys(&self, part: HeadPart, dqkv: &Buffer) -> Result<()> {
         let (call, keys) = (&self.call, &self.keys);
         let (cuda, op, tokens) = (call.cuda, &call.op, call.segments.rows());
         let Some(wgmma) = &self.wgmma else {
@@ -314,7 +315,7 @@ impl Passes<'_> {
     }
 
     /// Gradients of queries, from the gradients of scores that the pass over keys kept.
-    fn dq(&self, part: Part, queries: &tables::List, dqkv: &Buffer) -> Result<()> {
+    fn dq(&self, part: HeadPart, queries: &tables::WorkList, dqkv: &Buffer) -> Result<()> {
         let op = &self.call.op;
         let (heads, kv_heads) = (op.heads.heads as u32, op.heads.kv_heads as u32);
         let mut arguments = args![self.call.qkv, &queries.memory, dqkv, heads, kv_heads, window(op)].to_vec();
@@ -328,7 +329,7 @@ impl Passes<'_> {
     }
 
     /// Gradients of queries, where there was no room to keep those of scores.
-    fn over_queries(&self, queries: &tables::List, dqkv: &Buffer) -> Result<()> {
+    fn over_queries(&self, queries: &tables::WorkList, dqkv: &Buffer) -> Result<()> {
         let op = &self.call.op;
         let mut arguments = self.call.arguments(queries, dqkv, tile_scoring(op));
         arguments.extend(args![op.scale]);
@@ -345,7 +346,7 @@ mod tests {
     fn kernels(capability: (u32, u32), shared: usize, head_dim: usize, dtype: DType) -> Kernels {
         let heads = Heads { heads: 8, kv_heads: 2, head_dim };
         let op = Attention { heads, scale: 1.0, softcap: None, window: None };
-        Kernels::of(&Card { capability, shared, processors: 132, ..Card::default() }, &op, dtype)
+        Kernels::of(&CardInfo { capability, shared, processors: 132, ..CardInfo::default() }, &op, dtype)
     }
 
     #[test]
@@ -363,7 +364,7 @@ mod tests {
 
     #[test]
     fn heads_are_shared_where_blocks_are_few() {
-        let card = Card { capability: (9, 0), processors: 132, shared: 232_448, ..Card::default() };
+        let card = CardInfo { capability: (9, 0), processors: 132, shared: 232_448, ..CardInfo::default() };
         let heads = Heads { heads: 12, kv_heads: 2, head_dim: 128 };
         let parts = |blocks| {
             let mut wgmma = Wgmma { teams: 2, step: 64, parts: 1 };

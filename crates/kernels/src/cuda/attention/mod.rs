@@ -16,13 +16,13 @@ pub(crate) use tables::stage;
 use crate::backend::{Attention, AttentionOps, AttentionSaved, CacheOps, Heads, PagedRows, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
-use crate::cuda::context::Card;
+use crate::cuda::context::CardInfo;
 use crate::cuda::launch::{Arg, Grid, args};
 use crate::cuda::memory::ptr;
 use crate::error::Result;
 use crate::shapes;
 pub(crate) use tables::TOKENS;
-use tables::{DECODE_ROWS, Unit};
+use tables::{DECODE_ROWS, PackedUnit};
 
 /// Sizes that the kernels share, as definitions: keys of a tile are the tokens of a cache block.
 pub(crate) const CONSTANTS: &[(&str, usize)] = &[("KEYS", TOKENS), ("TOKENS", TOKENS)];
@@ -68,7 +68,7 @@ const SIMPLE: (u32, usize) = (128, 16);
 
 /// How the tensor-core kernels are cut to a head and a card.
 #[derive(Clone, Copy)]
-struct Shape {
+struct TileShape {
     /// Warps of attention_rows, and how many times 16 rows each has.
     warps: usize,
     tall: usize,
@@ -81,7 +81,7 @@ struct Shape {
 }
 
 /// Whether the products of attention/wgmma.cu serve: Hopper's tensor cores, and heads of whole panels.
-fn uses_wgmma(card: &Card, heads: Heads) -> bool {
+fn uses_wgmma(card: &CardInfo, heads: Heads) -> bool {
     card.capability == (9, 0) && matches!(heads.head_dim, 64 | 128)
 }
 
@@ -96,7 +96,7 @@ fn fits_tensor_cores(heads: Heads, dtype: DType) -> bool {
 }
 
 /// Shared memory a kernel may take besides what it declares itself.
-fn room(card: &Card) -> usize {
+fn room(card: &CardInfo) -> usize {
     card.shared.saturating_sub(4096)
 }
 
@@ -109,8 +109,8 @@ enum Decode {
     InOrder,
 }
 
-impl Shape {
-    fn decode(self, blocks: usize, card: &Card) -> Decode {
+impl TileShape {
+    fn decode(self, blocks: usize, card: &CardInfo) -> Decode {
         match self.parallel {
             Some(tiles) if blocks <= card.processors as usize => Decode::Parallel { tiles },
             _ => Decode::InOrder,
@@ -118,7 +118,7 @@ impl Shape {
     }
 
     /// None where attention/simple.cu has to serve. Depends on head and card alone, never on the batch.
-    fn of(card: &Card, heads: Heads, dtype: DType) -> Option<Shape> {
+    fn of(card: &CardInfo, heads: Heads, dtype: DType) -> Option<TileShape> {
         if !fits_tensor_cores(heads, dtype) {
             return None;
         }
@@ -133,7 +133,7 @@ impl Shape {
         let parallel = [8, 6, 4, 2].into_iter().find(fits);
         let wgmma = uses_wgmma(card, heads).then_some(WGMMA_WARPS[usize::from(heads.head_dim > 64)]);
         let stages = if wgmma.is_some() { 3 } else { 2 };
-        Some(Shape { warps, tall, stages, parallel, wgmma })
+        Some(TileShape { warps, tall, stages, parallel, wgmma })
     }
     /// Stacked rows of a block of attention_rows.
     fn rows(self) -> usize {
@@ -219,9 +219,9 @@ impl AttentionOps for Cuda {
         check_shape(&op, qkv.dtype());
         assert!(qkv.len() == tokens * heads.qkv_width() && lse.len() == tokens * heads.heads);
         assert!(out.len() == tokens * heads.out_width() && out.dtype() == qkv.dtype());
-        let unit = Unit::Rows { group: heads.heads / heads.kv_heads };
-        let (none, shape) = (0u64, Shape::of(&self.card, heads, qkv.dtype()));
-        let step = shape.map_or(SIMPLE.1, Shape::rows);
+        let unit = PackedUnit::Rows { group: heads.heads / heads.kv_heads };
+        let (none, shape) = (0u64, TileShape::of(&self.card, heads, qkv.dtype()));
+        let step = shape.map_or(SIMPLE.1, TileShape::rows);
         let list = tables::packed(self, segments, unit, step)?;
         let mut arguments = args![qkv, none, none, &list.memory, out, lse].to_vec();
         let blocks = list.len * heads.kv_heads;
@@ -295,7 +295,7 @@ impl CacheOps for Cuda {
         let lists = lists(self, heads, qkv, rows, cache)?;
         assert!(out.len() == lists.rows * heads.out_width() && out.dtype() == qkv.dtype());
         let no_lse = 0u64;
-        let Some(shape) = Shape::of(&self.card, heads, qkv.dtype()) else {
+        let Some(shape) = TileShape::of(&self.card, heads, qkv.dtype()) else {
             let mut arguments = args![qkv, cache, &lists.blocks, &lists.many.memory, out, no_lse].to_vec();
             arguments.extend(simple_scoring(&op));
             let grid = Grid::new(lists.many.len * heads.kv_heads, SIMPLE.0);
@@ -325,8 +325,8 @@ impl CacheOps for Cuda {
     }
 }
 
-fn defines(op: &Attention, shape: Shape, paged: bool) -> String {
-    let Shape { warps, tall, stages, parallel, wgmma } = shape;
+fn defines(op: &Attention, shape: TileShape, paged: bool) -> String {
+    let TileShape { warps, tall, stages, parallel, wgmma } = shape;
     let parallel = parallel.map_or(String::new(), |tiles| format!(" TILES={tiles}"));
     let wgmma = wgmma.map_or(String::new(), |w| format!(" WGMMA_WARPS={w}"));
     format!(
@@ -349,10 +349,10 @@ fn lists(
     cache: &Buffer,
 ) -> Result<std::sync::Arc<tables::Paged>> {
     assert!(qkv.len().is_multiple_of(heads.qkv_width()) && cache.dtype() == qkv.dtype());
-    let shape = Shape::of(&cuda.card, heads, qkv.dtype());
+    let shape = TileShape::of(&cuda.card, heads, qkv.dtype());
     let cut = tables::PagedCut {
         group: heads.heads / heads.kv_heads,
-        step: shape.map_or(SIMPLE.1, Shape::rows),
+        step: shape.map_or(SIMPLE.1, TileShape::rows),
         decode: shape.is_some(),
         batch: qkv.len() / heads.qkv_width(),
     };
@@ -368,7 +368,7 @@ pub(crate) fn slots(
     qkv: &Buffer,
     rows: &PagedRows,
     cache: &Buffer,
-) -> Result<std::sync::Arc<crate::cuda::memory::Memory>> {
+) -> Result<std::sync::Arc<crate::cuda::memory::CardMemory>> {
     Ok(lists(cuda, heads, qkv, rows, cache)?.slots.clone())
 }
 
@@ -376,15 +376,16 @@ pub(crate) fn slots(
 mod tests {
     use super::*;
 
-    fn card(capability: (u32, u32), shared: usize) -> Card {
-        Card { capability, shared, processors: 132, ..Card::default() }
+    fn card(capability: (u32, u32), shared: usize) -> CardInfo {
+        CardInfo { capability, shared, processors: 132, ..CardInfo::default() }
     }
 
     #[test]
     fn kernels_of_the_forward_by_card_and_head() {
         let (hopper, ada) = (card((9, 0), 232_448), card((8, 9), 101_376));
-        let of =
-            |card: &Card, head_dim, dtype| Shape::of(card, Heads { heads: 8, kv_heads: 2, head_dim }, dtype);
+        let of = |card: &CardInfo, head_dim, dtype| {
+            TileShape::of(card, Heads { heads: 8, kv_heads: 2, head_dim }, dtype)
+        };
         assert!(of(&hopper, 64, DType::F32).is_none() && of(&hopper, 33, DType::Bf16).is_none());
         let wgmma = |card, dim| of(card, dim, DType::Bf16).and_then(|shape| shape.wgmma);
         assert_eq!([64, 128, 96].map(|dim| wgmma(&hopper, dim)), [Some(8), Some(12), None]);

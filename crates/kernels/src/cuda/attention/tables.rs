@@ -4,7 +4,7 @@
 
 use crate::backend::{PagedRows, Segments};
 use crate::cuda::Cuda;
-use crate::cuda::memory::Memory;
+use crate::cuda::memory::CardMemory;
 use crate::error::Result;
 use crate::plain::Plain;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const KEPT: usize = 6;
 /// its kept gradients of scores do. The first `settled` of these blocks are full and not written by this batch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Work {
+struct BlockWork {
     row: i32,
     count: i32,
     position: i32,
@@ -31,33 +31,33 @@ struct Work {
 }
 
 // SAFETY: six numbers of four bytes, one after the other.
-unsafe impl Plain for Work {}
+unsafe impl Plain for BlockWork {}
 
 /// Work for some blocks of threads.
-pub(super) struct List {
+pub(super) struct WorkList {
     /// On the card.
-    pub memory: Arc<Memory>,
+    pub memory: Arc<CardMemory>,
     /// Blocks of threads for each key head.
     pub len: usize,
     /// 16-byte units that the kept gradients of all scores of a key head take.
     pub kept: usize,
 }
 
-impl List {
-    fn new(cuda: &Cuda, work: Vec<Work>, kept: usize) -> Result<Self> {
-        Ok(List { memory: Arc::new(cuda.uploaded(&work)?), len: work.len(), kept })
+impl WorkList {
+    fn new(cuda: &Cuda, work: Vec<BlockWork>, kept: usize) -> Result<Self> {
+        Ok(WorkList { memory: Arc::new(cuda.uploaded(&work)?), len: work.len(), kept })
     }
 }
 
 /// Heaviest first, so that the last blocks to finish are short ones.
-fn sorted(mut work: Vec<(usize, Work)>) -> Vec<Work> {
+fn sorted(mut work: Vec<(usize, BlockWork)>) -> Vec<BlockWork> {
     work.sort_by_key(|(weight, _)| std::cmp::Reverse(*weight));
     work.into_iter().map(|(_, w)| w).collect()
 }
 
 /// What a list of packed sequences counts in.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unit {
+pub(super) enum PackedUnit {
     /// Stacked rows: that many heads to a token.
     Rows { group: usize },
     /// Keys, of which each serves that many heads.
@@ -68,20 +68,20 @@ pub(super) enum Unit {
     TileRows { group: usize },
 }
 
-impl Unit {
+impl PackedUnit {
     /// How many of them a sequence of that length has.
     fn of(self, length: usize) -> usize {
         match self {
-            Unit::Rows { group } => length * group,
-            Unit::Keys { .. } | Unit::WgmmaKeys { .. } => length,
-            Unit::TileRows { group } => length.div_ceil(TOKENS) * group,
+            PackedUnit::Rows { group } => length * group,
+            PackedUnit::Keys { .. } | PackedUnit::WgmmaKeys { .. } => length,
+            PackedUnit::TileRows { group } => length.div_ceil(TOKENS) * group,
         }
     }
     /// 16-byte units that all gradients of scores of such a sequence take, for one key head.
     fn kept(self, length: usize) -> usize {
         match self {
-            Unit::Rows { group } | Unit::Keys { group } => 32 * tiles(length * group, group),
-            Unit::WgmmaKeys { group } | Unit::TileRows { group } => {
+            PackedUnit::Rows { group } | PackedUnit::Keys { group } => 32 * tiles(length * group, group),
+            PackedUnit::WgmmaKeys { group } | PackedUnit::TileRows { group } => {
                 let tiles = length.div_ceil(TOKENS);
                 512 * group * (tiles * (tiles + 1) / 2)
             }
@@ -89,7 +89,7 @@ impl Unit {
     }
     /// Whether early ones have most to do: early keys are seen by many rows, late rows see many keys.
     fn early_is_heavy(self) -> bool {
-        matches!(self, Unit::Keys { .. } | Unit::WgmmaKeys { .. })
+        matches!(self, PackedUnit::Keys { .. } | PackedUnit::WgmmaKeys { .. })
     }
 }
 
@@ -103,17 +103,17 @@ fn tiles(rows: usize, group: usize) -> usize {
 /// Lists for new tokens whose keys are in the cache.
 pub(super) struct Paged {
     /// Blocks of all sequences, one after the other.
-    pub blocks: Arc<Memory>,
+    pub blocks: Arc<CardMemory>,
     /// For each row of the batch its place in the cache, in tokens; `u32::MAX` for a row of no sequence.
-    pub slots: Arc<Memory>,
+    pub slots: Arc<CardMemory>,
     /// Rows that `slots` covers.
     pub rows: usize,
     /// Cache blocks there must be.
     pub needed: usize,
     /// Sequences with few rows.
-    pub decode: List,
+    pub decode: WorkList,
     /// The others.
-    pub many: List,
+    pub many: WorkList,
 }
 
 /// What a paged list depends on.
@@ -138,7 +138,7 @@ pub(super) struct PagedCut {
 /// The lists made last.
 #[derive(Default)]
 pub struct Tables {
-    packed: Vec<(Vec<usize>, Unit, usize, Arc<List>)>,
+    packed: Vec<(Vec<usize>, PackedUnit, usize, Arc<WorkList>)>,
     paged: Vec<(PagedKey, Arc<Paged>)>,
     /// One for each kind of batch that only decodes: its lists stay where they are, for graphs.
     steady: Vec<Steady>,
@@ -162,7 +162,7 @@ struct Steady {
 const ROOM: usize = 1 << 14;
 
 /// Work on whole sequences, and what keeping all gradients of scores takes.
-fn packed_work(segments: &Segments, unit: Unit, step: usize) -> (Vec<Work>, usize) {
+fn packed_work(segments: &Segments, unit: PackedUnit, step: usize) -> (Vec<BlockWork>, usize) {
     let (mut work, mut kept) = (Vec::new(), 0);
     for r in segments.iter() {
         let all = unit.of(r.len());
@@ -170,7 +170,10 @@ fn packed_work(segments: &Segments, unit: Unit, step: usize) -> (Vec<Work>, usiz
             let weight = if unit.early_is_heavy() { all - first } else { first + step };
             // Gradients are kept only where all of them are within the reach of this number.
             let (row, count, blocks) = (r.start as i32, r.len() as i32, kept as i32);
-            work.push((weight, Work { row, count, position: 0, blocks, first: first as i32, settled: 0 }));
+            work.push((
+                weight,
+                BlockWork { row, count, position: 0, blocks, first: first as i32, settled: 0 },
+            ));
         }
         kept += unit.kept(r.len());
     }
@@ -178,16 +181,21 @@ fn packed_work(segments: &Segments, unit: Unit, step: usize) -> (Vec<Work>, usiz
 }
 
 /// Work on whole sequences, `step` rows or keys to a block of threads.
-pub(super) fn packed(cuda: &Cuda, segments: &Segments, unit: Unit, step: usize) -> Result<Arc<List>> {
+pub(super) fn packed(
+    cuda: &Cuda,
+    segments: &Segments,
+    unit: PackedUnit,
+    step: usize,
+) -> Result<Arc<WorkList>> {
     let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
-    let known = |(starts, u, s, _): &&(Vec<usize>, Unit, usize, Arc<List>)| {
+    let known = |(starts, u, s, _): &&(Vec<usize>, PackedUnit, usize, Arc<WorkList>)| {
         *u == unit && *s == step && *starts == segments.starts
     };
     if let Some((_, _, _, list)) = tables.packed.iter().find(known) {
         return Ok(list.clone());
     }
     let (work, kept) = packed_work(segments, unit, step);
-    let list = Arc::new(List::new(cuda, work, kept)?);
+    let list = Arc::new(WorkList::new(cuda, work, kept)?);
     tables.packed.insert(0, (segments.starts.clone(), unit, step, list.clone()));
     tables.packed.truncate(KEPT);
     Ok(list)
@@ -197,8 +205,8 @@ pub(super) fn packed(cuda: &Cuda, segments: &Segments, unit: Unit, step: usize) 
 struct PagedWork {
     blocks: Vec<u32>,
     slots: Vec<u32>,
-    decode: Vec<Work>,
-    many: Vec<Work>,
+    decode: Vec<BlockWork>,
+    many: Vec<BlockWork>,
 }
 
 /// Of each cache block that is named, whether a row of the batch goes there: a sequence may read what another computes
@@ -241,7 +249,7 @@ fn paged_work(rows: &PagedRows, cut: PagedCut) -> PagedWork {
             let weight = s.position + (first + step).min(all).div_ceil(group);
             let (row, count, position) = (s.row as i32, s.count as i32, s.position as i32);
             let first = first as i32;
-            list.push((weight, Work { row, count, position, blocks: at, first, settled }));
+            list.push((weight, BlockWork { row, count, position, blocks: at, first, settled }));
         }
     }
     written.sort_unstable();
@@ -265,8 +273,8 @@ pub(super) fn paged(cuda: &Cuda, rows: &PagedRows, cut: PagedCut) -> Result<Arc<
         slots: Arc::new(cuda.uploaded(&lists.slots)?),
         rows: cut.batch,
         needed: lists.blocks.iter().max().map_or(0, |&b| b as usize + 1),
-        decode: List::new(cuda, lists.decode, 0)?,
-        many: List::new(cuda, lists.many, 0)?,
+        decode: WorkList::new(cuda, lists.decode, 0)?,
+        many: WorkList::new(cuda, lists.many, 0)?,
     });
     let key = PagedKey { rows: rows.clone(), cut };
     tables.paged.insert(0, (key, made.clone()));
@@ -282,7 +290,7 @@ fn steady(cuda: &Cuda, tables: &mut Tables, rows: &PagedRows, cut: PagedCut) -> 
         return Ok(steady.lists.clone());
     }
     let mut work = paged_work(rows, cut);
-    let nothing = Work { row: 0, count: 0, position: 0, blocks: 0, first: 0, settled: 0 };
+    let nothing = BlockWork { row: 0, count: 0, position: 0, blocks: 0, first: 0, settled: 0 };
     for list in [&mut work.decode, &mut work.many] {
         let each = list.len() / rows.sequences.len();
         list.resize(each * batch, nothing);
@@ -298,7 +306,7 @@ fn steady(cuda: &Cuda, tables: &mut Tables, rows: &PagedRows, cut: PagedCut) -> 
         cuda.upload(old.slots.ptr(), &work.slots)?;
         cuda.upload(old.decode.memory.ptr(), &work.decode)?;
         cuda.upload(old.many.memory.ptr(), &work.many)?;
-        let list = |l: &List| List { memory: l.memory.clone(), len: l.len, kept: 0 };
+        let list = |l: &WorkList| WorkList { memory: l.memory.clone(), len: l.len, kept: 0 };
         let (blocks, slots) = (old.blocks.clone(), old.slots.clone());
         let lists =
             Paged { blocks, slots, rows: batch, needed, decode: list(&old.decode), many: list(&old.many) };
@@ -314,8 +322,8 @@ fn steady(cuda: &Cuda, tables: &mut Tables, rows: &PagedRows, cut: PagedCut) -> 
         slots: Arc::new(cuda.uploaded(&work.slots)?),
         rows: batch,
         needed,
-        decode: List::new(cuda, work.decode, 0)?,
-        many: List::new(cuda, work.many, 0)?,
+        decode: WorkList::new(cuda, work.decode, 0)?,
+        many: WorkList::new(cuda, work.many, 0)?,
     });
     tables.moves += 1;
     let new = Steady { key, lists: lists.clone(), blocks: work.blocks, room, moved: tables.moves };
@@ -346,7 +354,9 @@ mod tests {
     #[test]
     fn every_row_and_key_has_one_owner_and_heavy_work_comes_first() {
         let segments = Segments::of([70, 0, 1, 200]);
-        for (unit, per_token, step) in [(Unit::Rows { group: 7 }, 7, 128), (Unit::Keys { group: 7 }, 1, 64)] {
+        for (unit, per_token, step) in
+            [(PackedUnit::Rows { group: 7 }, 7, 128), (PackedUnit::Keys { group: 7 }, 1, 64)]
+        {
             let (work, _) = packed_work(&segments, unit, step);
             let mut owners = vec![0; segments.rows() * per_token];
             for w in &work {
@@ -356,7 +366,7 @@ mod tests {
                 }
             }
             assert!(owners.iter().all(|&n| n == 1));
-            let weight = |w: &Work| if per_token == 1 { w.count - w.first } else { w.first };
+            let weight = |w: &BlockWork| if per_token == 1 { w.count - w.first } else { w.first };
             assert!(work.windows(2).all(|w| weight(&w[0]) >= weight(&w[1])));
         }
     }
@@ -364,15 +374,15 @@ mod tests {
     #[test]
     fn wgmma_passes_cut_and_keep_the_same_tiles() {
         let segments = Segments::of([70, 0, 1, 200]);
-        let (keys, kept) = packed_work(&segments, Unit::WgmmaKeys { group: 7 }, 128);
-        let (rows, same) = packed_work(&segments, Unit::TileRows { group: 7 }, 2);
+        let (keys, kept) = packed_work(&segments, PackedUnit::WgmmaKeys { group: 7 }, 128);
+        let (rows, same) = packed_work(&segments, PackedUnit::TileRows { group: 7 }, 2);
         // Tiles of 64x64 on and under the diagonal, 8 KiB each: 3, 1 and 10 for every head.
         assert_eq!((kept * 16, same), ((3 + 1 + 10) * 7 * 8192, kept));
         for list in [&keys, &rows] {
             let from = |row: i32| list.iter().find(|w| w.row == row).unwrap().blocks;
             assert_eq!((from(0), from(70), from(71)), (0, 3 * 7 * 512, 4 * 7 * 512));
         }
-        let firsts = |list: &[Work], row: i32| -> Vec<i32> {
+        let firsts = |list: &[BlockWork], row: i32| -> Vec<i32> {
             list.iter().filter(|w| w.row == row).map(|w| w.first).collect()
         };
         assert_eq!(firsts(&keys, 71), [0, 128]);
@@ -404,7 +414,7 @@ mod tests {
         let work = paged_work(&rows, PagedCut { group: 4, step: 64, decode: true, batch: 43 });
         assert_eq!(work.blocks, [5, 3, 0, 7], "only blocks that are read");
         assert_eq!((work.slots[0], work.slots[1], work.slots[41]), (u32::MAX, 3 * 64, 7 * 64 + 5));
-        let only = Work { row: 1, count: 1, position: 64, blocks: 0, first: 0, settled: 1 };
+        let only = BlockWork { row: 1, count: 1, position: 64, blocks: 0, first: 0, settled: 1 };
         assert_eq!(work.decode, [only]);
         let firsts: Vec<i32> = work.many.iter().map(|w| w.first).collect();
         assert_eq!(firsts, [128, 64, 0]);

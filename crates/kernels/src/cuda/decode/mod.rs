@@ -62,7 +62,7 @@ struct DecodeGemm<'a> {
 
 /// How a block gets its weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Plan {
+enum DecodePlan {
     /// All of them are in shared memory at once; a block has that many tiles.
     Resident { tiles: usize },
     /// k streams through a ring of stages (decode/ring.cu); a group of features has that many tiles of 16.
@@ -71,7 +71,7 @@ enum Plan {
 
 /// What a plan depends on.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct DecodeShape {
     rows: usize,
     n: usize,
     k: usize,
@@ -83,28 +83,28 @@ struct Shape {
 
 /// What of a card it depends on.
 #[derive(Clone, Copy, Debug)]
-struct Room {
+struct CardRoom {
     processors: usize,
     shared: usize,
     hopper: bool,
 }
 
-impl Room {
+impl CardRoom {
     fn of(cuda: &Cuda) -> Self {
         let card = &cuda.card;
         let hopper = card.capability == (9, 0);
-        Room { processors: card.processors as usize, shared: card.shared, hopper }
+        CardRoom { processors: card.processors as usize, shared: card.shared, hopper }
     }
 }
 
-impl Shape {
+impl DecodeShape {
     /// Which kernel serves the shape, if one does.
-    fn plan(&self, card: Room) -> Option<Plan> {
+    fn plan(&self, card: CardRoom) -> Option<DecodePlan> {
         if !(1..=ROWS).contains(&self.rows) || !self.k.is_multiple_of(128) {
             return None;
         }
-        let fits = |plan: &Plan| self.shared(*plan) + RESERVED <= card.shared;
-        let resident = Plan::Resident { tiles: self.tiles(card) };
+        let fits = |plan: &DecodePlan| self.shared(*plan) + RESERVED <= card.shared;
+        let resident = DecodePlan::Resident { tiles: self.tiles(card) };
         if self.n.is_multiple_of(self.features) && fits(&resident) {
             return Some(resident);
         }
@@ -113,37 +113,38 @@ impl Shape {
 
     /// Tiles of features that a block has: one if that keeps all processors busy, else three if all blocks are in the
     /// processors at once then, else two.
-    fn tiles(&self, card: Room) -> usize {
+    fn tiles(&self, card: CardRoom) -> usize {
         let all = self.n / self.features;
         if all <= 2 * card.processors || self.features == TILE {
             return 1;
         }
-        let at_once = card.shared / (self.shared(Plan::Resident { tiles: 3 }) + RESERVED) * card.processors;
+        let at_once =
+            card.shared / (self.shared(DecodePlan::Resident { tiles: 3 }) + RESERVED) * card.processors;
         if all.div_ceil(3) <= at_once { 3 } else { 2 }
     }
 
     /// Groups of as many tiles as keep the last round of blocks full, stages of 8 to 16 KiB, [`RING_BYTES`] of them.
-    fn ring(&self, card: Room) -> Plan {
+    fn ring(&self, card: CardRoom) -> DecodePlan {
         let all = self.n / RING_TILE;
         let time = |warps: usize| all.div_ceil(warps).div_ceil(card.processors) * warps;
         let warps = (1..=4).rev().min_by_key(|&w| time(w)).unwrap_or(4);
         let columns = if warps <= 2 && self.k.is_multiple_of(256) { 256 } else { 128 };
         let stages = (RING_BYTES / (warps * RING_TILE * columns * 2)).min(self.k / columns + 2);
-        Plan::Ring { warps, columns, stages }
+        DecodePlan::Ring { warps, columns, stages }
     }
 
     /// Bytes of shared memory of a block: its weights, the rows and the parameters of a norm. Hopper's products read the
     /// weights of 64 features, and eight rows, whatever is there.
-    fn shared(&self, plan: Plan) -> usize {
+    fn shared(&self, plan: DecodePlan) -> usize {
         let norm = self.norm * 4 * self.k;
         let behind = |features: usize| if features > TILE { (64 - features) * 128 } else { 0 };
         match plan {
-            Plan::Resident { tiles } => {
+            DecodePlan::Resident { tiles } => {
                 let features = tiles * self.features;
                 let rows = self.rows * (self.k + 8) * 2;
                 features * (self.k + 8) * 2 + (ROWS * 16 + rows + norm).max(behind(features))
             }
-            Plan::Ring { warps, columns, stages } => {
+            DecodePlan::Ring { warps, columns, stages } => {
                 let features = warps * RING_TILE;
                 let rows = if self.norm > 0 { self.k } else { stages * columns } * self.rows * 2;
                 stages * features * columns * 2 + (ROWS * 16 + rows + norm).max(behind(features))
@@ -153,7 +154,7 @@ impl Shape {
 }
 
 /// What a kernel reads and writes, as its arguments.
-struct Operands {
+struct KernelOperands {
     weights: u64,
     out: u64,
     /// Rows, as they are or normed.
@@ -162,41 +163,41 @@ struct Operands {
     gelu: bool,
 }
 
-impl Operands {
+impl KernelOperands {
     /// Without rotation and activation.
     fn new(weights: u64, out: u64, input: [Arg; 6]) -> Self {
         let rotation = args![0u64, 0u64, 0u64, 0u64, 0u64, 0u32, 0u32, 0u32];
-        Operands { weights, out, input, rotation, gelu: false }
+        KernelOperands { weights, out, input, rotation, gelu: false }
     }
 }
 
 impl DecodeGemm<'_> {
-    fn shape(&self) -> Shape {
+    fn shape(&self) -> DecodeShape {
         let w = self.layer.weight;
-        Shape { rows: self.rows, n: w.n, k: w.k, features: self.features, norm: self.norm }
+        DecodeShape { rows: self.rows, n: w.n, k: w.k, features: self.features, norm: self.norm }
     }
 
-    fn plan(&self, cuda: &Cuda) -> Option<Plan> {
-        self.shape().plan(Room::of(cuda)).filter(|_| self.layer.weight.compute == DType::Bf16)
+    fn plan(&self, cuda: &Cuda) -> Option<DecodePlan> {
+        self.shape().plan(CardRoom::of(cuda)).filter(|_| self.layer.weight.compute == DType::Bf16)
     }
 
     /// The ring, also where weights would fit.
-    fn streamed(&self, cuda: &Cuda) -> Option<Plan> {
-        let (shape, room) = (self.shape(), Room::of(cuda));
+    fn streamed(&self, cuda: &Cuda) -> Option<DecodePlan> {
+        let (shape, room) = (self.shape(), CardRoom::of(cuda));
         let plan = shape.ring(room);
         (shape.shared(plan) + RESERVED <= room.shared).then_some(plan)
     }
 
-    fn launch(&self, cuda: &Cuda, plan: Plan, kernel: &str, operands: Operands) -> Result<()> {
-        let Operands { weights, out, input, rotation, gelu } = operands;
+    fn launch(&self, cuda: &Cuda, plan: DecodePlan, kernel: &str, operands: KernelOperands) -> Result<()> {
+        let KernelOperands { weights, out, input, rotation, gelu } = operands;
         let w = self.layer.weight;
         // Fours of a normed row that a thread has.
         let fours = if self.norm > 0 { w.k.div_ceil(4 * THREADS as usize) } else { 1 };
         let (blocks, warps, defines) = match plan {
-            Plan::Resident { tiles } => {
+            DecodePlan::Resident { tiles } => {
                 ((w.n / self.features).div_ceil(tiles), tiles, format!("FOURS={fours} RING=0"))
             }
-            Plan::Ring { warps, columns, stages } => {
+            DecodePlan::Ring { warps, columns, stages } => {
                 let groups = (w.n / RING_TILE).div_ceil(warps);
                 let defines = format!("FOURS={fours} RING={stages} COLUMNS={columns} WARPS={warps}");
                 (groups.min(cuda.card.processors as usize), warps, defines)
@@ -223,13 +224,14 @@ fn normed(norm: Normed<'_>, x: &Buffer) -> [Arg; 6] {
 }
 
 /// Whether the kernel's sums are the library's; tried once for each shape.
-fn serves(cuda: &Cuda, gemm: &DecodeGemm<'_>) -> Result<Option<Plan>> {
+fn serves(cuda: &Cuda, gemm: &DecodeGemm<'_>) -> Result<Option<DecodePlan>> {
     let Some(plan) = gemm.plan(cuda) else { return Ok(None) };
     // Where no bits are promised these are as good as any, and sooner there.
     if !cuda.exact() {
         return Ok(Some(plan));
     }
-    let (w, biased, ring) = (gemm.layer.weight, gemm.layer.bias.is_some(), matches!(plan, Plan::Ring { .. }));
+    let (w, biased, ring) =
+        (gemm.layer.weight, gemm.layer.bias.is_some(), matches!(plan, DecodePlan::Ring { .. }));
     let key = (w.n, w.k, biased, ring);
     let known = cuda.decode_gemms.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
     if let Some(rows) = known {
@@ -242,7 +244,7 @@ fn serves(cuda: &Cuda, gemm: &DecodeGemm<'_>) -> Result<Option<Plan>> {
         // By the kernel that is asked for: resident or not is a matter of the norm's room too.
         let plan = if ring { trial.streamed(cuda) } else { trial.plan(cuda) };
         let Some(plan) = plan else { return Ok(false) };
-        let operands = Operands::new(weights, to, as_it_is(x));
+        let operands = KernelOperands::new(weights, to, as_it_is(x));
         trial.launch(cuda, plan, "decode_gemm_sums", operands).map(|()| true)
     })?;
     cuda.profile
@@ -293,8 +295,8 @@ pub fn normed_qkv(
         heads.kv_heads as u32,
         heads.head_dim as u32
     ];
-    let operands = Operands::new(form(layer.weight), ptr(qkv), normed(norm, x));
-    gemm.launch(cuda, plan, "decode_gemm_rope", Operands { rotation, ..operands })?;
+    let operands = KernelOperands::new(form(layer.weight), ptr(qkv), normed(norm, x));
+    gemm.launch(cuda, plan, "decode_gemm_rope", KernelOperands { rotation, ..operands })?;
     Ok(true)
 }
 
@@ -306,7 +308,7 @@ pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -
     }
     let Some(plan) = serves(cuda, &gemm)? else { return Ok(false) };
     assert_eq!(to.len(), gemm.rows * layer.weight.n);
-    let operands = Operands::new(form(layer.weight), f32_ptr(to), as_it_is(ptr(x)));
+    let operands = KernelOperands::new(form(layer.weight), f32_ptr(to), as_it_is(ptr(x)));
     gemm.launch(cuda, plan, "decode_gemm_add", operands)?;
     Ok(true)
 }
@@ -328,15 +330,15 @@ pub fn normed_activation(
     let Some(plan) = serves(cuda, &gemm)? else { return Ok(false) };
     assert_eq!(y.len(), gemm.rows * layer.weight.n / 2);
     let gelu = op == Activation::GeluGated;
-    let operands = Operands::new(form(layer.weight), ptr(y), normed(norm, x));
-    gemm.launch(cuda, plan, "decode_gemm_gated", Operands { gelu, ..operands })?;
+    let operands = KernelOperands::new(form(layer.weight), ptr(y), normed(norm, x));
+    gemm.launch(cuda, plan, "decode_gemm_gated", KernelOperands { gelu, ..operands })?;
     Ok(true)
 }
 
 impl DecodeOps for Cuda {
     fn decode_rows(&self, widest: usize) -> usize {
-        let down = Shape { rows: ROWS, n: widest, k: widest, features: TILE, norm: 0 };
-        if matches!(down.plan(Room::of(self)), Some(Plan::Ring { .. })) { ROWS } else { WORTH }
+        let down = DecodeShape { rows: ROWS, n: widest, k: widest, features: TILE, norm: 0 };
+        if matches!(down.plan(CardRoom::of(self)), Some(DecodePlan::Ring { .. })) { ROWS } else { WORTH }
     }
     fn normed_qkv(
         &self,
@@ -380,7 +382,7 @@ impl DecodeOps for Cuda {
 mod tests {
     use super::*;
 
-    const H200: Room = Room { processors: 132, shared: 232_448, hopper: true };
+    const H200: CardRoom = CardRoom { processors: 132, shared: 232_448, hopper: true };
 
     /// Hidden width, qkv width, feed-forward width of published models, 0.1B to 32B.
     const MODELS: &[(&str, usize, usize, usize)] = &[
@@ -401,7 +403,7 @@ mod tests {
     fn every_published_shape_has_a_decode_kernel_on_hopper() {
         for &(name, hidden, qkv, ffn) in MODELS {
             for rows in 1..=WORTH {
-                let shape = |n, k, features, norm| Shape { rows, n, k, features, norm };
+                let shape = |n, k, features, norm| DecodeShape { rows, n, k, features, norm };
                 let layers = [
                     shape(qkv, hidden, 2 * TILE, 1),
                     shape(hidden, hidden, TILE, 0),
@@ -412,7 +414,7 @@ mod tests {
                     let plan = layer.plan(H200);
                     // 576 is no multiple of 128.
                     assert!(plan.is_some() || !layer.k.is_multiple_of(128), "{name}: {layer:?}");
-                    if let Some(Plan::Ring { columns, stages, .. }) = plan {
+                    if let Some(DecodePlan::Ring { columns, stages, .. }) = plan {
                         assert!(stages >= 4 && stages - 2 <= layer.k / columns, "{name}: {layer:?} {plan:?}");
                     }
                 }
@@ -422,12 +424,12 @@ mod tests {
 
     #[test]
     fn weights_that_fit_stay_resident() {
-        let shape = |n, k, norm| Shape { rows: 1, n, k, features: if norm > 0 { 16 } else { 8 }, norm };
-        assert_eq!(shape(1152, 896, 1).plan(H200), Some(Plan::Resident { tiles: 1 }));
-        assert_eq!(shape(896, 4864, 0).plan(H200), Some(Plan::Resident { tiles: 1 }));
+        let shape = |n, k, norm| DecodeShape { rows: 1, n, k, features: if norm > 0 { 16 } else { 8 }, norm };
+        assert_eq!(shape(1152, 896, 1).plan(H200), Some(DecodePlan::Resident { tiles: 1 }));
+        assert_eq!(shape(896, 4864, 0).plan(H200), Some(DecodePlan::Resident { tiles: 1 }));
         let down = shape(3584, 18944, 0).plan(H200);
-        assert_eq!(down, Some(Plan::Ring { warps: 2, columns: 256, stages: 6 }));
-        let older = Room { hopper: false, ..H200 };
+        assert_eq!(down, Some(DecodePlan::Ring { warps: 2, columns: 256, stages: 6 }));
+        let older = CardRoom { hopper: false, ..H200 };
         assert_eq!(shape(3584, 18944, 0).plan(older), None);
     }
 }

@@ -5,13 +5,13 @@ use crate::buffer::{Buffer, DType};
 use crate::codes::NF4;
 use crate::cuda::context::{Cuda, check};
 use crate::cuda::launch::{Grid, args};
-use crate::cuda::memory::{self, Memory, element, index_buffer, kernel, letter, ptr};
+use crate::cuda::memory::{self, CardMemory, element, index_buffer, kernel, letter, ptr};
 use crate::cuda::optim::split_master::{self, Whole};
 use crate::error::Result;
 use crate::narrow;
 use crate::plain::Plain;
 use crate::shapes;
-use crate::usage::{Purpose, Report};
+use crate::usage::{MemoryReport, Purpose};
 use cudarc::driver::sys;
 
 /// Rows whose columns are summed before the sums of such chunks are added in order.
@@ -30,7 +30,7 @@ impl MemoryOps for Cuda {
     fn set_purpose(&self, purpose: Purpose) -> Purpose {
         self.arena.set_purpose(purpose)
     }
-    fn memory_report(&self) -> Option<Report> {
+    fn memory_report(&self) -> Option<MemoryReport> {
         Some(self.arena.report())
     }
     fn set_memory_limit(&self, bytes: Option<usize>) {
@@ -134,7 +134,7 @@ impl MemoryOps for Cuda {
         if let Some(room) = &room {
             convert(self, (source.ptr(), src.dtype()), (room.ptr(), DType::F32), len)?;
         }
-        split_master::split(self, room.as_ref().map_or(source.ptr(), Memory::ptr), dst, to, len)
+        split_master::split(self, room.as_ref().map_or(source.ptr(), CardMemory::ptr), dst, to, len)
     }
 }
 

@@ -5,17 +5,17 @@ use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::{Chunks, add_chunks, convert, sum_columns};
 use crate::cuda::gemm::Gemm;
-use crate::cuda::gemm::rows::{Rows, rows};
+use crate::cuda::gemm::rows::{RowInvariance, rows};
 use crate::cuda::gemm::stream;
 use crate::cuda::launch::{Grid, args};
-use crate::cuda::memory::{Arena, Memory, f32_ptr, kernel, letter, ptr};
+use crate::cuda::memory::{CardArena, CardMemory, f32_ptr, kernel, letter, ptr};
 use crate::cuda::optim::split_master::{self, Whole};
 use crate::error::Result;
 use crate::shapes;
 use std::sync::Arc;
 
 /// A weight as products read it: `[n, k]`, row-major.
-pub(crate) struct Form(pub(crate) Arc<Memory>);
+pub(crate) struct WeightForm(pub(crate) Arc<CardMemory>);
 
 /// A weight's `[n, k]` elements: their address, and the type they are stored in, which is the compute type.
 pub(crate) fn stored(w: &Weight) -> (u64, DType) {
@@ -24,12 +24,12 @@ pub(crate) fn stored(w: &Weight) -> (u64, DType) {
 
 /// The address of a weight's elements.
 pub fn form(w: &Weight) -> u64 {
-    w.data().downcast_ref::<Form>().expect("a weight of the CUDA backend").0.ptr()
+    w.data().downcast_ref::<WeightForm>().expect("a weight of the CUDA backend").0.ptr()
 }
 
 /// Whether a weight is of this arena, with room for what its shape implies.
-pub(crate) fn holds(arena: &Arena, w: &Weight) -> bool {
-    let form = w.data().downcast_ref::<Form>();
+pub(crate) fn holds(arena: &CardArena, w: &Weight) -> bool {
+    let form = w.data().downcast_ref::<WeightForm>();
     w.compute.is_float() && form.is_some_and(|f| f.0.is_room(arena, w.n * w.k, w.compute.size()))
 }
 
@@ -38,7 +38,7 @@ impl LinearOps for Cuda {
     fn weight(&self, n: usize, k: usize, dtype: DType, _backward: bool) -> Result<Weight> {
         shapes::weight(self, n, k, dtype)?;
         let memory = self.arena.take(n * k * dtype.size())?;
-        Ok(Weight::new(n, k, dtype, Box::new(Form(Arc::new(memory)))))
+        Ok(Weight::new(n, k, dtype, Box::new(WeightForm(Arc::new(memory)))))
     }
     fn master(&self, weight: &Weight) -> Result<Option<Buffer>> {
         shapes::master(self, weight)?;
@@ -99,34 +99,34 @@ impl LinearOps for Cuda {
 
 /// Which kernel serves a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Product {
+enum ProductKernel {
     /// Our own, without tensor cores.
     Plain,
     /// The library on tensor cores, with split-k into this number of parts, which are added in order.
     TensorCores { parts: usize },
 }
 
-impl Product {
+impl ProductKernel {
     /// Of a weight `[n, k]`: rows must start at multiples of 16 bytes for tensor cores.
-    fn of(dtype: DType, sizes: [usize; 2]) -> Product {
+    fn of(dtype: DType, sizes: [usize; 2]) -> ProductKernel {
         let served = dtype == DType::Bf16 && sizes.iter().all(|s| s % 8 == 0);
-        if served { Product::TensorCores { parts: 1 } } else { Product::Plain }
+        if served { ProductKernel::TensorCores { parts: 1 } } else { ProductKernel::Plain }
     }
     /// Of the gradient of an input whose sums over n features are long.
-    fn of_long_input_gradient(processors: usize, dtype: DType, [m, n, k]: [usize; 3]) -> Product {
+    fn of_long_input_gradient(processors: usize, dtype: DType, [m, n, k]: [usize; 3]) -> ProductKernel {
         let possible = |parts: usize| n.is_multiple_of(8 * parts) && n / parts >= 4096;
-        match Product::of(dtype, [n, k]) {
-            Product::Plain => Product::Plain,
-            _ => Product::TensorCores { parts: cuts(processors, [m, k], possible) },
+        match ProductKernel::of(dtype, [n, k]) {
+            ProductKernel::Plain => ProductKernel::Plain,
+            _ => ProductKernel::TensorCores { parts: cuts(processors, [m, k], possible) },
         }
     }
     /// Of the gradient of a weight, from m rows.
-    fn of_weight_gradient(processors: usize, dtype: DType, [m, n, k]: [usize; 3]) -> Product {
-        match Product::of(dtype, [n, k]) {
-            Product::TensorCores { .. } if m > 0 => {
-                Product::TensorCores { parts: cuts(processors, [n, k], |parts| m / parts >= 1024) }
+    fn of_weight_gradient(processors: usize, dtype: DType, [m, n, k]: [usize; 3]) -> ProductKernel {
+        match ProductKernel::of(dtype, [n, k]) {
+            ProductKernel::TensorCores { .. } if m > 0 => {
+                ProductKernel::TensorCores { parts: cuts(processors, [n, k], |parts| m / parts >= 1024) }
             }
-            _ => Product::Plain,
+            _ => ProductKernel::Plain,
         }
     }
 }
@@ -136,7 +136,7 @@ impl Product {
 struct Operand(u64, usize, usize);
 
 /// A result of the plain kernel: address, storage, and whether it is added to.
-struct Out {
+struct PlainResult {
     c: u64,
     out: DType,
     add: bool,
@@ -149,7 +149,7 @@ fn plain(
     [a, b]: [Operand; 2],
     dtype: DType,
     bias: Option<&Buffer>,
-    Out { c, out, add }: Out,
+    PlainResult { c, out, add }: PlainResult,
 ) -> Result<()> {
     let name = format!("product_{}{}", letter(dtype), letter(out));
     let grid = Grid::plane(n.div_ceil(64), m.div_ceil(64), 256);
@@ -168,24 +168,24 @@ pub fn forward(
 ) -> Result<()> {
     // The sum must not be rounded before the bias is added; the library adds none of f32 to a result of bf16.
     let sums = if bias.is_some() { DType::F32 } else { out };
-    let how = match Product::of(dtype, [n, k]) {
-        Product::TensorCores { .. } => rows(cuda, n, k, sums)?,
-        Product::Plain => Rows::Plain,
+    let how = match ProductKernel::of(dtype, [n, k]) {
+        ProductKernel::TensorCores { .. } => rows(cuda, n, k, sums)?,
+        ProductKernel::Plain => RowInvariance::Plain,
     };
     let library = |g: &Gemm| match &how {
-        Rows::Checked(checked) => cuda.products.gemm_checked(cuda, g, checked),
+        RowInvariance::Checked(checked) => cuda.products.gemm_checked(cuda, g, checked),
         _ => cuda.products.gemm(cuda, g),
     };
     let product = |g: &Gemm| if stream::product(cuda, g, &library)? { Ok(()) } else { library(g) };
-    if matches!(how, Rows::Plain) {
+    if matches!(how, RowInvariance::Plain) {
         let operands = [Operand(x, k, 1), Operand(w, k, 1)];
-        return plain(cuda, [m, n, k], operands, dtype, bias, Out { c: y, out, add: false });
+        return plain(cuda, [m, n, k], operands, dtype, bias, PlainResult { c: y, out, add: false });
     }
     let Some(bias) = bias else {
         return product(&Gemm::forward([m, n, k], x, w, (y, out)));
     };
     let room = if out == DType::F32 { None } else { Some(cuda.arena.take(m * n * 4)?) };
-    let at = room.as_ref().map_or(y, Memory::ptr);
+    let at = room.as_ref().map_or(y, CardMemory::ptr);
     product(&Gemm::forward([m, n, k], x, w, (at, sums)))?;
     let name = format!("add_bias_{}", letter(out));
     let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
@@ -200,12 +200,12 @@ fn input_gradient(
     (w, dtype): (u64, DType),
     (dx, out): (u64, DType),
 ) -> Result<()> {
-    if Product::of(dtype, [n, k]) != Product::Plain {
+    if ProductKernel::of(dtype, [n, k]) != ProductKernel::Plain {
         let product = Gemm { lda: ld, ..Gemm::input_gradient([m, n, k], dy, w, (dx, out)) };
         return cuda.products.gemm(cuda, &product);
     }
     let operands = [Operand(dy, ld, 1), Operand(w, 1, k)];
-    plain(cuda, [m, k, n], operands, dtype, None, Out { c: dx, out, add: false })
+    plain(cuda, [m, k, n], operands, dtype, None, PlainResult { c: dx, out, add: false })
 }
 
 /// Into how many parts the sums of a product are cut where its tiles are too few for the card: parts are computed side by
@@ -233,8 +233,8 @@ pub fn long_input_gradient(
     to: (u64, DType),
 ) -> Result<()> {
     let processors = cuda.card.processors as usize;
-    let parts = match Product::of_long_input_gradient(processors, dtype, [m, n, k]) {
-        Product::TensorCores { parts } if parts > 1 => parts,
+    let parts = match ProductKernel::of_long_input_gradient(processors, dtype, [m, n, k]) {
+        ProductKernel::TensorCores { parts } if parts > 1 => parts,
         _ => return input_gradient(cuda, [m, n, k], dy, (w, dtype), to),
     };
     let (each, sums) = (n / parts, cuda.arena.take(parts * m * k * 4)?);
@@ -253,9 +253,9 @@ pub(crate) fn cut_forward(
     (w, dtype): (u64, DType),
     (y, out): (u64, DType),
 ) -> Result<()> {
-    if Product::of(dtype, [n, k]) == Product::Plain {
+    if ProductKernel::of(dtype, [n, k]) == ProductKernel::Plain {
         let operands = [Operand(x, ld, 1), Operand(w, k, 1)];
-        return plain(cuda, [m, n, k], operands, dtype, None, Out { c: y, out, add: false });
+        return plain(cuda, [m, n, k], operands, dtype, None, PlainResult { c: y, out, add: false });
     }
     let possible = |parts: usize| k.is_multiple_of(8 * parts) && k / parts >= 512 && (m * n) % 4 == 0;
     let parts = cuts(cuda.card.processors as usize, [m, n], possible);
@@ -280,11 +280,13 @@ pub fn weight_gradient(
     (dw, add): (u64, bool),
 ) -> Result<()> {
     let processors = cuda.card.processors as usize;
-    if let Product::TensorCores { parts } = Product::of_weight_gradient(processors, dtype, [m, n, k]) {
+    if let ProductKernel::TensorCores { parts } =
+        ProductKernel::of_weight_gradient(processors, dtype, [m, n, k])
+    {
         return in_parts(cuda, [m, n, k], dy, x, (dw, add), parts);
     }
     let operands = [Operand(dy.0, 1, dy.1), Operand(x.0, 1, x.1)];
-    plain(cuda, [n, k, m], operands, dtype, None, Out { c: dw, out: DType::F32, add })
+    plain(cuda, [n, k, m], operands, dtype, None, PlainResult { c: dw, out: DType::F32, add })
 }
 
 /// The gradient of a weight on tensor cores, its sums cut where the weight is small.
@@ -326,22 +328,26 @@ mod tests {
     #[test]
     fn kernels_of_products_by_shape_and_card() {
         let bf16 = DType::Bf16;
-        assert_eq!(Product::of(bf16, [896, 4864]), Product::TensorCores { parts: 1 });
+        assert_eq!(ProductKernel::of(bf16, [896, 4864]), ProductKernel::TensorCores { parts: 1 });
         assert_eq!(
-            Product::of(bf16, [897, 4864]),
-            Product::Plain,
+            ProductKernel::of(bf16, [897, 4864]),
+            ProductKernel::Plain,
             "rows that start between units of 16 bytes"
         );
-        assert_eq!(Product::of(DType::F32, [896, 4864]), Product::Plain);
+        assert_eq!(ProductKernel::of(DType::F32, [896, 4864]), ProductKernel::Plain);
         // A small weight has too few tiles for the card, so that its sums over many rows are cut; a large one has enough.
-        let weight = |m, n, k| Product::of_weight_gradient(H200, bf16, [m, n, k]);
-        assert!(matches!(weight(16384, 896, 896), Product::TensorCores { parts: 2.. }));
-        assert_eq!(weight(16384, 4864, 4864), Product::TensorCores { parts: 1 });
-        assert_eq!(weight(1024, 896, 896), Product::TensorCores { parts: 1 }, "parts of 1024 rows at least");
-        assert_eq!(weight(0, 896, 896), Product::Plain, "zeros are written by the plain kernel");
+        let weight = |m, n, k| ProductKernel::of_weight_gradient(H200, bf16, [m, n, k]);
+        assert!(matches!(weight(16384, 896, 896), ProductKernel::TensorCores { parts: 2.. }));
+        assert_eq!(weight(16384, 4864, 4864), ProductKernel::TensorCores { parts: 1 });
+        assert_eq!(
+            weight(1024, 896, 896),
+            ProductKernel::TensorCores { parts: 1 },
+            "parts of 1024 rows at least"
+        );
+        assert_eq!(weight(0, 896, 896), ProductKernel::Plain, "zeros are written by the plain kernel");
         // The head: sums over the vocabulary.
-        let input = |m, n, k| Product::of_long_input_gradient(H200, bf16, [m, n, k]);
-        assert!(matches!(input(832, 151_936, 896), Product::TensorCores { parts: 2.. }));
-        assert_eq!(input(832, 4096, 896), Product::TensorCores { parts: 1 }, "short sums are whole");
+        let input = |m, n, k| ProductKernel::of_long_input_gradient(H200, bf16, [m, n, k]);
+        assert!(matches!(input(832, 151_936, 896), ProductKernel::TensorCores { parts: 2.. }));
+        assert_eq!(input(832, 4096, 896), ProductKernel::TensorCores { parts: 1 }, "short sums are whole");
     }
 }

@@ -12,11 +12,11 @@ pub(crate) mod tune;
 
 use crate::buffer::DType;
 use crate::cuda::context::Cuda;
-use crate::cuda::gemm::rows::{Checked, Rows};
+use crate::cuda::gemm::rows::{CheckedAlgorithms, RowInvariance};
 use crate::cuda::gemm::tune::{Tuned, fastest};
-use crate::cuda::handles::Context;
+use crate::cuda::handles::CudaContext;
 use crate::cuda::libraries::{self, Library};
-use crate::cuda::memory::{Arena, Memory};
+use crate::cuda::memory::{CardArena, CardMemory};
 use crate::error::{Error, Result};
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
@@ -145,7 +145,7 @@ impl Gemm {
 
 /// What a plan depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
+struct GemmKey {
     sizes: [usize; 6],
     transposed: [bool; 2],
     aligned: [u32; 3],
@@ -157,9 +157,9 @@ struct Key {
     whole: bool,
 }
 
-impl Key {
+impl GemmKey {
     fn of(g: &Gemm, whole: bool, algo: Option<&cublasLtMatmulAlgo_t>) -> Self {
-        Key {
+        GemmKey {
             sizes: [g.m, g.n, g.k, g.lda, g.ldb, g.ldc],
             transposed: [g.a_transposed, g.b_transposed],
             aligned: [alignment(g.a), alignment(g.b), alignment(g.c)],
@@ -173,9 +173,9 @@ impl Key {
 }
 
 /// How a matrix lies in memory.
-struct Layout(cublasLtMatrixLayout_t);
+struct MatrixLayout(cublasLtMatrixLayout_t);
 
-impl Drop for Layout {
+impl Drop for MatrixLayout {
     fn drop(&mut self) {
         // SAFETY: made by `layouts`.
         unsafe { sys::cublasLtMatrixLayoutDestroy(self.0) };
@@ -203,27 +203,27 @@ impl Drop for Wish {
 }
 
 /// Descriptors and the algorithm of one shape. Shared: who uses it holds it, whatever becomes of the table meanwhile.
-struct Plan {
+struct GemmPlan {
     desc: Desc,
-    layouts: [Layout; 3],
+    layouts: [MatrixLayout; 3],
     algo: cublasLtMatmulAlgo_t,
 }
 
 // SAFETY: descriptors are only read once they are made.
-unsafe impl Send for Plan {}
+unsafe impl Send for GemmPlan {}
 // SAFETY: as above.
-unsafe impl Sync for Plan {}
+unsafe impl Sync for GemmPlan {}
 
 /// cuBLASLt, its workspace, and the plans made so far.
 pub struct Products {
     handle: cublasLtHandle_t,
-    context: Arc<Context>,
-    workspace: Memory,
-    plans: Mutex<HashMap<Key, Arc<Plan>>>,
+    context: Arc<CudaContext>,
+    workspace: CardMemory,
+    plans: Mutex<HashMap<GemmKey, Arc<GemmPlan>>>,
     /// The fastest algorithms that were found.
     pub(crate) tuned: Mutex<Tuned>,
     /// How rows of an (n, k, storage) get the same bits for any m.
-    pub(crate) rows: Mutex<HashMap<(usize, usize, DType), Rows>>,
+    pub(crate) rows: Mutex<HashMap<(usize, usize, DType), RowInvariance>>,
 }
 
 // SAFETY: cuBLASLt's handle may be used from several threads; plans are behind a lock.
@@ -248,7 +248,7 @@ pub(crate) fn alignment(at: u64) -> u32 {
 }
 
 impl Products {
-    pub(crate) fn new(context: &Arc<Context>, arena: &Arena) -> Result<Self> {
+    pub(crate) fn new(context: &Arc<CudaContext>, arena: &CardArena) -> Result<Self> {
         libraries::open(Library::Products)?;
         let workspace = arena.take(WORKSPACE)?;
         context.bind()?;
@@ -279,7 +279,7 @@ impl Products {
     }
 
     /// The same among algorithms that give a row the same bits whatever the number of rows.
-    pub(crate) fn gemm_checked(&self, cuda: &Cuda, g: &Gemm, checked: &Checked) -> Result<()> {
+    pub(crate) fn gemm_checked(&self, cuda: &Cuda, g: &Gemm, checked: &CheckedAlgorithms) -> Result<()> {
         if g.m == 0 || g.n == 0 {
             return Ok(());
         }
@@ -309,7 +309,7 @@ impl Products {
         self.plan(g, cuda.exact(), Some(algo)).is_ok()
     }
 
-    fn start(&self, cuda: &Cuda, g: &Gemm, plan: &Plan) -> Result<()> {
+    fn start(&self, cuda: &Cuda, g: &Gemm, plan: &GemmPlan) -> Result<()> {
         let (alpha, beta) = (1f32, g.beta);
         cuda.trace.product(g);
         // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
@@ -342,12 +342,12 @@ impl Products {
     /// The algorithms that are offered for a product, the best first; with whole sums where the card is exact.
     pub(crate) fn offers(&self, cuda: &Cuda, g: &Gemm) -> Result<Vec<cublasLtMatmulAlgo_t>> {
         cuda.bind()?;
-        let key = Key::of(g, cuda.exact(), None);
+        let key = GemmKey::of(g, cuda.exact(), None);
         self.advice(g, &key, &Desc::of(g)?, &layouts(g)?)
     }
 
-    fn plan(&self, g: &Gemm, whole: bool, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Arc<Plan>> {
-        let key = Key::of(g, whole, algo);
+    fn plan(&self, g: &Gemm, whole: bool, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Arc<GemmPlan>> {
+        let key = GemmKey::of(g, whole, algo);
         let mut plans = self.plans.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(plan) = plans.get(&key) {
             return Ok(plan.clone());
@@ -360,7 +360,7 @@ impl Products {
         Ok(plan)
     }
 
-    fn make(&self, g: &Gemm, key: &Key, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
+    fn make(&self, g: &Gemm, key: &GemmKey, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<GemmPlan> {
         let (desc, layouts) = (Desc::of(g)?, layouts(g)?);
         let algo = match algo {
             Some(algo) => {
@@ -369,7 +369,7 @@ impl Products {
             }
             None => self.advice(g, key, &desc, &layouts)?[0],
         };
-        Ok(Plan { desc, layouts, algo })
+        Ok(GemmPlan { desc, layouts, algo })
     }
 
     /// An error unless the algorithm serves the product within the workspace.
@@ -377,7 +377,7 @@ impl Products {
         &self,
         g: &Gemm,
         desc: &Desc,
-        layouts: &[Layout; 3],
+        layouts: &[MatrixLayout; 3],
         algo: &cublasLtMatmulAlgo_t,
     ) -> Result<()> {
         let [a, b, c] = layouts.each_ref().map(|l| l.0);
@@ -394,9 +394,9 @@ impl Products {
     fn advice(
         &self,
         g: &Gemm,
-        key: &Key,
+        key: &GemmKey,
         desc: &Desc,
-        layouts: &[Layout; 3],
+        layouts: &[MatrixLayout; 3],
     ) -> Result<Vec<cublasLtMatmulAlgo_t>> {
         let wish = Wish::of(g, key)?;
         let [a, b, c] = layouts.each_ref().map(|l| l.0);
@@ -435,14 +435,14 @@ fn planning(g: &Gemm) -> String {
 
 /// Of the library's first and second operand and its result. It counts columns first: a row-major matrix is its transpose
 /// there, so C' = op(B)' · op(A)'.
-fn layouts(g: &Gemm) -> Result<[Layout; 3]> {
-    let layout = |dtype: DType, rows: usize, cols: usize, ld: usize, stride: usize| -> Result<Layout> {
+fn layouts(g: &Gemm) -> Result<[MatrixLayout; 3]> {
+    let layout = |dtype: DType, rows: usize, cols: usize, ld: usize, stride: usize| -> Result<MatrixLayout> {
         let mut layout = std::ptr::null_mut();
         let (rows, cols, ld) = (rows as u64, cols as u64, ld as i64);
         // SAFETY: a live variable.
         let made = unsafe { sys::cublasLtMatrixLayoutCreate(&mut layout, data_type(dtype), rows, cols, ld) };
         check(made, || planning(g))?;
-        let layout = Layout(layout);
+        let layout = MatrixLayout(layout);
         if g.batch > 1 {
             let (count, stride) = (g.batch as i32, stride as i64);
             // SAFETY: a live descriptor, and attributes of the sizes the library asks for.
@@ -492,7 +492,7 @@ impl Desc {
 }
 
 impl Wish {
-    fn of(g: &Gemm, key: &Key) -> Result<Self> {
+    fn of(g: &Gemm, key: &GemmKey) -> Result<Self> {
         let mut wish: cublasLtMatmulPreference_t = std::ptr::null_mut();
         // SAFETY: a live variable.
         check(unsafe { sys::cublasLtMatmulPreferenceCreate(&mut wish) }, || planning(g))?;

@@ -15,7 +15,7 @@ use crate::cuda::elementwise::vector::convert;
 use crate::cuda::gemm::linear::forward;
 use crate::cuda::gemm::{Gemm, alignment};
 use crate::cuda::launch::args;
-use crate::cuda::memory::Memory;
+use crate::cuda::memory::CardMemory;
 use crate::error::Result;
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algo;
 use std::collections::HashMap;
@@ -44,17 +44,17 @@ const EACH: usize = 4;
 
 /// How the rows of a forward product get the same bits whatever their number.
 #[derive(Clone)]
-pub(crate) enum Rows {
+pub(crate) enum RowInvariance {
     /// They need not: whatever the library advises.
     Any,
     /// By algorithms that were tried.
-    Checked(Arc<Checked>),
+    Checked(Arc<CheckedAlgorithms>),
     /// Not through this library.
     Plain,
 }
 
 /// Algorithms that give each row of an `[n, k]` weight's products the same bits.
-pub(crate) struct Checked {
+pub(crate) struct CheckedAlgorithms {
     shape: [usize; 2],
     out: DType,
     /// Algorithms for shapes without a tuned one; the first is the reference (the anchor).
@@ -71,21 +71,21 @@ struct Known {
 }
 
 /// How the rows of an `[n, k]` weight's products are made; found once for each shape.
-pub(crate) fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Rows> {
+pub(crate) fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<RowInvariance> {
     if !cuda.exact() {
-        return Ok(Rows::Any);
+        return Ok(RowInvariance::Any);
     }
     let key = (n, k, out);
     if let Some(known) = cuda.products.rows.lock().unwrap_or_else(|e| e.into_inner()).get(&key) {
         return Ok(known.clone());
     }
     let how = match find(cuda, n, k, out)? {
-        Some(checked) => Rows::Checked(Arc::new(checked)),
-        None => Rows::Plain,
+        Some(checked) => RowInvariance::Checked(Arc::new(checked)),
+        None => RowInvariance::Plain,
     };
     cuda.profile.note(|| {
         let name = match &how {
-            Rows::Checked(c) => format!("{} of the library's algorithms", c.sure.len()),
+            RowInvariance::Checked(c) => format!("{} of the library's algorithms", c.sure.len()),
             _ => "the plain kernel".into(),
         };
         format!("rows of {n}x{k} into {}: the same bits by {name}", out.name())
@@ -94,7 +94,7 @@ pub(crate) fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Rows> 
     Ok(how)
 }
 
-impl Checked {
+impl CheckedAlgorithms {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -148,7 +148,7 @@ impl Checked {
 }
 
 /// An anchor, and what else is needed where that does not serve; none where the library has none.
-fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Option<Checked>> {
+fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Option<CheckedAlgorithms>> {
     let trial = Trial::new(cuda, [n, k], out)?;
     let mut anchors: Vec<Algo> = Vec::new();
     for rows in [trial.most, PERIOD, 64] {
@@ -163,7 +163,7 @@ fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Option<Checked>> 
         if let Some(sure) = trial.anchored(&anchor)? {
             let verdicts = (0..=EACH).map(|rows| ((anchor.data, rows), true)).collect();
             let known = Mutex::new(Known { verdicts, chosen: HashMap::new() });
-            return Ok(Some(Checked { shape: [n, k], out, sure, known }));
+            return Ok(Some(CheckedAlgorithms { shape: [n, k], out, sure, known }));
         }
     }
     Ok(None)
@@ -233,13 +233,13 @@ struct Trial<'a> {
     out: DType,
     /// The most rows.
     most: usize,
-    x: Memory,
-    w: Memory,
+    x: CardMemory,
+    w: CardMemory,
     /// The rows that all others are compared with.
-    reference: Memory,
-    result: Memory,
+    reference: CardMemory,
+    result: CardMemory,
     /// A word for each number of rows: whether a bit differed.
-    found: Memory,
+    found: CardMemory,
 }
 
 impl<'a> Trial<'a> {

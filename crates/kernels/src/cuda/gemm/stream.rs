@@ -40,11 +40,11 @@ pub const VARIANTS: &[&str] = &[
 ];
 
 /// What is known of shapes: rows, n, k, storage of the result.
-pub type Known = Mutex<HashMap<(usize, usize, usize, DType), Option<Plan>>>;
+pub type Known = Mutex<HashMap<(usize, usize, usize, DType), Option<StreamPlan>>>;
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Plan {
+pub struct StreamPlan {
     /// Rows of a product.
     rows: usize,
     /// Tiles of features of a group.
@@ -54,9 +54,9 @@ pub struct Plan {
     stages: usize,
 }
 
-impl Plan {
+impl StreamPlan {
     /// What may be tried, whatever the card: groups of one to four tiles. Empty where the kernel does not serve the shape.
-    fn all([m, n, k]: [usize; 3]) -> Vec<Plan> {
+    fn all([m, n, k]: [usize; 3]) -> Vec<StreamPlan> {
         let rows = ROWS.into_iter().find(|&r| m <= r).filter(|_| m >= FEWEST);
         let Some(rows) = rows.filter(|_| k.is_multiple_of(128) && n * k * 2 >= SMALLEST) else {
             return Vec::new();
@@ -64,13 +64,13 @@ impl Plan {
         let plan = |warps: usize| {
             let columns = if warps * TILE + rows <= 48 && k.is_multiple_of(256) { 256 } else { 128 };
             let stages = (RING_BYTES / ((warps * TILE + rows) * columns * 2)).min(k / columns + 2);
-            (stages >= 4).then_some(Plan { rows, warps, columns, stages })
+            (stages >= 4).then_some(StreamPlan { rows, warps, columns, stages })
         };
         (1..=4).rev().filter_map(plan).collect()
     }
 
     fn start(&self, cuda: &Cuda, g: &Gemm) -> Result<()> {
-        let Plan { rows, warps, columns, stages } = *self;
+        let StreamPlan { rows, warps, columns, stages } = *self;
         let defines = format!("RING={stages} COLUMNS={columns} WARPS={warps} N={rows}");
         let blocks = g.n.div_ceil(TILE * warps).min(cuda.card.processors as usize);
         // Products read 64 features, whatever lies behind a group's: at most the rows of x and what is added here.
@@ -87,7 +87,7 @@ pub(crate) fn product(cuda: &Cuda, g: &Gemm, library: &dyn Fn(&Gemm) -> Result<(
     if cuda.card.capability != (9, 0) || g.beta != 0.0 || g.batch != 1 {
         return Ok(false);
     }
-    let plans = Plan::all([g.m, g.n, g.k]);
+    let plans = StreamPlan::all([g.m, g.n, g.k]);
     let Some(first) = plans.first() else { return Ok(false) };
     let key = (first.rows, g.n, g.k, g.out);
     let known = cuda.streams.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
@@ -109,9 +109,9 @@ pub(crate) fn product(cuda: &Cuda, g: &Gemm, library: &dyn Fn(&Gemm) -> Result<(
 fn fastest_plan(
     cuda: &Cuda,
     g: &Gemm,
-    plans: &[Plan],
+    plans: &[StreamPlan],
     library: &dyn Fn(&Gemm) -> Result<()>,
-) -> Result<Option<Plan>> {
+) -> Result<Option<StreamPlan>> {
     let (m, n, k) = (plans[0].rows, g.n, g.k);
     // Each product reads another copy of the weight, so that none is in the L2 cache: a model's weights are not.
     let copies = (COLD / (n * k * 2)).clamp(1, TIMES);
@@ -152,7 +152,7 @@ mod tests {
         for m in FEWEST..=64 {
             for n in [896, 1152, 3584, 4608, 37888, 152064] {
                 for k in [896, 1536, 3584, 4864, 8960, 18944] {
-                    for plan in Plan::all([m, n, k]) {
+                    for plan in StreamPlan::all([m, n, k]) {
                         assert!(plan.rows >= m && k % plan.columns == 0, "{plan:?}");
                         assert!((4..=k / plan.columns + 2).contains(&plan.stages), "{plan:?}");
                     }
@@ -164,10 +164,12 @@ mod tests {
     #[test]
     fn decode_rows_of_large_weights_stream() {
         for m in [5, 16, 64] {
-            assert_eq!(Plan::all([m, 3584, 18944]).len(), 4, "{m} rows");
+            assert_eq!(StreamPlan::all([m, 3584, 18944]).len(), 4, "{m} rows");
         }
-        assert!(Plan::all([65, 3584, 18944]).is_empty() && Plan::all([4, 3584, 18944]).is_empty());
-        assert_eq!(Plan::all([16, 896, 896]).len(), 4, "the smallest weight of a 0.5B model");
-        assert!(Plan::all([16, 256, 256]).is_empty(), "a weight that is not worth trying");
+        assert!(
+            StreamPlan::all([65, 3584, 18944]).is_empty() && StreamPlan::all([4, 3584, 18944]).is_empty()
+        );
+        assert_eq!(StreamPlan::all([16, 896, 896]).len(), 4, "the smallest weight of a 0.5B model");
+        assert!(StreamPlan::all([16, 256, 256]).is_empty(), "a weight that is not worth trying");
     }
 }

@@ -8,7 +8,7 @@
 use crate::buffer::DType;
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::Gemm;
-use crate::cuda::gemm::rows::Checked;
+use crate::cuda::gemm::rows::CheckedAlgorithms;
 use crate::cuda::launch::{Grid, args};
 use crate::error::Result;
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
@@ -29,7 +29,7 @@ const GAIN: f64 = 1.0;
 /// What products have in common that share an algorithm: sizes rounded up to an eighth of a power of two, transposition,
 /// storage of the result, alignment, batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Kind {
+pub(crate) struct ShapeClass {
     /// Whether rows must not depend on their number.
     checked: bool,
     sizes: [usize; 3],
@@ -39,10 +39,10 @@ pub(crate) struct Kind {
     batch: usize,
 }
 
-impl Kind {
+impl ShapeClass {
     fn of(g: &Gemm, checked: bool) -> Self {
         let rounded = |n: usize| n.next_multiple_of((n.next_power_of_two() / 16).max(1));
-        Kind {
+        ShapeClass {
             checked,
             sizes: [g.m, g.n, g.k].map(rounded),
             transposed: [g.a_transposed, g.b_transposed],
@@ -54,19 +54,19 @@ impl Kind {
 }
 
 /// What was found; `None` is the advised algorithm.
-pub(crate) type Tuned = HashMap<Kind, Option<cublasLtMatmulAlgo_t>>;
+pub(crate) type Tuned = HashMap<ShapeClass, Option<cublasLtMatmulAlgo_t>>;
 
 /// The algorithm to name for a product, if not the library's advice; one of the checked ones where there are such.
 pub(crate) fn fastest(
     cuda: &Cuda,
     g: &Gemm,
-    checked: Option<&Checked>,
+    checked: Option<&CheckedAlgorithms>,
 ) -> Result<Option<cublasLtMatmulAlgo_t>> {
     let advised = checked.map(|checked| checked.algo(cuda, g)).transpose()?;
     if g.m * g.n * g.k * g.batch < LARGE {
         return Ok(advised);
     }
-    let kind = Kind::of(g, checked.is_some());
+    let kind = ShapeClass::of(g, checked.is_some());
     let known = cuda.products.tuned.lock().unwrap_or_else(|e| e.into_inner()).get(&kind).copied();
     if let Some(known) = known {
         // One that was found for another size may not serve this one.
@@ -85,7 +85,7 @@ fn search(
     cuda: &Cuda,
     g: &Gemm,
     advised: Option<cublasLtMatmulAlgo_t>,
-    checked: Option<&Checked>,
+    checked: Option<&CheckedAlgorithms>,
 ) -> Result<Option<Option<cublasLtMatmulAlgo_t>>> {
     let mut offers = cuda.products.offers(cuda, g)?;
     // What was tried before comes first: its bits are the ones.

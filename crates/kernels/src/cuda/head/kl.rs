@@ -4,7 +4,7 @@ use crate::backend::{DivergenceOps, HeadGrads, LogpHead, VocabOps};
 use crate::buffer::{Buffer, Weight};
 use crate::cuda::Cuda;
 use crate::cuda::head::logp::{
-    Logits, TILE, head_args, lse, multiply_back, parts, raw_logits, rows_at_a_time, turning,
+    RawLogits, TILE, head_args, lse, multiply_back, parts, raw_logits, rows_at_a_time, turning,
 };
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::f32_ptr;
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::shapes;
 
 /// Some rows after their forward: which, the raw logits of p and of q, and the rows' log-sum-exps of both.
-struct Part {
+struct KlRows {
     rows: (usize, usize),
     logits: [u64; 2],
     lse: [u64; 2],
@@ -25,7 +25,7 @@ fn each(
     p: (&Buffer, &Weight),
     q: (&Buffer, &Weight),
     kl: u64,
-    mut then: impl FnMut(Part) -> Result<()>,
+    mut then: impl FnMut(KlRows) -> Result<()>,
 ) -> Result<()> {
     let (vocab, rows) = (p.1.n, p.0.len() / p.1.k);
     assert!(q.1.n == vocab && q.0.len() / q.1.k == rows && p.0.dtype() == p.1.compute);
@@ -39,7 +39,7 @@ fn each(
     for (first, count) in parts(rows, step) {
         for (i, side) in [p, q].into_iter().enumerate() {
             raw_logits(cuda, side, (first, count), logits[i])?;
-            lse(cuda, op, Logits { at: logits[i], rows: count, vocab }, sums[i])?;
+            lse(cuda, op, RawLogits { at: logits[i], rows: count, vocab }, sums[i])?;
         }
         let mut all = args![logits[0], logits[1], count as u32, vocab as u32, tiles as u32].to_vec();
         all.extend(head_args(op));
@@ -47,7 +47,7 @@ fn each(
         cuda.launch("logp_backward", "kl_tiles", Grid::new((count * tiles).div_ceil(8), 256), &all)?;
         let all = args![&sums_of_tiles, count as u32, tiles as u32, kl + (first * 4) as u64];
         cuda.launch("logp_backward", "kl_finish", Grid::new(count.div_ceil(8), 256), &all)?;
-        then(Part { rows: (first, count), logits, lse: sums })?;
+        then(KlRows { rows: (first, count), logits, lse: sums })?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::Cuda;
 use crate::cuda::gemm::linear::{forward, long_input_gradient, stored, weight_gradient};
 use crate::cuda::launch::{Arg, Grid, args};
-use crate::cuda::memory::{Memory, f32_ptr, letter, ptr, u32s};
+use crate::cuda::memory::{CardMemory, f32_ptr, letter, ptr, u32s};
 use crate::error::Result;
 use crate::shapes;
 
@@ -52,7 +52,7 @@ pub(crate) fn parts(rows: usize, step: usize) -> impl Iterator<Item = (usize, us
 
 /// Tokens whose logits are wanted, and what is made of them; addresses of the first of the rows.
 #[derive(Default, Clone, Copy)]
-struct Wanted {
+struct WantedLogits {
     targets: u64,
     others: u64,
     extra: usize,
@@ -61,11 +61,11 @@ struct Wanted {
     other_logp: u64,
 }
 
-impl Wanted {
+impl WantedLogits {
     /// The same from a later row on.
     fn after(self, row: usize) -> Self {
         let at = |start: u64, per_row: usize| if start == 0 { 0 } else { start + (row * per_row * 4) as u64 };
-        Wanted {
+        WantedLogits {
             targets: at(self.targets, 1),
             others: at(self.others, self.extra),
             extra: self.extra,
@@ -78,20 +78,27 @@ impl Wanted {
 
 /// Raw logits of some rows, and where they are.
 #[derive(Clone, Copy)]
-pub(crate) struct Logits {
+pub(crate) struct RawLogits {
     pub at: u64,
     pub rows: usize,
     pub vocab: usize,
 }
 
 /// Folds rows of raw logits; with `keep` they become scaled ones. Writes `lse`, and what is wanted.
-fn fold(cuda: &Cuda, op: LogpHead, logits: Logits, keep: bool, wanted: Wanted, lse: u64) -> Result<()> {
-    let Logits { at: logits, rows, vocab } = logits;
+fn fold(
+    cuda: &Cuda,
+    op: LogpHead,
+    logits: RawLogits,
+    keep: bool,
+    wanted: WantedLogits,
+    lse: u64,
+) -> Result<()> {
+    let RawLogits { at: logits, rows, vocab } = logits;
     let tiles = vocab.div_ceil(TILE);
     let folds = cuda.arena.take(rows * tiles * 12)?;
     let found =
         if wanted.targets == 0 { None } else { Some(cuda.arena.take(rows * (1 + wanted.extra) * 4)?) };
-    let found = found.as_ref().map_or(0, Memory::ptr);
+    let found = found.as_ref().map_or(0, CardMemory::ptr);
     let (n_rows, n_vocab, n_tiles, extra) = (rows as u32, vocab as u32, tiles as u32, wanted.extra as u32);
     // Scaling by 1 changes nothing.
     let keep = keep && (op.temperature != 1.0 || op.softcap.is_some());
@@ -99,14 +106,14 @@ fn fold(cuda: &Cuda, op: LogpHead, logits: Logits, keep: bool, wanted: Wanted, l
     all.extend(head_args(op));
     all.extend(args![keep, wanted.targets, wanted.others, extra, found, &folds]);
     cuda.launch("logp", "fold", Grid::new((rows * tiles).div_ceil(8), 256), &all)?;
-    let Wanted { logp, entropy, other_logp, .. } = wanted;
+    let WantedLogits { logp, entropy, other_logp, .. } = wanted;
     let all = args![&folds, found, n_rows, n_tiles, extra, logp, entropy, lse, other_logp];
     cuda.launch("logp", "finish", Grid::new(rows.div_ceil(8), 256), &all)
 }
 
 /// The log-sum-exp of rows of raw logits.
-pub(crate) fn lse(cuda: &Cuda, op: LogpHead, logits: Logits, lse: u64) -> Result<()> {
-    fold(cuda, op, logits, false, Wanted::default(), lse)
+pub(crate) fn lse(cuda: &Cuda, op: LogpHead, logits: RawLogits, lse: u64) -> Result<()> {
+    fold(cuda, op, logits, false, WantedLogits::default(), lse)
 }
 
 /// Calls `then(rows, their raw logits)` for all rows of `x`, some at a time, after folding them.
@@ -114,7 +121,7 @@ fn fold_all(
     cuda: &Cuda,
     op: LogpHead,
     (x, w): (&Buffer, &Weight),
-    wanted: Wanted,
+    wanted: WantedLogits,
     lse: u64,
     mut then: impl FnMut((usize, usize), u64) -> Result<()>,
 ) -> Result<()> {
@@ -124,7 +131,7 @@ fn fold_all(
     for (first, count) in parts(rows, step) {
         raw_logits(cuda, (x, w), (first, count), logits.ptr())?;
         let lse = lse + (first * 4) as u64;
-        let these = Logits { at: logits.ptr(), rows: count, vocab: w.n };
+        let these = RawLogits { at: logits.ptr(), rows: count, vocab: w.n };
         fold(cuda, op, these, false, wanted.after(first), lse)?;
         then((first, count), logits.ptr())?;
     }
@@ -158,7 +165,7 @@ impl HeadOps for Cuda {
         }
         let (others, other_logp) = others.map_or((0, 0), |(ids, out)| (ptr(ids), f32_ptr(out)));
         let (logp, entropy) = (f32_ptr(&stats.logp), f32_ptr(&stats.entropy));
-        let wanted = Wanted { targets: ptr(targets), others, extra, logp, entropy, other_logp };
+        let wanted = WantedLogits { targets: ptr(targets), others, extra, logp, entropy, other_logp };
         fold_all(self, op, (x, w), wanted, f32_ptr(&stats.lse), |_, _| Ok(()))
     }
     fn logp_backward(
@@ -174,9 +181,9 @@ impl HeadOps for Cuda {
         let HeadInput { op, x, w, targets } = head;
         let rows = targets.len();
         assert!(others.map_or(0, Buffer::len) == grads.others.map_or(0, Buffer::len));
-        let flow = Flow {
+        let flow = HeadGradients {
             op,
-            grads: Wanted {
+            grads: WantedLogits {
                 targets: ptr(targets),
                 others: others.map_or(0, ptr),
                 extra: others.map_or(0, |o| o.len() / rows.max(1)),
@@ -209,9 +216,9 @@ impl HeadOps for Cuda {
         assert_eq!(dlogp.len(), targets.len());
         let (logp, entropy, lse) = (f32_ptr(&stats.logp), f32_ptr(&stats.entropy), f32_ptr(&stats.lse));
         let targets = ptr(targets);
-        let grads = Wanted { targets, logp: f32_ptr(dlogp), ..Wanted::default() };
-        let flow = Flow { op, grads, lse, entropy };
-        let wanted = Wanted { targets, logp, entropy, ..Wanted::default() };
+        let grads = WantedLogits { targets, logp: f32_ptr(dlogp), ..WantedLogits::default() };
+        let flow = HeadGradients { op, grads, lse, entropy };
+        let wanted = WantedLogits { targets, logp, entropy, ..WantedLogits::default() };
         fold_all(self, op, (x, w), wanted, lse, |part, logits| {
             flow.turn(self, w, part, logits)?;
             multiply_back(self, (x, w), part, logits, &mut to)
@@ -229,24 +236,24 @@ impl HeadOps for Cuda {
         let rows = x.len() / w.k;
         assert!(x.dtype() == w.compute && logits.len() == rows * w.n && lse.len() == rows);
         raw_logits(self, (x, w), (0, rows), f32_ptr(logits))?;
-        let all = Logits { at: f32_ptr(logits), rows, vocab: w.n };
-        fold(self, op, all, true, Wanted::default(), f32_ptr(lse))
+        let all = RawLogits { at: f32_ptr(logits), rows, vocab: w.n };
+        fold(self, op, all, true, WantedLogits::default(), f32_ptr(lse))
     }
 }
 
 /// What flows back into rows, beside what forward wrote of them; addresses of the first row.
-struct Flow {
+struct HeadGradients {
     op: LogpHead,
     /// Takes gradients in the place of log-probabilities.
-    grads: Wanted,
+    grads: WantedLogits,
     lse: u64,
     entropy: u64,
 }
 
-impl Flow {
+impl HeadGradients {
     /// Turns the raw logits of some rows into their gradient, in place.
     fn turn(&self, cuda: &Cuda, w: &Weight, (first, rows): (usize, usize), logits: u64) -> Result<()> {
-        let Wanted { targets, others, extra, logp, entropy, other_logp } = self.grads.after(first);
+        let WantedLogits { targets, others, extra, logp, entropy, other_logp } = self.grads.after(first);
         let later = |start: u64| start + (first * 4) as u64;
         let mut all = args![logits, w.n as u32].to_vec();
         all.extend(head_args(self.op));

@@ -1,13 +1,13 @@
 //! Choosing a token of each row of logits; only the choices leave the card, and only when they are asked for.
 
-use crate::backend::{Ask, Choice, Choices, SampleOps};
+use crate::backend::{Ask, Choices, SampleOps, TokenChoice};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
 use crate::cuda::context::check;
-use crate::cuda::handles::{Event, Pinned};
+use crate::cuda::handles::{Pinned, StreamEvent};
 use crate::cuda::head::logp::TILE;
 use crate::cuda::launch::{Grid, args};
-use crate::cuda::memory::{Memory, f32_ptr, ptr};
+use crate::cuda::memory::{CardMemory, f32_ptr, ptr};
 use crate::error::{Error, Result};
 use crate::shapes;
 use cudarc::driver::sys;
@@ -24,7 +24,7 @@ const CHOICE_BYTES: usize = 16;
 
 /// What the kernels read, a word each. A negative draw asks for the largest.
 #[derive(Clone, Copy)]
-struct Asked {
+struct ChoiceWords {
     draw: f32,
     top_p: f32,
     min_p: f32,
@@ -42,23 +42,23 @@ struct Chosen {
 }
 
 /// Page-locked memory that choices arrive in, and the event that says so.
-pub struct Slot {
+pub struct ChoiceSlot {
     memory: Pinned,
     rows: usize,
-    event: Event,
+    event: StreamEvent,
 }
 
 /// Free slots; they live as long as the card.
-pub type Slots = Arc<Mutex<Vec<Slot>>>;
+pub type Slots = Arc<Mutex<Vec<ChoiceSlot>>>;
 
 /// Lists that went to the card last, by value: from step to step most are the same.
-pub type Lists = Mutex<Vec<(Vec<u32>, Arc<Memory>)>>;
+pub type Lists = Mutex<Vec<(Vec<u32>, Arc<CardMemory>)>>;
 
 /// Lists that are kept.
 const KEPT: usize = 4;
 
 /// A list on the card.
-fn listed(cuda: &Cuda, values: Vec<u32>) -> Result<Arc<Memory>> {
+fn listed(cuda: &Cuda, values: Vec<u32>) -> Result<Arc<CardMemory>> {
     let mut lists = cuda.lists.lock().unwrap_or_else(|e| e.into_inner());
     if let Some((_, memory)) = lists.iter().find(|(known, _)| *known == values) {
         return Ok(memory.clone());
@@ -70,15 +70,15 @@ fn listed(cuda: &Cuda, values: Vec<u32>) -> Result<Arc<Memory>> {
 }
 
 /// Choices that are on their way.
-struct Pending {
+struct PendingChoices {
     /// On the card.
-    chosen: Memory,
+    chosen: CardMemory,
     rows: usize,
-    slot: Option<Slot>,
+    slot: Option<ChoiceSlot>,
     slots: Slots,
 }
 
-impl Drop for Pending {
+impl Drop for PendingChoices {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
             // Nothing may arrive in memory that somebody else has.
@@ -88,23 +88,23 @@ impl Drop for Pending {
     }
 }
 
-fn slot(cuda: &Cuda, rows: usize) -> Result<Slot> {
+fn slot(cuda: &Cuda, rows: usize) -> Result<ChoiceSlot> {
     let mut free = cuda.slots.lock().unwrap_or_else(|e| e.into_inner());
     if let Some(i) = free.iter().position(|s| s.rows >= rows) {
         return Ok(free.swap_remove(i));
     }
     let rows = rows.next_power_of_two().max(64);
     let memory = Pinned::new(&cuda.context, rows * CHOICE_BYTES)?;
-    Ok(Slot { memory, rows, event: Event::new(&cuda.context, false)? })
+    Ok(ChoiceSlot { memory, rows, event: StreamEvent::new(&cuda.context, false)? })
 }
 
 /// Starts the kernels and, behind them, the copy of what they chose.
-fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[Asked]) -> Result<Pending> {
+fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[ChoiceWords]) -> Result<PendingChoices> {
     let rows = asks.len();
     assert!(logits.len().is_multiple_of(rows.max(1)) && lse.is_none_or(|l| l.len() == rows));
     let vocab = logits.len() / rows.max(1);
     let count = vocab.div_ceil(TILE);
-    let words = |a: &Asked| [a.draw.to_bits(), a.top_p.to_bits(), a.min_p.to_bits(), a.top_k];
+    let words = |a: &ChoiceWords| [a.draw.to_bits(), a.top_p.to_bits(), a.min_p.to_bits(), a.top_k];
     let asked = listed(cuda, asks.iter().flat_map(words).collect())?;
     let tiles = cuda.arena.take(rows * count * TILE_BYTES)?;
     let chosen = cuda.arena.take(rows * CHOICE_BYTES)?;
@@ -114,7 +114,7 @@ fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[Asked]) -> 
     cuda.launch("sample", "tiles", Grid::new((rows * count).div_ceil(8), 256).early(), &all)?;
     let all = args![logits, lse, &asked, n_vocab, n_count, &tiles, &chosen];
     cuda.launch("sample", "pick", Grid::new(rows, 32).early(), &all)?;
-    let truncates = |a: &Asked| a.draw >= 0.0 && (a.top_k > 0 || a.top_p < 1.0 || a.min_p > 0.0);
+    let truncates = |a: &ChoiceWords| a.draw >= 0.0 && (a.top_k > 0 || a.top_p < 1.0 || a.min_p > 0.0);
     if asks.iter().any(truncates) {
         let grid = Grid::new(rows, THREADS).with_shared(ROOM + count * 8);
         cuda.launch("truncate", "truncated", grid, &all)?;
@@ -135,11 +135,11 @@ fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[Asked]) -> 
         // The copy must not arrive in memory that is gone.
         let _ = cuda.synchronize();
     })?;
-    Ok(Pending { chosen, rows, slot: Some(slot), slots: cuda.slots.clone() })
+    Ok(PendingChoices { chosen, rows, slot: Some(slot), slots: cuda.slots.clone() })
 }
 
 /// Waits for the choices, not for what was started after them.
-fn finish(pending: &Pending) -> Result<Vec<Chosen>> {
+fn finish(pending: &PendingChoices) -> Result<Vec<Chosen>> {
     let Some(slot) = &pending.slot else { unreachable!("taken when dropped") };
     slot.event.wait()?;
     let at = slot.memory.at(0, pending.rows * CHOICE_BYTES);
@@ -148,15 +148,15 @@ fn finish(pending: &Pending) -> Result<Vec<Chosen>> {
 }
 
 /// Without truncation.
-fn plain(draw: f32) -> Asked {
-    Asked { draw, top_p: 1.0, min_p: 0.0, top_k: 0 }
+fn plain(draw: f32) -> ChoiceWords {
+    ChoiceWords { draw, top_p: 1.0, min_p: 0.0, top_k: 0 }
 }
 
 impl SampleOps for Cuda {
     fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>> {
         shapes::sample(self, logits, lse, uniform)?;
         assert!(uniform.iter().all(|&u| u >= 0.0));
-        let asks: Vec<Asked> = uniform.iter().map(|&u| plain(u)).collect();
+        let asks: Vec<ChoiceWords> = uniform.iter().map(|&u| plain(u)).collect();
         let chosen = finish(&start(self, logits, Some(lse), &asks)?)?;
         Ok(chosen.into_iter().map(|c| c.token).collect())
     }
@@ -169,16 +169,18 @@ impl SampleOps for Cuda {
         shapes::choose(self, logits, lse, asks.iter().map(|ask| ask.draw))?;
         let asked = |a: &Ask| match a.draw {
             None => plain(-1.0),
-            Some(draw) => Asked { draw, top_p: a.top_p, min_p: a.min_p, top_k: a.top_k.min(1 << 30) as u32 },
+            Some(draw) => {
+                ChoiceWords { draw, top_p: a.top_p, min_p: a.min_p, top_k: a.top_k.min(1 << 30) as u32 }
+            }
         };
-        let asks: Vec<Asked> = asks.iter().map(asked).collect();
+        let asks: Vec<ChoiceWords> = asks.iter().map(asked).collect();
         Ok(Choices::new(Box::new(start(self, logits, Some(lse), &asks)?)))
     }
-    fn chosen(&self, choices: &Choices) -> Result<Vec<Choice>> {
+    fn chosen(&self, choices: &Choices) -> Result<Vec<TokenChoice>> {
         let all = finish(pending(choices)?)?;
         Ok(all
             .into_iter()
-            .map(|Chosen { token, logit, lse, kept }| Choice { token, logit, lse, kept })
+            .map(|Chosen { token, logit, lse, kept }| TokenChoice { token, logit, lse, kept })
             .collect())
     }
     fn feed(&self, choices: &[&Choices], from: &[(usize, u32)], ids: &mut Buffer) -> Result<()> {
@@ -200,7 +202,7 @@ impl SampleOps for Cuda {
     }
 }
 
-fn pending(choices: &Choices) -> Result<&Pending> {
+fn pending(choices: &Choices) -> Result<&PendingChoices> {
     let made = choices.data().downcast_ref();
     made.ok_or_else(|| Error::usage("choices of another device"))
 }

@@ -74,7 +74,7 @@ impl NormOps for Cuda {
         let (rows, width) = (row_count(x.len(), op.width), op.width);
         if fits_registers(op, x, dx) {
             let of = NormInput { x, delta: None };
-            return in_registers(self, norm, of, dy, Outputs { dx, add, y: None, rounded: None }, grads);
+            return in_registers(self, norm, of, dy, NormOutputs { dx, add, y: None, rounded: None }, grads);
         }
         let sums = grads.weight.is_some() || grads.bias.is_some();
         let stats = if sums { Some(self.arena.take(rows * 8)?) } else { None };
@@ -116,7 +116,7 @@ impl NormOps for Cuda {
         let NormRecompute { dy, y, dx, rounded, grads } = backward;
         assert!(x.len() == dy.len() && x.len() == dx.len());
         if fits_registers(norm.op, x, dx) && y.dtype() == dy.dtype() {
-            let outputs = Outputs { dx, add: true, y: Some(&*y), rounded: rounded.as_deref() };
+            let outputs = NormOutputs { dx, add: true, y: Some(&*y), rounded: rounded.as_deref() };
             return in_registers(self, norm, of, dy, outputs, grads);
         }
         let mut sum = delta.map(|_| self.arena.buffer(DType::F32, x.len())).transpose()?;
@@ -140,7 +140,7 @@ fn fits_registers(op: Norm, x: &Buffer, dx: &Buffer) -> bool {
 }
 
 /// What the backward in one pass writes; `dx` is added to with `add`.
-struct Outputs<'a> {
+struct NormOutputs<'a> {
     dx: &'a Buffer,
     add: bool,
     y: Option<&'a Buffer>,
@@ -153,10 +153,10 @@ fn in_registers(
     norm: Normed<'_>,
     of: NormInput<'_>,
     dy: &Buffer,
-    outputs: Outputs<'_>,
+    outputs: NormOutputs<'_>,
     grads: NormGrads<'_>,
 ) -> Result<()> {
-    let (op, Outputs { dx, add, y, rounded }) = (norm.op, outputs);
+    let (op, NormOutputs { dx, add, y, rounded }) = (norm.op, outputs);
     let (rows, width) = (row_count(of.x.len(), op.width), op.width);
     let typed = [of.delta, y, rounded];
     assert!(typed.iter().flatten().all(|b| b.dtype() == dy.dtype() && b.len() == dy.len()));

@@ -5,9 +5,9 @@
 
 use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::context::{Cuda, check};
-use crate::cuda::gemm::linear::{Form, form, stored};
+use crate::cuda::gemm::linear::{WeightForm, form, stored};
 use crate::cuda::launch::args;
-use crate::cuda::memory::{Data, Memory, element, split_parts};
+use crate::cuda::memory::{CardMemory, Data, element, split_parts};
 use crate::error::Result;
 use cudarc::driver::sys;
 
@@ -28,8 +28,8 @@ pub fn rounded_master(weight: &Weight) -> Option<Buffer> {
     (stored(weight).1 == DType::Bf16).then(|| halves(weight, None))
 }
 
-fn halves(weight: &Weight, lower: Option<Memory>) -> Buffer {
-    let form = weight.data().downcast_ref::<Form>().expect("a weight of the CUDA backend");
+fn halves(weight: &Weight, lower: Option<CardMemory>) -> Buffer {
+    let form = weight.data().downcast_ref::<WeightForm>().expect("a weight of the CUDA backend");
     Buffer::new(DType::F32, weight.n * weight.k, Box::new(Data::split(lower, form.0.clone())))
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn write(cuda: &Cuda, b: &mut Buffer, at: usize, values: &[f32]) -> R
 /// Elements of a buffer as they lie, or a copy of them where the buffer is a split master.
 pub(crate) enum Whole {
     There(u64),
-    Copy(Memory),
+    Copy(CardMemory),
 }
 
 impl Whole {

@@ -5,7 +5,7 @@
 //! first answers are compared, which come from the same weights and the same random numbers, and then how well the last
 //! steps do.
 
-use super::super::scratch::Scratch;
+use super::super::scratch::ScratchDir;
 use super::{largest, outcome};
 use ferrl::algo::Feed;
 use ferrl::experience::Metrics;
@@ -15,7 +15,7 @@ use ferrl::train::ScoredRollout;
 use ferrl::train::Stage;
 use ferrl_engine::Result;
 use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat};
-use ferrl_kernels::check::Outcome;
+use ferrl_kernels::check::CheckOutcome;
 use ferrl_kernels::{Backend, DType, Ranks, comm};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 const LAST: usize = 10;
 
 /// One stage of the recipe in one type.
-pub struct Case {
+pub struct CurveCase {
     /// How the table calls it.
     pub name: String,
     index: usize,
@@ -33,12 +33,12 @@ pub struct Case {
 
 /// The recipe, and a folder with the models that its stages start from.
 pub struct Curves {
-    folder: Scratch,
+    folder: ScratchDir,
 }
 
 /// What a run measured at each step, and what it answered at the first.
 #[derive(Default)]
-struct Curve {
+struct LossCurve {
     steps: Vec<Metrics>,
     answers: Vec<ScoredRollout>,
 }
@@ -52,12 +52,12 @@ fn recipes(dtype: DType) -> Result<Vec<Recipe>> {
 
 impl Curves {
     /// Every stage in every type.
-    pub fn cases() -> Result<Vec<Case>> {
+    pub fn cases() -> Result<Vec<CurveCase>> {
         let mut cases = Vec::new();
         for (index, recipe) in recipes(DType::F32)?.iter().enumerate() {
             for dtype in [DType::F32, DType::Bf16] {
                 let name = format!("curves {} {}", recipe.algorithm_name(), dtype.name());
-                cases.push(Case { name, index, dtype });
+                cases.push(CurveCase { name, index, dtype });
             }
         }
         Ok(cases)
@@ -65,7 +65,7 @@ impl Curves {
 
     /// Nothing is trained yet; `name` tells the folders of one process apart.
     pub fn new(name: &str) -> Result<Self> {
-        Ok(Curves { folder: Scratch::new(name)? })
+        Ok(Curves { folder: ScratchDir::new(name)? })
     }
 
     /// Trains on both devices and compares.
@@ -73,8 +73,8 @@ impl Curves {
         &self,
         cpu: &Arc<dyn Backend>,
         card: &Arc<dyn Backend>,
-        case: &Case,
-        out: &mut Vec<Outcome>,
+        case: &CurveCase,
+        out: &mut Vec<CheckOutcome>,
     ) -> Result<()> {
         let start = self.start(cpu, case.index)?;
         let recipe = &recipes(case.dtype)?[case.index];
@@ -92,9 +92,9 @@ impl Curves {
         &self,
         cpu: &Arc<dyn Backend>,
         device: &str,
-        case: &Case,
+        case: &CurveCase,
         size: usize,
-    ) -> Result<Outcome> {
+    ) -> Result<CheckOutcome> {
         let start = self.start(cpu, case.index)?;
         let mut recipe = recipes(case.dtype)?.swap_remove(case.index);
         (recipe.train.steps, recipe.train.micro_batch_tokens) = (Some(4), 512);
@@ -144,9 +144,9 @@ impl Curves {
 }
 
 /// A whole stage.
-fn train(recipe: &Recipe, device: &Arc<dyn Backend>, start: &Path) -> Result<(Stage, Curve)> {
+fn train(recipe: &Recipe, device: &Arc<dyn Backend>, start: &Path) -> Result<(Stage, LossCurve)> {
     let mut stage = setup::stage(recipe.clone(), device.clone(), start)?;
-    let mut curve = Curve::default();
+    let mut curve = LossCurve::default();
     for step in 0..stage.schedules.0.total_steps {
         let report = stage.step()?;
         curve.steps.push(report.metrics);
@@ -157,7 +157,7 @@ fn train(recipe: &Recipe, device: &Arc<dyn Backend>, start: &Path) -> Result<(St
     Ok((stage, curve))
 }
 
-impl Curve {
+impl LossCurve {
     /// A number at each step; NaN where a step did not give it.
     fn column(&self, name: &str) -> Vec<f64> {
         self.steps.iter().map(|m| m.get(name).unwrap_or(f64::NAN)).collect()
@@ -179,13 +179,13 @@ fn last(values: &[f64]) -> f64 {
 /// 0.1 % off moves them by 1.8e-3 and 2.6e-2. In bf16 it moves single steps further, but on average only by up to 1.1e-3
 /// and 2.2e-2, and the last losses by 8e-4; a learning rate that is 5 % off by 2.1e-2 and 0.14. The limits lie between.
 /// The gradient's norm is asked for because the optimizer hides its scale from the loss.
-fn losses(want: &Curve, got: &Curve, dtype: DType, out: &mut Vec<Outcome>) {
+fn losses(want: &LossCurve, got: &LossCurve, dtype: DType, out: &mut Vec<CheckOutcome>) {
     let gaps = |name: &str| -> Vec<f64> {
         want.column(name).iter().zip(got.column(name)).map(|(w, g)| (g - w).abs() / w.abs()).collect()
     };
     let (loss, norm) = (gaps("loss"), gaps("grad_norm"));
     if dtype == DType::Bf16 {
-        let end = |c: &Curve| last(&c.column("loss"));
+        let end = |c: &LossCurve| last(&c.column("loss"));
         out.push(outcome("loss, mean gap", mean(&loss), 6e-3));
         out.push(outcome("loss of the last steps", (end(got) - end(want)).abs(), 5e-3));
         out.push(outcome("gradient norm, mean gap", mean(&norm), 0.1));
@@ -201,10 +201,10 @@ fn losses(want: &Curve, got: &Curve, dtype: DType, out: &mut Vec<Outcome>) {
 /// itself; an answer whose draw lies at the edge falls to either side, and its reward may go with it. Runs that part at
 /// some step, because of rounding or of a learning rate that is 0.1 % off, end with scores up to 0.012 apart, having gained
 /// 0.14.
-fn answers(want: &Curve, got: &Curve, dtype: DType, out: &mut Vec<Outcome>) {
+fn answers(want: &LossCurve, got: &LossCurve, dtype: DType, out: &mut Vec<CheckOutcome>) {
     let (tokens, norm) = if dtype == DType::Bf16 { (0.05, 0.1) } else { (0.01, 0.02) };
     out.push(outcome("first answers, other tokens", other_tokens(&want.answers, &got.answers), tokens));
-    let first = |c: &Curve| c.column("grad_norm")[0];
+    let first = |c: &LossCurve| c.column("grad_norm")[0];
     out.push(outcome("first gradient norm", (first(got) / first(want) - 1.0).abs(), norm));
     let (there, here) = (want.column("score"), got.column("score"));
     out.push(outcome("score of the last steps", (last(&here) - last(&there)).abs(), 0.05));
@@ -238,15 +238,15 @@ fn other_tokens(want: &[ScoredRollout], got: &[ScoredRollout]) -> f64 {
 mod tests {
     use super::*;
     use ferrl::reward::Graded;
-    use ferrl::rollout::Answer;
+    use ferrl::rollout::RolloutCompletion;
     use ferrl::source::Prompt;
 
-    fn wrong(outcomes: &[Outcome]) -> Vec<&str> {
+    fn wrong(outcomes: &[CheckOutcome]) -> Vec<&str> {
         outcomes.iter().filter(|o| !o.is_right()).map(|o| o.name.as_str()).collect()
     }
 
     /// Thirty steps with the same numbers, then ten with others.
-    fn curve(columns: &[(&str, f64, f64)], texts: &[&str]) -> Curve {
+    fn curve(columns: &[(&str, f64, f64)], texts: &[&str]) -> LossCurve {
         let step = |n: usize| {
             let mut metrics = Metrics::default();
             columns
@@ -256,13 +256,17 @@ mod tests {
         };
         let answer = |text: &&str| ScoredRollout {
             prompt: Prompt::default(),
-            answer: Answer { text: text.to_string(), tokens: text.len() + 1, ..Default::default() },
+            answer: RolloutCompletion {
+                text: text.to_string(),
+                tokens: text.len() + 1,
+                ..Default::default()
+            },
             graded: Graded::default(),
             advantage: 0.0,
             temperature: None,
             credit: None,
         };
-        Curve { steps: (0..40).map(step).collect(), answers: texts.iter().map(answer).collect() }
+        LossCurve { steps: (0..40).map(step).collect(), answers: texts.iter().map(answer).collect() }
     }
 
     #[test]
