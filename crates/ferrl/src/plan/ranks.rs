@@ -337,24 +337,15 @@ impl Table<'_> {
     /// classes of sizes.
     fn around(&self, parts: &[Part]) -> Vec<Part> {
         let (i, slack) = (self.i, self.i.device.slack);
+        let names = ["gathered", "leaving", "activations", "cache"];
+        let moving: u64 = parts.iter().filter(|p| names.contains(&p.name)).map(|p| p.bytes).sum();
+        let (kept, what) = ((moving * slack / 100) as usize, format!("{slack} % of what comes and goes"));
         if i.device.own_memory {
-            let bytes = parts.iter().map(|p| p.bytes).sum::<u64>() * slack / 100 + i.device.fixed;
-            return vec![part("allocator", bytes as usize, format!("{slack} % of the above, driver"))];
+            return vec![part("allocator", kept + i.device.fixed as usize, format!("{what}, driver"))];
         }
-        let moving = parts.iter().filter(|p| ["gathered", "activations", "cache"].contains(&p.name));
-        let moving: u64 = moving.map(|p| p.bytes).sum();
-        let mut out = vec![part(
-            "allocator",
-            (moving * slack / 100) as usize,
-            format!("{slack} % of what comes and goes"),
-        )];
         let ranks = if self.l.ranks > 1 { MPI } else { 0 };
-        out.push(Part {
-            name: "program",
-            bytes: memory::program(i) + ranks,
-            what: "code, MPI, tokenizer, data of a step".into(),
-        });
-        out
+        let program = (memory::program(i) + ranks) as usize;
+        vec![part("allocator", kept, what), part("program", program, "code, MPI, tokenizer, data of a step")]
     }
 }
 
