@@ -253,12 +253,12 @@ fn options_are_chosen_by_the_log_probabilities_that_score_gives() {
             let asked = options.map(|o| {
                 let row = serde_json::json!({ "prompt": row["prompt"], "completion": o });
                 let input = folder.write("asked.jsonl", row.to_string());
-                let scored = rows(&ok(&["score", &model, "--input", &input, "--threads", "1"]));
+                let scored = rows(&ok(&["score", "--model", &model, "--input", &input, "--threads", "1"]));
                 let text = floats(&scored[0]["logprobs"]);
                 let prompt =
                     folder.write("prompt.jsonl", serde_json::json!({ "text": row["prompt"] }).to_string());
                 let before = floats(
-                    &rows(&ok(&["score", &model, "--input", &prompt, "--threads", "1"]))[0]["logprobs"],
+                    &rows(&ok(&["score", "--model", &model, "--input", &prompt, "--threads", "1"]))[0]["logprobs"],
                 );
                 text[before.len()..].iter().sum::<f64>()
             });
