@@ -96,13 +96,19 @@ fn choice(prompt: Prompt, by: Continuation) -> Result<Choice> {
 /// The tokens of an option behind its prompt. They are read off the encoding of both together, as long as it begins with the
 /// prompt's.
 fn continuation(tokenizer: &Tokenizer, prompt: &Prompt, option: &str) -> Result<Vec<u32>> {
-    let spaced = prompt.messages.is_empty() && !prompt.text.ends_with(char::is_whitespace);
-    let option = if spaced { format!(" {option}") } else { option.to_string() };
-    let alone = tokenizer.encode_markup(&prompt.text)?;
-    let both = tokenizer.encode_markup(&format!("{}{option}", prompt.text))?;
-    let more = match both.strip_prefix(alone.as_slice()) {
-        Some(more) => more.to_vec(),
-        None => tokenizer.encode_text(&option)?,
+    let more = match prompt.messages.is_empty() {
+        // A conversation ends with the header of the response, which the option begins.
+        false => tokenizer.encode_text(option)?,
+        true => {
+            let spaced = !prompt.text.ends_with(char::is_whitespace);
+            let option = if spaced { format!(" {option}") } else { option.to_string() };
+            let alone = tokenizer.encode_markup(&prompt.text)?;
+            let both = tokenizer.encode_markup(&format!("{}{option}", prompt.text))?;
+            match both.strip_prefix(alone.as_slice()) {
+                Some(more) => more.to_vec(),
+                None => tokenizer.encode_text(&option)?,
+            }
+        }
     };
     match more.is_empty() {
         false => Ok(more),
