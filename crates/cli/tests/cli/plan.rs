@@ -318,6 +318,14 @@ fn a_model_of_72b_is_planned_for_8_16_and_64_cards() {
     };
     assert!((exchange(&many, "weights") / (2.0 * 2.0 * weights) - 63.0 / 64.0).abs() < 0.01);
     assert!((exchange(&many, "gradients") / (4.0 * weights) - 63.0 / 64.0).abs() < 0.01);
+    // Eight ranks that share features and vocabulary gather, for each token of 80 layers, 231,808 numbers of two bytes a layer; of
+    // the vocabulary an embedding in f32, three numbers a tile of 256 (an eighth of them), and the gradients of 152,064 logits
+    // and of 8,192 columns.
+    let shared = plan("64", "8", &["parallel.tp_size=8"]);
+    let tiles = 12.0 * 594.0 / 8.0;
+    let want = (4.0 * 8192.0 + tiles + 2.0 * (152_064.0 + 8192.0)) / (80.0 * 2.0 * 231_808.0);
+    assert!((exchange(&shared, "vocabulary") / exchange(&shared, "activations") / want - 1.0).abs() < 0.001);
+    assert_eq!(exchange(&many, "vocabulary"), 0.0);
     // One micro-batch for each of 64 ranks; with 40 of them idle, a step is no shorter.
     assert_eq!(many["stages"][0]["layout"]["idle"], 0.0);
     let fewer = plan("64", "8", &["train.batch=24"]);

@@ -68,7 +68,7 @@ pub(super) fn choose_together(model: &Model, team: &Team, h: &Buffer, order: &He
         model.fold_together(team, (op, &x), &[], Some(&mut logits).filter(|_| !tokens.is_empty()))?;
     let draws = drawn(model, team, (&logits, &folded.lse), &order.asks)?;
     let here = Here { rows: model.read_f32s(&logits)?, tokens };
-    let lists = listed(model, team, &here, order)?;
+    let lists = listed(team, &here, order)?;
     let lse = model.read_f32s(&folded.lse)?;
     if member > 0 {
         return Ok(TokenGroup { logits: None, choices: Choices::new(Box::new(Vec::<TokenChoice>::new())) });
@@ -164,7 +164,7 @@ struct Here {
 }
 
 /// Of each row the tokens that members have sent the first one, in the order of ids where all were sent.
-fn listed(model: &Model, team: &Team, here: &Here, order: &HeadOrder) -> Result<Vec<Vec<(u32, f32)>>> {
+fn listed(team: &Team, here: &Here, order: &HeadOrder) -> Result<Vec<Vec<(u32, f32)>>> {
     let mut kept = Kept::default();
     let sent: Vec<Sent> = order.asks.iter().zip(&order.looked_at).map(|(ask, &l)| Sent::of(ask, l)).collect();
     if sent.iter().all(|sent| matches!(sent, Sent::Nothing)) {
@@ -179,7 +179,7 @@ fn listed(model: &Model, team: &Team, here: &Here, order: &HeadOrder) -> Result<
     }
     let size = team.member().1;
     let parts: Vec<&[u8]> = (0..size).map(|to| if to == 0 { &bytes[..] } else { &[] }).collect();
-    let mut lists = vec![Vec::new(); sent.len()];
+    let mut lists: Vec<Vec<(u32, f32)>> = vec![Vec::new(); sent.len()];
     for bytes in team.ranks().all_to_all(&parts)?.iter().filter(|bytes| !bytes.is_empty()) {
         let mut numbers = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
         let mut next = || numbers.next().ok_or_else(unread);
@@ -189,6 +189,5 @@ fn listed(model: &Model, team: &Team, here: &Here, order: &HeadOrder) -> Result<
             }
         }
     }
-    debug_assert!(lists.iter().all(|list: &Vec<(u32, f32)>| list.len() <= model.config.vocab));
     Ok(lists)
 }

@@ -2,8 +2,9 @@
 //!
 //! Each member has some rows of the residual stream and computes with all weights. Around attention rows are exchanged for
 //! heads (as in DeepSpeed-Ulysses): a member computes some heads of all rows. Sums over tokens are not cut either: for the
-//! gradient of a weight, a member gets all rows of what it multiplies and computes some output features; norms, embeddings and
-//! heads get all rows on every member. So gradients have the bits of one rank, too.
+//! gradient of a weight, a member gets all rows of what it multiplies and computes some output features; norms and value heads
+//! get all rows on every member, embedding and language-model head are shared by tokens of the vocabulary (`vocab.rs`). So
+//! gradients have the bits of one rank, too.
 
 use super::decoder::Tokens;
 use super::tensor::{Columns, Ranges, packed, unpack, width};

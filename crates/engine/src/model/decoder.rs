@@ -209,7 +209,7 @@ pub fn forward(
     let m = layers.model();
     let (mut h, _) = x.normed(m, Some(m.layout.final_norm))?;
     if own.is_some() {
-        h = m.all_rows(&h)?; // every rank computes the heads
+        h = m.all_rows(&h)?; // every rank takes part in the heads
     }
     Ok((h, Activations { layers: kept, x_final: x.x }))
 }
