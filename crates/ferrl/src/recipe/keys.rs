@@ -79,9 +79,9 @@ fn expand(schema: &KeySchema, table: &str, prefix: &str, defaults: &Value, all: 
         };
         // Tables that are absent by default have defaults of their own once they are there.
         let defaults = match inner.as_str() {
-            "Adapter" => json!(AdapterSettings::default()),
-            "Init" => json!(InitSettings::default()),
-            "Reward" => json!(RewardSettings::default()),
+            "AdapterSettings" => json!(AdapterSettings::default()),
+            "InitSettings" => json!(InitSettings::default()),
+            "RewardSettings" => json!(RewardSettings::default()),
             _ => default,
         };
         expand(schema, inner, &inner_path, &defaults, all);
