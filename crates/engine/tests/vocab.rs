@@ -4,11 +4,11 @@
 
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::generate::{
-    CacheOptions, Completion, Generator, Request, Sampler, SamplingParams, dismiss,
+    CacheOptions, Completion, Generator, GenerationRequest, Sampler, SamplingParams, dismiss,
 };
 use ferrl_engine::model::tensor::Team;
 use ferrl_engine::model::{Head, Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, Sequence, StatGrads, Trainer, kl};
+use ferrl_engine::train::{Batch, OptimizerOptions, BatchSequence, StatGrads, Trainer, kl};
 use ferrl_kernels::comm::threads;
 use ferrl_kernels::{DType, Ranks};
 
@@ -42,7 +42,7 @@ fn batch(vocab: usize) -> Batch {
         let token = |i: usize| ((s * 131 + i * i * 37 + i) % vocab) as u32;
         let others = (0..2 * n).map(|i| ((i * 7919 + s) % vocab) as u32).collect();
         let scored = (0..n).map(|i| i > 0 && i != 4).collect();
-        Sequence { ids: (0..n).map(token).collect(), scored, others }
+        BatchSequence { ids: (0..n).map(token).collect(), scored, others }
     };
     Batch { sequences: (1..4).map(sequence).collect(), others_per_row: 2 }
 }

@@ -124,7 +124,7 @@ impl Live {
                 self.tree.node_mut(0).lost = lost.map(|l| l.message);
                 true
             }
-            Slot::Draw(expansion, draw) => {
+            Slot::ChildDraw(expansion, draw) => {
                 let (sampled, shared) = episode.branch.as_ref().map_or((0, 0), |b| b.sampled);
                 self.generated += sampled;
                 self.shared += shared;

@@ -265,7 +265,7 @@ mod tests {
         b: &dyn Backend,
         op: LogpHead,
         dtype: DType,
-        i: &Inputs,
+        i: &HeadCaseInputs,
         shape: [usize; 2],
     ) -> Result<[Vec<u32>; 2]> {
         let ([vocab, size], rows) = (shape, i.targets.len());
@@ -298,9 +298,9 @@ mod tests {
         let b = &*crate::open("cpu", Some(2)).unwrap();
         for &(rows, vocab, k, extra, size, op) in SHAPES {
             for dtype in [DType::F32, DType::Bf16] {
-                let p = Inputs::new(dtype, rows, vocab, k, extra);
-                let q = Inputs::new(dtype, rows, vocab, k, 0);
-                let q = Inputs { x: q.x.iter().rev().copied().collect(), ..q };
+                let p = HeadCaseInputs::new(dtype, rows, vocab, k, extra);
+                let q = HeadCaseInputs::new(dtype, rows, vocab, k, 0);
+                let q = HeadCaseInputs { x: q.x.iter().rev().copied().collect(), ..q };
                 let (want, got) = (
                     both_ways(b, op, dtype, &p, vocab).unwrap(),
                     by_parts(b, op, dtype, &p, [vocab, size]).unwrap(),

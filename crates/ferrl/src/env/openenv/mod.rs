@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(episode.start().unwrap(), "Guess.\n");
         let turn = episode.step("3").unwrap();
         assert_eq!((turn.next, turn.reward, turn.end), (Next::Observation("\nlarger\n".into()), 0.5, None));
-        assert_eq!(episode.step("4").unwrap().end, Some(End::Terminated));
+        assert_eq!(episode.step("4").unwrap().end, Some(EpisodeEnd::Terminated));
         let heard = heard.join().unwrap();
         assert_eq!((&heard[0]["type"], &heard[0]["data"]["seed"]), (&json!("reset"), &json!(7)));
         assert_eq!(heard[1], json!({ "type": "step", "data": { "guess": "3" } }));
