@@ -38,7 +38,7 @@ pub(super) struct Expert {
 pub(super) struct ExpertActivations {
     pub routing: Routing,
     /// That of all ranks' tokens, where ranks share them.
-    pub all: Option<Routing>,
+    pub all: Option<Box<Routing>>,
     /// Of each expert that has tokens, `(its tokens, 2 * width)`.
     pub up: Vec<Buffer>,
     /// `(T * per_token, H)`: what the experts gave, sorted by expert.
@@ -79,7 +79,7 @@ impl MixtureOfExperts {
     }
 
     /// The logits are products in f32, whatever the compute type.
-    fn route(&self, m: &Model, h: &Buffer) -> Result<(Routing, Option<Routing>)> {
+    fn route(&self, m: &Model, h: &Buffer) -> Result<(Routing, Option<Box<Routing>>)> {
         let mut logits = m.f32s(h.len() / m.config.hidden * self.options.count)?;
         match in_f32(m, h)? {
             Some(wide) => self.router.forward(m, &wide, &mut logits)?,
@@ -87,7 +87,7 @@ impl MixtureOfExperts {
         }
         let routing = |logits: &Buffer| Ok(Routing::of(&m.read_f32s(logits)?, &self.options));
         let all = m.place_in_context().map(|_| m.all_rows(&logits).and_then(|all| routing(&all)));
-        Ok((routing(&logits)?, all.transpose()?))
+        Ok((routing(&logits)?, all.transpose()?.map(Box::new)))
     }
 
     /// Computes an expert's rows of `outputs`; returns the input of its activation.
@@ -184,7 +184,7 @@ impl MixtureOfExperts {
 }
 
 /// The experts that have tokens of any rank, with those of this one.
-fn groups(own: &Routing, all: &Option<Routing>) -> Vec<ExpertGroup> {
+fn groups(own: &Routing, all: &Option<Box<Routing>>) -> Vec<ExpertGroup> {
     own.groups(|expert| all.as_ref().is_some_and(|all| all.is_chosen(expert)))
 }
 

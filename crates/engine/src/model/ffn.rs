@@ -80,7 +80,7 @@ impl NetworkActivations {
     pub fn load(&self, segments: &Segments) -> Option<ExpertLoad> {
         match self {
             NetworkActivations::Dense(_) => None,
-            NetworkActivations::Experts(a) => Some(a.all.as_ref().unwrap_or(&a.routing).load(segments)),
+            NetworkActivations::Experts(a) => Some(a.all.as_deref().unwrap_or(&a.routing).load(segments)),
         }
     }
 }
