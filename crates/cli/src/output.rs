@@ -81,7 +81,7 @@ impl JsonlOutput {
 
     /// Whether rows go to `NAME.part` until all are there.
     pub fn is_part(&self) -> bool {
-        matches!(self.target, Target::Part { .. })
+        matches!(self.target, OutputTarget::Part { .. })
     }
 
     /// Hands over what is buffered.

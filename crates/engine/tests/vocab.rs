@@ -4,11 +4,11 @@
 
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::generate::{
-    CacheOptions, Completion, Generator, GenerationRequest, Sampler, SamplingParams, dismiss,
+    CacheOptions, Completion, GenerationRequest, Generator, Sampler, SamplingParams, dismiss,
 };
 use ferrl_engine::model::tensor::Team;
 use ferrl_engine::model::{Head, Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, BatchSequence, StatGrads, Trainer, kl};
+use ferrl_engine::train::{Batch, BatchSequence, OptimizerOptions, StatGrads, Trainer, kl};
 use ferrl_kernels::comm::threads;
 use ferrl_kernels::{DType, Ranks};
 
@@ -108,7 +108,7 @@ fn scores_and_gradients_of_a_shared_vocabulary_are_those_of_one_rank() {
     }
 }
 
-fn requests(vocab: usize) -> Vec<Request> {
+fn requests(vocab: usize) -> Vec<GenerationRequest> {
     let plain = || SamplingParams { max_new_tokens: 7, seed: 3, ..Default::default() };
     let greedy = || SamplingParams { temperature: 0.0, ..plain() };
     let all = [
@@ -127,7 +127,7 @@ fn requests(vocab: usize) -> Vec<Request> {
         SamplingParams { top_logprobs: 3, ..greedy() },
     ];
     let prompt = |i: usize| (0..2 + 3 * (i % 4)).map(|j| ((i * 97 + j * 53) % vocab) as u32).collect();
-    let request = |(i, params)| Request { prompt: prompt(i), params, stream: [0, i as u32, 1] };
+    let request = |(i, params)| GenerationRequest { prompt: prompt(i), params, stream: [0, i as u32, 1] };
     all.into_iter().enumerate().map(request).collect()
 }
 
@@ -173,7 +173,7 @@ fn logits_stay_where_they_are_computed() {
             m.gather_all().unwrap();
             let mut sampler = Sampler::new(&m, CacheOptions::fit(&m, 4, 64)).unwrap();
             ranks.take_cost();
-            let request = Request { prompt: vec![1, 2, 3], params: params.clone(), stream: [0; 3] };
+            let request = GenerationRequest { prompt: vec![1, 2, 3], params: params.clone(), stream: [0; 3] };
             let work = || match ranks.rank() {
                 0 => sampler.generate(&m, vec![request.clone()]).and_then(|_| dismiss(&m)),
                 _ => sampler.follow(&m),

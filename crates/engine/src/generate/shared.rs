@@ -5,12 +5,12 @@
 //! chosen. Only `top_p` without `top_k`, penalties and the log-probabilities of other tokens need every logit of a row: those
 //! rows are sent to the first rank.
 
-use super::choose::{TokenGroup, HeadOrder};
+use super::choose::{HeadOrder, TokenGroup};
 use crate::model::Model;
 use crate::model::tensor::Team;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Ask, TokenChoice, Choices, Draw};
+use ferrl_kernels::backend::{Ask, Choices, Draw, TokenChoice};
 use ferrl_kernels::math::ln;
 use ferrl_kernels::truncate::Kept;
 use std::ops::Range;
@@ -59,7 +59,12 @@ impl Sent {
 }
 
 /// Chooses a token for each row that is asked for. All members call it together; the first one's choices are those of all.
-pub(super) fn choose_together(model: &Model, team: &Team, h: &Buffer, order: &HeadOrder) -> Result<TokenGroup> {
+pub(super) fn choose_together(
+    model: &Model,
+    team: &Team,
+    h: &Buffer,
+    order: &HeadOrder,
+) -> Result<TokenGroup> {
     let (x, op, (member, size)) =
         (model.select_rows(h, &order.rows)?, model.logp_head(order.divisor), team.member());
     let (rows, tokens) = (order.rows.len(), model.config.vocab_of((member, size)));

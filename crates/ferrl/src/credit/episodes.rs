@@ -65,7 +65,13 @@ pub(super) fn play_on(
         let tokens = e.branch.as_ref().map_or(0, |b| b.sampled.0) as usize;
         let played = e.played.unwrap_or_default();
         let (text, truncated) = (played.text(), played.truncated);
-        let answer = RolloutCompletion { prompt: state.prompt, text, tokens: e.tokens, truncated, played: Some(played) };
+        let answer = RolloutCompletion {
+            prompt: state.prompt,
+            text,
+            tokens: e.tokens,
+            truncated,
+            played: Some(played),
+        };
         Continued { place, answer, ids: Vec::new(), tokens }
     };
     Ok(wanted.iter().zip(played?).map(answer).collect())

@@ -8,7 +8,7 @@ use super::{Answered, Evaluation, question};
 use crate::experience::Metrics;
 use crate::reward::Graded;
 use crate::rollout::RolloutCompletion;
-use crate::source::{Prompt, ExampleSource};
+use crate::source::{ExampleSource, Prompt};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, plan, stats};

@@ -197,7 +197,13 @@ fn take_episode(
     }
     all.metrics.add("search/weight", f64::from(importance));
     let played = reached.played.clone();
-    all.answers.push(RolloutCompletion { prompt: place, text: played.text(), tokens, truncated, played: Some(played) });
+    all.answers.push(RolloutCompletion {
+        prompt: place,
+        text: played.text(),
+        tokens,
+        truncated,
+        played: Some(played),
+    });
 }
 
 /// Why a path ended.

@@ -4,7 +4,7 @@ use crate::help::{model, stage, weights};
 use ferrl::credit;
 use ferrl::env::{self, End, Environment, Next, Turn};
 use ferrl::episode::Environments;
-use ferrl::task::{TaskExample, Task};
+use ferrl::task::{Task, TaskExample};
 use ferrl::train::{Report, Stage};
 use ferrl_engine::Result;
 use ferrl_engine::train::{Batch, Sequence};

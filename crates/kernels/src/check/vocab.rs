@@ -125,7 +125,13 @@ fn folded(
 }
 
 /// The same numbers as `both_ways`, by parts.
-fn by_parts(b: &dyn Backend, op: LogpHead, dtype: DType, i: &HeadCaseInputs, shape: [usize; 2]) -> Result<Outputs> {
+fn by_parts(
+    b: &dyn Backend,
+    op: LogpHead,
+    dtype: DType,
+    i: &HeadCaseInputs,
+    shape: [usize; 2],
+) -> Result<Outputs> {
     let ([vocab, size], rows) = (shape, i.targets.len());
     let (k, extra) = (i.x.len() / rows, i.others.len() / rows);
     let (x, ranks) = (upload(b, dtype, &i.x)?, shared(b, dtype, &i.w, k, size)?);
@@ -233,7 +239,10 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, extra, size, op) in SHAPES {
         for dtype in [DType::F32, DType::Bf16] {
             let name = |what: &str| format!("head of {vocab} {} in {size} parts: {what}", dtype.name());
-            let (p, q) = (HeadCaseInputs::new(dtype, rows, vocab, k, extra), HeadCaseInputs::new(dtype, rows, vocab, k, 1));
+            let (p, q) = (
+                HeadCaseInputs::new(dtype, rows, vocab, k, extra),
+                HeadCaseInputs::new(dtype, rows, vocab, k, 1),
+            );
             let q = HeadCaseInputs { x: q.x.iter().rev().copied().collect(), ..q };
             let want = both_ways(check.cpu, op, dtype, &p, vocab)?;
             let got = by_parts(check.card, op, dtype, &p, [vocab, size])?;

@@ -1,6 +1,6 @@
 //! `ferrl bench memory`: what each rank of a recipe takes at its peak, part by part, beside what the plan says.
 
-use super::scratch::Scratch;
+use super::scratch::ScratchDir;
 use crate::machine::peak_rss_mib;
 use crate::options::at_least_one;
 use crate::output::print;
@@ -67,7 +67,7 @@ fn measure(args: &Args, ranks: &Ranks) -> Result<(Vec<Part>, Vec<Measured>)> {
     let recipe = stage.inputs.recipe.clone();
     let layout = parallel::check(&recipe, ranks.size())?;
     let parts = if ranks.is_alone() { stage.parts.clone() } else { ranks::parts(&stage.inputs, layout) };
-    let scratch = (ranks.rank() == 0).then(|| Scratch::new("memory")).transpose()?;
+    let scratch = (ranks.rank() == 0).then(|| ScratchDir::new("memory")).transpose()?;
     let fresh = scratch.as_ref().map(|s| setup::starting_model(&recipe, &s.0.join("start"))).transpose()?;
     let fresh = fresh.map_or(String::new(), |dir| dir.to_string_lossy().into_owned());
     let dir = ranks.broadcast(fresh.as_bytes())?;

@@ -3,10 +3,10 @@
 //! A completion's random numbers depend on the seed and its prompt alone, so what is sampled now is what would have been sampled
 //! then. What the rows were sampled with stands in `FILE.part.json`; another model, seed or setting is refused.
 
-use super::Job;
+use super::EvalJob;
 use ferrl::evaluate::Answered;
 use ferrl::reward::Graded;
-use ferrl::rollout::Answer;
+use ferrl::rollout::RolloutCompletion;
 use ferrl::source::Prompt;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -19,8 +19,8 @@ fn beside(output: &Path, ending: &str) -> PathBuf {
 }
 
 /// What decides the completions: the model and, for each job, the rows and how they are sampled.
-pub fn settings(model: &Path, seed: u64, jobs: &[Job], likelihood: Option<&str>) -> Value {
-    let job = |job: &Job| {
+pub fn settings(model: &Path, seed: u64, jobs: &[EvalJob], likelihood: Option<&str>) -> Value {
+    let job = |job: &EvalJob| {
         let (r, e) = (&job.recipe.rollout, &job.recipe.eval);
         json!({
             "data": e.data, "task": job.recipe.data.train, "prompts": job.prompts, "samples": e.samples,
@@ -78,7 +78,7 @@ fn difference(was: &Value, is: &Value, name: &str) -> Option<(String, String, St
 
 /// Gives jobs the rows that are there, in their order: whole prompts only, whose texts must be those that come now. Returns the
 /// rows that are kept.
-pub fn restore(jobs: &mut [Job], rows: Vec<Map<String, Value>>) -> Result<Vec<Value>> {
+pub fn restore(jobs: &mut [EvalJob], rows: Vec<Map<String, Value>>) -> Result<Vec<Value>> {
     let mut rows = rows.into_iter().peekable();
     let mut kept = Vec::new();
     for job in jobs {
@@ -117,7 +117,7 @@ fn answered(row: &Map<String, Value>) -> Result<Answered> {
         "index": get("index"), "ids": [], "text": get("prompt"), "messages": [], "columns": get("columns"),
     }))
     .map_err(bad)?;
-    let answer: Answer = serde_json::from_value(json!({
+    let answer: RolloutCompletion = serde_json::from_value(json!({
         "prompt": 0, "text": get("completion"), "tokens": get("tokens"), "truncated": get("truncated"),
     }))
     .map_err(bad)?;
