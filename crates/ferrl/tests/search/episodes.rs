@@ -3,12 +3,12 @@
 use crate::help::*;
 use crate::invariants::holds;
 use crate::same::bare;
-use ferrl::env::{End, Environment, Next, Result, Turn};
+use ferrl::env::{Environment, EpisodeEnd, Next, Result, Turn};
 use ferrl::episode::{Environments, EpisodeKey};
 use ferrl::reward::Rewards;
 use ferrl::search::{Figures, Record, STRATEGIES, replay};
 use ferrl::source::Prompt;
-use ferrl::task::{Example, Task};
+use ferrl::task::{Task, TaskExample};
 use ferrl_engine::train::{Batch, stats};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl Environment for Toy {
             next,
             reward: if over { share } else { 0.0 },
             score: over.then_some(share),
-            end: over.then_some(End::Terminated),
+            end: over.then_some(EpisodeEnd::Terminated),
             ..Default::default()
         })
     }
@@ -79,8 +79,8 @@ impl Environment for Toy {
 struct Toys(Kind);
 
 impl Task for Toys {
-    fn example(&self, _: u64, _: bool) -> ferrl_engine::Result<Example> {
-        Ok(Example::default())
+    fn example(&self, _: u64, _: bool) -> ferrl_engine::Result<TaskExample> {
+        Ok(TaskExample::default())
     }
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
         None
@@ -266,15 +266,15 @@ impl Environment for Echo {
             return Ok(Turn { next: Next::Observation(said.into()), ..Default::default() });
         };
         let reward = f64::from(u8::from(action.contains(said)));
-        Ok(Turn { reward, score: Some(reward), end: Some(End::Terminated), ..Default::default() })
+        Ok(Turn { reward, score: Some(reward), end: Some(EpisodeEnd::Terminated), ..Default::default() })
     }
 }
 
 struct Echoes;
 
 impl Task for Echoes {
-    fn example(&self, _: u64, _: bool) -> ferrl_engine::Result<Example> {
-        Ok(Example::default())
+    fn example(&self, _: u64, _: bool) -> ferrl_engine::Result<TaskExample> {
+        Ok(TaskExample::default())
     }
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
         None

@@ -2,12 +2,12 @@
 
 use crate::help::{model, stage, weights};
 use ferrl::credit;
-use ferrl::env::{self, End, Environment, Next, Turn};
+use ferrl::env::{self, Environment, EpisodeEnd, Next, Turn};
 use ferrl::episode::Environments;
 use ferrl::task::{Task, TaskExample};
-use ferrl::train::{Report, Stage};
+use ferrl::train::{Stage, StepReport};
 use ferrl_engine::Result;
-use ferrl_engine::train::{Batch, Sequence};
+use ferrl_engine::train::{Batch, BatchSequence};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Environment for Game {
             Kind::Restates => Next::State(format!("now {text}")),
             _ => Next::Observation(text.into()),
         };
-        let end = (self.1 == 2).then_some(End::Terminated);
+        let end = (self.1 == 2).then_some(EpisodeEnd::Terminated);
         Ok(Turn { next, reward: 0.5 * good(action), end, ..Default::default() })
     }
 }
@@ -57,8 +57,8 @@ impl Environment for Game {
 struct Games(Kind);
 
 impl Task for Games {
-    fn example(&self, _index: u64, _held_out: bool) -> Result<Example> {
-        Ok(Example { prompt: PROMPT.into(), ..Default::default() })
+    fn example(&self, _index: u64, _held_out: bool) -> Result<TaskExample> {
+        Ok(TaskExample { prompt: PROMPT.into(), ..Default::default() })
     }
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
         None
@@ -89,7 +89,7 @@ fn exact(stage: &Stage, ids: &[u32], kind: Kind, left: usize) -> f64 {
     let next: Vec<Vec<u32>> = (0..size).map(|t| [ids, &[t]].concat()).collect();
     let sequence = |ids: &Vec<u32>| {
         let scored = (0..ids.len()).map(|i| i + 1 == ids.len()).collect();
-        Sequence { ids: ids.clone(), scored, ..Default::default() }
+        BatchSequence { ids: ids.clone(), scored, ..Default::default() }
     };
     let batch = Batch { sequences: next.iter().map(sequence).collect(), others_per_row: 0 };
     let logp = stage.policy.stats(&batch).unwrap().logp;
@@ -107,7 +107,7 @@ fn exact(stage: &Stage, ids: &[u32], kind: Kind, left: usize) -> f64 {
     next.iter().enumerate().map(value).sum()
 }
 
-fn exact_logp(report: &Report) {
+fn exact_logp(report: &StepReport) {
     assert_eq!(report.metrics.get("sampling/sampling_logp_difference/max"), Some(0.0));
 }
 
@@ -171,7 +171,7 @@ fn credit_of_turns_is_the_same_for_any_cache_and_refused_where_a_game_forgets() 
         let options = ferrl_engine::generate::CacheOptions { bytes: cache << 10, ..Default::default() };
         let sampler = ferrl_engine::generate::Sampler::new(&stage.policy.model, options).unwrap();
         stage.generator = Some(Box::new(sampler));
-        let reports: Vec<Report> = (0..2).map(|_| stage.step().unwrap()).collect();
+        let reports: Vec<StepReport> = (0..2).map(|_| stage.step().unwrap()).collect();
         let credits = reports.iter().flat_map(|r| &r.rollouts).map(|r| r.credit.clone().unwrap());
         (credits.collect::<Vec<_>>(), weights(&stage))
     };
