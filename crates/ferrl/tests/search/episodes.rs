@@ -52,7 +52,7 @@ impl Environment for Toy {
             return Err(ferrl::env::Fault::Lost(Box::new(lost)));
         }
         let salt = if self.kind == Kind::Forgets { CALLS.fetch_add(1, Ordering::Relaxed) } else { 0 };
-        let even = (self.number + self.turn + action.len() as u64 + salt) % 2 == 0;
+        let even = (self.number + self.turn + action.len() as u64 + salt).is_multiple_of(2);
         let said = if even { "a" } else { "b" };
         let next = match self.kind {
             Kind::Restates => Next::State(format!("{}\n", said.repeat(1 + self.turn as usize))),

@@ -43,7 +43,7 @@ impl Environment for Game {
     }
     fn step(&mut self, action: &str) -> env::Result<Turn> {
         self.1 += 1;
-        let odd = self.0 == Kind::Forgets && CALLS.fetch_add(1, Ordering::Relaxed) % 3 == 0;
+        let odd = self.0 == Kind::Forgets && CALLS.fetch_add(1, Ordering::Relaxed).is_multiple_of(3);
         let text = if odd { "hm\n" } else { said(action) };
         let next = match self.0 {
             Kind::Restates => Next::State(format!("now {text}")),
