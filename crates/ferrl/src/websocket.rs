@@ -156,7 +156,7 @@ fn frame(bytes: &[u8]) -> Result<Option<Frame>, String> {
         return Err(format!("the answer has more than {MAX_BYTES} bytes"));
     }
     let end = start + length as usize;
-    Ok((bytes.len() >= end).then(|| (first & 0x80 != 0, first & 0x0f, start..end, end)))
+    Ok((bytes.len() >= end).then_some((first & 0x80 != 0, first & 0x0f, start..end, end)))
 }
 
 #[cfg(test)]

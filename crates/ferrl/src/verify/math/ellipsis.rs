@@ -128,7 +128,8 @@ fn list(items: &[Expr], budget: &Budget) -> Option<Vec<Expr>> {
         }
         out.push(step.next(out.last()?));
     }
-    if !ends.is_empty() && !(out.ends_with(&ends) && out.starts_with(&known)) {
+    let continues = out.ends_with(&ends) && out.starts_with(&known);
+    if !(ends.is_empty() || continues) {
         return None;
     }
     let mut items = short(out.iter().map(|v| Expr::Num(v.clone(), None)).collect());

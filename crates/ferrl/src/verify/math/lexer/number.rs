@@ -169,7 +169,7 @@ fn prefixed(chars: &[char], start: usize) -> Option<(Literal, usize)> {
     if digits.len() > 64 || !digits.chars().all(|c| c.is_digit(base)) {
         return None;
     }
-    let value = Nat::parse(digits.to_ascii_uppercase().as_bytes(), base.into())?;
+    let value = Nat::parse(digits.to_ascii_uppercase().as_bytes(), base)?;
     let value = Rational::from_parts(false, value, Nat::from(1))?;
     Some((Literal { value, digits: None, raw: None }, start + 2 + digits.len()))
 }
