@@ -20,7 +20,7 @@ pub use work::{Rates, Work};
 
 use crate::algo::{self, Feed, Needs, UpdatePlan};
 use crate::data::hub::model_dir;
-use crate::preflight::check_adapter;
+use crate::preflight::{check_adapter, check_base};
 use crate::recipe::{InitSettings, Recipe, Resolved};
 use crate::run::Disk;
 use crate::setup;
@@ -212,7 +212,9 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
         let follows = recipe.model.path.is_none() && recipe.model.init.is_none();
         let left = previous.filter(|_| follows).and_then(|stage| stage.inputs.recipe.adapter.as_ref());
         let left = left.map(|adapter| adapter.options()).transpose()?;
-        check_adapter(&adapter.options()?, left.as_ref(), &config)?;
+        let wanted = adapter.options()?;
+        check_adapter(&wanted, left.as_ref(), &config)?;
+        left.iter().try_for_each(|left| check_base(&wanted, left))?;
     }
     let lengths = lengths(recipe, feed, tokenizer.as_deref());
     let (updates, device) = (algorithm.updates(), ferrl_kernels::footprint(&recipe.device)?);

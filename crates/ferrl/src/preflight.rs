@@ -15,7 +15,7 @@ use crate::setup::{self, Draft};
 use crate::source::SourceSummary;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::model::adapter::{AdapterOptions, adapter_weights};
+use ferrl_engine::model::adapter::{AdapterOptions, BaseHome, adapter_weights};
 use ferrl_engine::model::{Config, Head, family};
 use ferrl_engine::train::trained_weights;
 use ferrl_engine::{Error, Result};
@@ -104,7 +104,10 @@ fn one(
     let trained = match &recipe.adapter {
         Some(adapter) => {
             let wanted = adapter.options()?;
-            check_adapter(&wanted, start.adapter.as_ref(), &policy)?;
+            let left = start.adapter.as_ref();
+            check_adapter(&wanted, left, &policy)?;
+            // Of an adapter that no stage of this recipe has trained the base is not known.
+            left.filter(|_| !start.name.is_empty()).map_or(Ok(()), |left| check_base(&wanted, left))?;
             adapter_weights(&policy, &wanted)?.1
         }
         None => trained_weights(&policy, &setup::trained::patterns(&policy, &recipe.model)?)?,
@@ -142,6 +145,18 @@ pub(crate) fn check_adapter(
 ) -> Result<()> {
     wanted.check_names(config)?;
     left.map_or(Ok(()), |left| left.same(wanted, config).map_err(|e| e.at("adapter")))
+}
+
+/// Refuses NF4 under an adapter that an earlier stage trains on weights that are not rounded.
+pub(crate) fn check_base(wanted: &AdapterOptions, left: &AdapterOptions) -> Result<()> {
+    if wanted.base == BaseHome::Nf4 && left.base != BaseHome::Nf4 {
+        return Err(Error::usage(
+            "the stage before trains the adapter on weights that are not rounded to NF4",
+        )
+        .at("adapter.base")
+        .fix("adapter.base = \"nf4\" in both stages, or in none"));
+    }
+    Ok(())
 }
 
 /// The models of a stage as they will be trained: the policy, and a critic on its own weights. All others are looked at.

@@ -43,6 +43,13 @@ fn heads(model: &Model) -> Heads {
     model.own_heads(Heads { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim })
 }
 
+/// A buffer of each layer for this many blocks.
+fn layers(model: &Model, heads: Heads, blocks: usize) -> Result<Vec<Buffer>> {
+    let len = model.backend.cache_len(heads, blocks);
+    let _cache = Purpose::Cache.on(&model.backend);
+    (0..model.config.layers).map(|_| model.backend.alloc(model.dtype, len)).collect()
+}
+
 /// Bytes of one block over all layers.
 fn block_bytes(model: &Model) -> usize {
     model.backend.cache_len(heads(model), 1) * model.config.layers * model.dtype.size()
@@ -101,10 +108,12 @@ impl KvCache {
             return Err(Error::usage(format!("{bytes} bytes of cache hold no block of {block_bytes} bytes"))
                 .fix("a larger cache budget"));
         }
-        let mut cache = KvCache {
+        // First of all: a size that the device has no memory for is an error here, and an abort as a list of blocks.
+        let layers = layers(model, heads, count)?;
+        Ok(KvCache {
             size: model.backend.block_tokens(),
             block_bytes,
-            layers: Vec::new(),
+            layers,
             copies: 0,
             heads,
             pending: Vec::new(),
@@ -114,23 +123,18 @@ impl KvCache {
             index: HashMap::new(),
             serial: 0,
             clock: 0,
-        };
-        cache.alloc_layers(model)?;
-        Ok(cache)
+        })
     }
 
     /// Allocates the buffers of all layers where there are none.
     pub fn alloc_layers(&mut self, model: &Model) -> Result<()> {
         if self.layers.is_empty() {
-            let len = model.backend.cache_len(self.heads, self.blocks.len());
-            let _cache = Purpose::Cache.on(&model.backend);
-            let layers = (0..model.config.layers).map(|_| model.backend.alloc(model.dtype, len));
-            self.layers = layers.collect::<Result<_>>()?;
+            self.layers = layers(model, self.heads, self.blocks.len())?;
         }
         Ok(())
     }
 
-    /// Frees the buffers until [`Cache::alloc_layers`], and forgets what they held. No sequence has a block.
+    /// Frees the buffers until [`KvCache::alloc_layers`], and forgets what they held. No sequence has a block.
     pub fn free_layers(&mut self) {
         self.forget_all();
         self.layers.clear();

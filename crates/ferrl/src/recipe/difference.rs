@@ -25,7 +25,7 @@ pub fn changes_no_bit((key, was, is): (&str, &str, &str)) -> bool {
     let within =
         |free: &&str| key.strip_prefix(*free).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
     let base = key == "adapter.base" && ![was, is].iter().any(|home| home.contains("nf4"));
-    base || SAME_BITS.iter().any(|free| within(free))
+    base || SAME_BITS.iter().any(within)
 }
 
 /// The first setting in which they differ; `None` where they say the same.

@@ -8,7 +8,7 @@ use ferrl_kernels::Backend;
 const MOST_BYTES: f64 = 1125899906842624.0;
 
 /// The least memory that a device is taken to have: less is a unit forgotten.
-const LEAST_DEVICE: u64 = 1 << 20;
+const LEAST_DEVICE: u64 = 64 << 10;
 
 /// A number of bytes with a unit: `22GiB`, `900MiB`.
 pub fn bytes(text: &str) -> std::result::Result<u64, String> {
@@ -36,7 +36,7 @@ pub fn bytes(text: &str) -> std::result::Result<u64, String> {
 /// The same of a device's memory.
 pub fn device_bytes(text: &str) -> std::result::Result<u64, String> {
     match bytes(text)? {
-        size if size < LEAST_DEVICE => Err(format!("{text:?} is {size} bytes, expected at least 1MiB")),
+        size if size < LEAST_DEVICE => Err(format!("{text:?} is {size} bytes, expected at least 64KiB")),
         size => Ok(size),
     }
 }

@@ -495,6 +495,8 @@ mod tests {
         "memory",
         "set_purpose",
         "memory_report",
+        "books",
+        "trim",
         "set_memory_limit",
         "is_exact",
         "set_exact",

@@ -2,7 +2,7 @@
 
 use super::scratch::ScratchDir;
 use crate::machine::peak_rss_mib;
-use crate::options::at_least_one;
+use crate::options::{above_zero, at_least_one};
 use crate::output::print;
 use ferrl::parallel;
 use ferrl::plan::memory::Part;
@@ -33,8 +33,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     steps: usize,
     /// Fail where a rank takes this many per cent more or less than planned
-    #[arg(long, value_name = "PERCENT")]
-    within: Option<f64>,
+    #[arg(long, value_name = "PERCENT", value_parser = above_zero)]
+    within: Option<f32>,
     /// One line of JSON instead of a table
     #[arg(long)]
     json: bool,
@@ -129,7 +129,7 @@ fn show(args: &Args, parts: &[Part], all: &[Measured]) -> Result<()> {
     }
     let worst = all.iter().map(|m| off(m).abs()).fold(0.0, f64::max);
     match args.within {
-        Some(within) if worst > within => Err(Error::resource(format!(
+        Some(within) if worst > f64::from(within) => Err(Error::resource(format!(
             "a rank takes {worst:.1} % more or less than planned, expected {within} % at most"
         ))),
         _ => Ok(()),

@@ -272,17 +272,17 @@ fn some_ids(count: usize, vocab: usize) -> Vec<u32> {
     (0..count).map(id).collect()
 }
 
+/// Sequences of `seq` random tokens, in micro-batches of at most `budget` tokens.
+fn micro_batches(shape: &ShapeArgs, (batch, seq): (usize, usize), budget: usize) -> Result<Vec<Batch>> {
+    let ids = some_ids(batch * seq, shape.vocab);
+    let sequences = |c: &Range<usize>| ids[c.start * seq..c.end * seq].chunks(seq).map(<[u32]>::to_vec);
+    Ok(plan(&vec![seq; batch], budget)?.iter().map(|c| Batch::of(sequences(c))).collect())
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
     fn the_peers_family_is_found() {
         assert_eq!(super::measured_family(), Some("qwen2"));
     }
-}
-
-/// Sequences of `seq` random tokens, in micro-batches of at most `budget` tokens.
-fn micro_batches(shape: &ShapeArgs, (batch, seq): (usize, usize), budget: usize) -> Result<Vec<Batch>> {
-    let ids = some_ids(batch * seq, shape.vocab);
-    let sequences = |c: &Range<usize>| ids[c.start * seq..c.end * seq].chunks(seq).map(<[u32]>::to_vec);
-    Ok(plan(&vec![seq; batch], budget)?.iter().map(|c| Batch::of(sequences(c))).collect())
 }
