@@ -173,5 +173,9 @@ fn memory_is_measured_beside_the_plan() {
     assert!(rank["peak"].as_f64().unwrap() > planned("weights") + planned("optimizer"));
     let table = ok(&["bench", "memory", &recipe]);
     assert!(table.contains("outside of buffers") && table.contains("rank 0"), "{table}");
-    fails(&["bench", "memory", &recipe, "--within", "0.0001"], 5, &["than planned, expected 0 % at most"]);
+    fails(
+        &["bench", "memory", &recipe, "--within", "0.0001"],
+        5,
+        &["than planned, expected 0.0001 % at most"],
+    );
 }
