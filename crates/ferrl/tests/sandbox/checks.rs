@@ -184,7 +184,14 @@ fn attack_all<'a>(attacks: impl Iterator<Item = &'a Attack>) -> Tally {
                 }
             }
         }
-        match control(attack, &mut boxes, &program) {
+        // One success shows that the attack works; a busy machine may spoil a try.
+        let mut unconfined = control(attack, &mut boxes, &program);
+        for _ in 0..2 {
+            if unconfined.as_ref().is_some_and(|ran| !escaped(ran)) {
+                unconfined = control(attack, &mut boxes, &program);
+            }
+        }
+        match unconfined {
             Some(ran) if escaped(&ran) => tally.shown += 1,
             Some(ran) => {
                 tally.wrong.push(format!("{}: it does not work unconfined: {}", attack.name, said(&ran)))
