@@ -223,7 +223,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Opens --output, with the rows of the evaluation that --resume goes on with.
+/// Opens --output; with --resume, after the rows that an interrupted evaluation wrote.
 fn open_output(args: &Args, model: &Path, jobs: &mut [EvalJob]) -> Result<Option<JsonlOutput>> {
     let Some(path) = args.output.as_deref() else { return Ok(None) };
     let seed = args.set.seed(&jobs[0].recipe);

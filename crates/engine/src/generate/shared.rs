@@ -18,9 +18,9 @@ use std::ops::Range;
 /// What a rank sends of its logits of a row.
 enum Sent {
     Nothing,
-    /// The so many likeliest.
+    /// The most probable tokens, this many (top-k).
     Top(usize),
-    /// Those at least so many times as likely as its likeliest.
+    /// Tokens whose probability is at least this fraction of the largest (min-p).
     AtLeast(f32),
     All,
 }

@@ -51,7 +51,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// So many numbers, taken from the front.
+/// The first `count` numbers, removed from the front.
 fn take(bytes: &mut &[u8], count: usize) -> Result<Vec<f32>> {
     let (here, after) = bytes.split_at_checked(4 * count).ok_or_else(other_batch)?;
     let mut values = vec![0.0; count];

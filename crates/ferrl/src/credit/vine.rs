@@ -86,7 +86,7 @@ pub(super) struct State {
     ids: Vec<u32>,
     /// Tokens of the prefix.
     prefix: usize,
-    /// How an episode comes back to it.
+    /// The actions that lead an episode to this state.
     pub played: Option<Prefix>,
     /// Sample and state number of the first completion that passes it.
     pub noise: (u32, u32),

@@ -1,4 +1,4 @@
-//! `ferrl eval --resume`: goes on with an evaluation that was stopped, from the rows in `FILE.part`.
+//! `ferrl eval --resume`: continues an interrupted evaluation from the rows in `FILE.part`.
 //!
 //! A completion's random numbers depend on the seed and its prompt alone, so what is sampled now is what would have been sampled
 //! then. What the rows were sampled with stands in `FILE.part.json`; another model, seed or setting is refused.
