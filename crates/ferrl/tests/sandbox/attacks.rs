@@ -45,7 +45,9 @@ def won():
 def call(number, *arguments):
     import ctypes
     libc = ctypes.CDLL(None, use_errno=True)
-    result = libc.syscall(number, *arguments)
+    # The kernel reads whole words; of a plain int ctypes writes half of one, over whatever lies on the stack.
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = libc.syscall(ctypes.c_long(number), *words)
     return result, ctypes.get_errno()
 def libc():
     import ctypes
