@@ -78,6 +78,7 @@ fn features() -> String {
     let all = [
         ("neon", std::arch::is_aarch64_feature_detected!("neon")),
         ("bf16", std::arch::is_aarch64_feature_detected!("bf16")),
+        ("bf16", std::arch::is_aarch64_feature_detected!("bf16")),
     ];
     all.iter().filter(|(_, there)| *there).map(|(name, _)| *name).collect::<Vec<_>>().join(" ")
 }

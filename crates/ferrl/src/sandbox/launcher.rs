@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// First argument of a supervisor.
 pub(super) const SUPERVISOR: &str = "--ferrl-sandbox-supervisor";
 /// First argument of a stage.
+#[cfg(target_os = "linux")]
 pub(super) const STAGE: &str = "--ferrl-sandbox-stage";
 /// Names an executable that can be a supervisor.
 pub const VARIABLE: &str = "FERRL_LAUNCHER";

@@ -61,7 +61,7 @@ pub fn tile_rows(level: Level) -> usize {
         #[cfg(target_arch = "x86_64")]
         LevelKind::Avx512 | LevelKind::Avx512Bf16 => super::simd::Avx512::<true>::MR,
         #[cfg(target_arch = "aarch64")]
-        LevelKind::Neon => super::simd::Neon::MR,
+        LevelKind::Neon | LevelKind::NeonBf16 => super::simd::Neon::<false>::MR,
         #[allow(unreachable_patterns)]
         _ => unreachable!("a level of another architecture"),
     }

@@ -43,6 +43,8 @@ pub(crate) enum LevelKind {
     Portable,
     /// NEON.
     Neon,
+    /// NEON with the bf16 dot product.
+    NeonBf16,
     /// AVX2 and FMA.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
@@ -53,13 +55,20 @@ pub(crate) enum LevelKind {
 
 impl LevelKind {
     /// All of them, slowest first.
-    const ALL: [LevelKind; 5] =
-        [LevelKind::Portable, LevelKind::Neon, LevelKind::Avx2, LevelKind::Avx512, LevelKind::Avx512Bf16];
+    const ALL: [LevelKind; 6] = [
+        LevelKind::Portable,
+        LevelKind::Neon,
+        LevelKind::NeonBf16,
+        LevelKind::Avx2,
+        LevelKind::Avx512,
+        LevelKind::Avx512Bf16,
+    ];
 
     fn name(self) -> &'static str {
         match self {
             LevelKind::Portable => "portable",
             LevelKind::Neon => "neon",
+            LevelKind::NeonBf16 => "neonbf16",
             LevelKind::Avx2 => "avx2",
             LevelKind::Avx512 => "avx512",
             LevelKind::Avx512Bf16 => "avx512bf16",
@@ -78,7 +87,7 @@ impl LevelKind {
                 && is_x86_feature_detected!("avx512vl");
             match self {
                 LevelKind::Portable => true,
-                LevelKind::Neon => false,
+                LevelKind::Neon | LevelKind::NeonBf16 => false,
                 LevelKind::Avx2 => avx2,
                 LevelKind::Avx512 => avx512,
                 LevelKind::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
@@ -86,8 +95,13 @@ impl LevelKind {
         }
         #[cfg(target_arch = "aarch64")]
         {
-            self == LevelKind::Portable
-                || self == LevelKind::Neon && std::arch::is_aarch64_feature_detected!("neon")
+            use std::arch::is_aarch64_feature_detected as has;
+            match self {
+                LevelKind::Portable => true,
+                LevelKind::Neon => has!("neon"),
+                LevelKind::NeonBf16 => has!("neon") && has!("bf16"),
+                _ => false,
+            }
         }
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
@@ -312,7 +326,14 @@ macro_rules! multiversion {
             #[target_feature(enable = "neon")]
             fn neon<$(const $C: $CT,)* $($T: $B,)*>($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: compiled for these instructions, and called where the CPU has them.
-                let token = unsafe { $crate::cpu::simd::Neon::new() };
+                let token = unsafe { $crate::cpu::simd::Neon::<false>::new() };
+                generic::<_, $($C,)* $($T,)*>(token $(, $arg)*)
+            }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,bf16")]
+            fn neonbf16<$(const $C: $CT,)* $($T: $B,)*>($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: compiled for these instructions, and called where the CPU has them.
+                let token = unsafe { $crate::cpu::simd::Neon::<true>::new() };
                 generic::<_, $($C,)* $($T,)*>(token $(, $arg)*)
             }
             match level.kind() {
@@ -329,6 +350,9 @@ macro_rules! multiversion {
                 #[cfg(target_arch = "aarch64")]
                 // SAFETY: as above.
                 LevelKind::Neon => unsafe { neon::<$($C,)* $($T,)*>($($arg),*) },
+                #[cfg(target_arch = "aarch64")]
+                // SAFETY: as above.
+                LevelKind::NeonBf16 => unsafe { neonbf16::<$($C,)* $($T,)*>($($arg),*) },
                 #[allow(unreachable_patterns)]
                 _ => unreachable!("a level of another architecture"),
             }

@@ -1,13 +1,16 @@
-//! NEON, which every 64-bit ARM CPU has: a vector is four registers.
+//! NEON, which every 64-bit ARM CPU has: a vector is four registers. `DOT` says that the CPU has bf16 dot products too.
+//!
+//! `BFDOT` keeps a chain of additions to an output element, as every other level has it. `BFMMLA`, which multiplies blocks of
+//! two rows and two columns, would want both operands packed in fours along k.
 
 use super::Simd;
 use std::arch::aarch64::*;
 
-/// Proof that the CPU has NEON.
+/// Proof that the CPU has NEON, and with `DOT` the extension of Armv8.6 for bf16.
 #[derive(Clone, Copy)]
-pub struct Neon(());
+pub struct Neon<const DOT: bool>(());
 
-impl Neon {
+impl<const DOT: bool> Neon<DOT> {
     /// # Safety
     /// The CPU has these instructions.
     #[inline(always)]
@@ -33,10 +36,10 @@ fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
 }
 
 #[allow(clippy::undocumented_unsafe_blocks)]
-unsafe impl Simd for Neon {
+unsafe impl<const DOT: bool> Simd for Neon<DOT> {
     type V = Four;
     type P = Four;
-    const PAIR: usize = 1;
+    const PAIR: usize = if DOT { 2 } else { 1 };
     const MR: usize = 6;
     const NV: usize = 1;
 
@@ -147,12 +150,21 @@ unsafe impl Simd for Neon {
         self.splat(f32::from_bits(unit))
     }
     #[inline(always)]
-    unsafe fn zip_bf16(self, low: *const u16, _: *const u16) -> Four {
-        unsafe { self.load_bf16(low) }
+    unsafe fn zip_bf16(self, low: *const u16, high: *const u16) -> Four {
+        if !DOT {
+            return unsafe { self.load_bf16(low) };
+        }
+        std::array::from_fn(|i| unsafe {
+            let (low, high) = (vld1_u16(low.add(4 * i)), vld1_u16(high.add(4 * i)));
+            vreinterpretq_f32_u32(vorrq_u32(vmovl_u16(low), vshll_n_u16::<16>(high)))
+        })
     }
     #[inline(always)]
     fn dot(self, a: Four, b: Four, c: Four) -> Four {
-        self.fma(a, b, c)
+        match DOT {
+            true => std::array::from_fn(|i| unsafe { bfdot(a[i], b[i], c[i]) }),
+            false => self.fma(a, b, c),
+        }
     }
 }
 
@@ -166,4 +178,19 @@ unsafe fn narrow(v: float32x4_t) -> uint16x4_t {
         let quiet = vorrq_u32(bits, vdupq_n_u32(0x0040_0000));
         vshrn_n_u32::<16>(vbslq_u32(vceqq_f32(v, v), rounded, quiet))
     }
+}
+
+/// Lane by lane `c + a.low * b.low + a.high * b.high`. The compiler has no stable name for this instruction.
+#[inline(always)]
+unsafe fn bfdot(a: float32x4_t, b: float32x4_t, mut c: float32x4_t) -> float32x4_t {
+    // SAFETY: the caller has the instruction; it touches nothing but these registers.
+    unsafe {
+        std::arch::asm!(
+            ".arch_extension bf16",
+            "bfdot {c:v}.4s, {a:v}.8h, {b:v}.8h",
+            a = in(vreg) a, b = in(vreg) b, c = inout(vreg) c,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    c
 }
