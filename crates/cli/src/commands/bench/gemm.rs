@@ -233,7 +233,7 @@ fn timed(
 }
 
 /// Numbers between -1 and 1 without a pattern that matters.
-fn noise(b: &dyn Backend, dtype: DType, len: usize) -> Result<Buffer> {
+pub(super) fn noise(b: &dyn Backend, dtype: DType, len: usize) -> Result<Buffer> {
     let mut buffer = b.alloc(dtype, len)?;
     let mut state = 0x9E37_79B9u32;
     let mut chunk = vec![0.0; len.min(1 << 16)];

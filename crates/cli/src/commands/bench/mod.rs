@@ -9,6 +9,7 @@ mod ranks;
 mod report;
 mod rl_step;
 mod scratch;
+mod shapes;
 mod train;
 
 use crate::machine::ensure_memory_of;
@@ -60,6 +61,7 @@ enum Benchmark {
     Decode(decode::Args),
     Grpo(rl_step::Args),
     Gemm(gemm::Args),
+    Shapes(shapes::Args),
     Ranks(ranks::Args),
     Memory(memory::Args),
 }
@@ -71,6 +73,7 @@ pub fn run(args: &Args) -> Result<()> {
         Some(Benchmark::Decode(args)) => decode::run(args),
         Some(Benchmark::Grpo(args)) => rl_step::run(args),
         Some(Benchmark::Gemm(args)) => gemm::run(args),
+        Some(Benchmark::Shapes(args)) => shapes::run(args),
         Some(Benchmark::Ranks(args)) => ranks::run(args),
         Some(Benchmark::Memory(args)) => memory::run(args),
         None => check::run(&args.device, args.threads, &args.only, args.fixtures.as_deref(), args.ranks),
