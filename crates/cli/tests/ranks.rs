@@ -117,6 +117,8 @@ fn a_mistake_is_said_once_and_ends_every_rank() {
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(said.matches("error: ").count(), 1, "{said}");
     assert!(said.contains("train.batch"), "{said}");
+    // Bug: Open MPI's banners stood around it.
+    assert!(!said.contains("Primary job") && !said.contains("mpirun detected"), "{said}");
     assert_eq!(out.status.code(), Some(2), "{said}");
 }
 

@@ -54,8 +54,27 @@ impl RankLayout {
         all.into_iter().filter(|(_, size)| *size > 1).collect()
     }
 
-    /// Refuses a model whose work these groups cannot share.
-    pub fn fits(&self, config: &Config) -> Result<()> {
+    /// Refuses what a run of the recipe in this layout would refuse: groups on a card, models whose work the groups cannot share, a
+    /// trust region over an adapter whose base is split. The one place that says so, for runs and for plans.
+    pub fn serves<'a>(
+        &self,
+        recipe: &Recipe,
+        on_card: bool,
+        models: impl IntoIterator<Item = &'a Config>,
+    ) -> Result<()> {
+        let trusts = || recipe.algorithm().is_ok_and(|a| a.updates().trust_region.is_some());
+        if self.splits() && recipe.adapter.is_some() && trusts() {
+            let what = "a trust region compares with a copy of the policy, which is not made of an adapter whose base is split";
+            let fix = "parallel.ddp_size = 0, and parallel.tp_size and parallel.sp_size = 1";
+            return Err(Error::usage(what).at("parallel").fix(fix));
+        }
+        if let Some((key, _)) = self.teams().first().filter(|_| on_card) {
+            return Err(on_a_card(key));
+        }
+        models.into_iter().try_for_each(|config| self.shares(config))
+    }
+
+    fn shares(&self, config: &Config) -> Result<()> {
         let all = [
             ("parallel.tp_size", self.tp, 1),
             ("parallel.sp_size", 1, self.sp),
@@ -91,17 +110,21 @@ pub fn check_stages(resolved: &Resolved, ranks: usize) -> Result<()> {
     Ok(())
 }
 
-/// The layout of a recipe on `ranks` ranks; an error where sizes do not divide them or the engine cannot do it.
+/// The layout of a recipe on `ranks` ranks; an error where sizes do not divide them or the engine cannot do it, as far as the
+/// recipe tells: `device = "auto"`, and a model that an earlier stage leaves, are known when the stage begins.
 pub fn check(recipe: &Recipe, ranks: usize) -> Result<RankLayout> {
     let layout = RankLayout::of(recipe, ranks)?;
-    if let Some(config) = known_config(recipe) {
-        layout.fits(&config)?;
-    }
+    let named = Some(&recipe.device).filter(|device| *device != ferrl_kernels::AUTO);
+    let on_card = named.map(|device| ferrl_kernels::footprint(device)).transpose()?;
+    let on_card = on_card.is_some_and(|device| device.own_memory);
+    // Any model can be computed with by a rank alone, and its configuration need not be read.
+    let groups = !layout.teams().is_empty();
+    let models = groups.then(|| [known_config(recipe), known_critic(recipe)]);
+    layout.serves(recipe, on_card, models.iter().flatten().flatten())?;
     Ok(layout)
 }
 
-/// What is said to ranks that would compute layers together on a card.
-pub(crate) fn on_a_card(key: &str) -> Error {
+fn on_a_card(key: &str) -> Error {
     let what = "tensor and context parallelism on a card are not built yet";
     Error::usage(what)
         .at(key)
@@ -114,6 +137,12 @@ fn known_config(recipe: &Recipe) -> Option<Config> {
         Some(init) => new_config(recipe, init).ok(),
         None => read_config(Path::new(recipe.model.path.as_ref()?)).ok(),
     }
+}
+
+/// The same of a critic with weights of its own.
+fn known_critic(recipe: &Recipe) -> Option<Config> {
+    let own = recipe.algorithm().is_ok_and(|a| a.needs().critic) && !recipe.critic.shared;
+    read_config(Path::new(recipe.critic.path.as_ref().filter(|_| own)?)).ok()
 }
 
 #[cfg(test)]
@@ -177,5 +206,28 @@ mod tests {
             let said = "4 ranks cannot share 6 query and 2 key heads equally";
             assert!(error.contains(key) && error.contains(said) && error.contains("one of 1, 2"), "{error}");
         }
+    }
+
+    #[test]
+    fn groups_on_a_named_card_are_refused_before_it_is_opened() {
+        let on = |device: &str, r: Recipe| check(&Recipe { device: device.into(), ..r }, 4);
+        let error = on("cuda", recipe(0, 1, 2, 0)).unwrap_err().to_string();
+        assert!(error.contains("parallel.sp_size") && error.contains("on a card are not built"), "{error}");
+        assert!(on("cuda:1", recipe(0, 1, 1, 2)).unwrap_err().to_string().contains("rollout.tp_size"));
+        assert!(on("cuda", recipe(1, 1, 1, 1)).is_ok(), "ZeRO-3 runs on cards");
+        assert!(on("cpu", recipe(0, 2, 2, 0)).is_ok());
+    }
+
+    #[test]
+    fn a_trust_region_over_a_split_adapter_is_refused_before_its_first_update() {
+        let text =
+            "algo = \"trpo\"\nmodel.init.hidden = 32\nadapter.r = 4\ndata.train = [\"task:countdown\"]\n";
+        let plan = Recipe::parse(text, "r.toml", "r", &[]).unwrap();
+        let mut r = plan.stages[0].recipe.clone();
+        assert!(check(&r, 2).is_ok(), "whole weights");
+        r.parallel.ddp_size = 1;
+        assert!(check(&r, 2).unwrap_err().to_string().contains("trust region"), "ZeRO-3");
+        r.adapter = None;
+        assert!(check(&r, 2).is_ok());
     }
 }

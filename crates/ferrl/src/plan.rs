@@ -6,8 +6,10 @@
 
 pub mod advice;
 pub mod cards;
+mod exchange;
 mod lengths;
 pub mod memory;
+mod rank_memory;
 pub mod ranks;
 mod show;
 mod show_ranks;

@@ -93,7 +93,7 @@ pub fn from_draft(
     let opened = with_policy_head(opened, &recipe, needs)?;
     let critic_dir = critic_dir(&recipe, needs, dir)?;
     trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model)?;
-    let mut policy = trainer(&recipe, backend.clone(), &opened, split(&recipe, ranks, 0)?)?;
+    let mut policy = trainer(&recipe, backend.clone(), &opened, split(&recipe, needs, ranks, 0)?)?;
     let reference = match needs {
         Needs { teacher: true, .. } => {
             let teacher = crate::teacher::load(&recipe, &policy.model)?;
@@ -104,7 +104,8 @@ pub fn from_draft(
         }
         _ => None,
     };
-    let critic = critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir, split(&recipe, ranks, 1)?));
+    let critic =
+        critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir, split(&recipe, needs, ranks, 1)?));
     let critic = critic.transpose()?;
     let samples = feed.sampled() && !source.graded();
     let generator = samples.then(|| sampler(&recipe, &policy.model, &tokenizer)).transpose()?;
@@ -180,10 +181,10 @@ fn first_policy(policy: &mut Trainer, needs: Needs, recipe: &Recipe) -> Result<O
 /// Number of the reference among the models of a run that are split; the policy is 0, the critic 1.
 const REFERENCE: usize = 2;
 
-/// How the weights of a model of the stage are split over ranks, where they are. An adapter's base is read whole and split
-/// afterwards.
-fn split(recipe: &Recipe, ranks: &Ranks, number: usize) -> Result<Option<Split>> {
-    if ranks.is_alone() || recipe.adapter.is_some() {
+/// How the weights of a model of the stage are split over ranks, where they are. Under an adapter that is compared with a whole
+/// reference they are read whole, copied and split afterwards.
+fn split(recipe: &Recipe, needs: Needs, ranks: &Ranks, number: usize) -> Result<Option<Split>> {
+    if ranks.is_alone() || recipe.adapter.is_some() && needs.full_kl {
         return Ok(None);
     }
     let layout = parallel::check(recipe, ranks.size())?;
@@ -254,7 +255,9 @@ fn trainer(
 ) -> Result<Trainer> {
     let options = Options { dtype: recipe.dtype()?, training: true, context: 0 };
     let model = match (&recipe.adapter, split) {
-        (Some(adapter), _) => Model::load_adapted(backend, dir, options, &adapter.options()?, recipe.seed)?,
+        (Some(adapter), split) => {
+            Model::load_adapted_part(backend, dir, options, (&adapter.options()?, recipe.seed), split)?
+        }
         (None, Some(split)) => Model::load_split(backend, dir, options, split)?,
         (None, None) => Model::load(backend, dir, options)?,
     };

@@ -276,7 +276,9 @@ impl Stage {
         metrics.add("timing/tokens_per_second", tokens as f64 / seconds.max(1e-9));
         metrics.add("step_time", seconds);
         if !self.ranks.is_alone() {
-            metrics.add("timing/exchange", self.ranks.take_cost().0);
+            let (seconds, bytes) = self.ranks.take_cost();
+            metrics.add("timing/exchange", seconds);
+            metrics.add("timing/exchange_mib", bytes as f64 / f64::from(1 << 20));
         }
         self.step += 1;
         if self.step == self.schedules.0.total_steps && self.policy.model.version == 0 {

@@ -148,6 +148,7 @@ pub fn conjugate_gradients(
         let a = rr / curvature;
         t.axpy(a as f32, &p, &mut x)?;
         t.axpy(-a as f32, &product, &mut r)?;
+        drop(product);
         let next = t.dot(&r, &r)?;
         let mut turned = t.vector()?;
         t.axpy(1.0, &r, &mut turned)?;
@@ -187,10 +188,12 @@ pub fn update(stage: &mut Stage, batches: &[MicroBatch<'_>], region: TrustRegion
     }
     let mut downhill = stage.policy.vector()?;
     stage.policy.axpy(-1.0, &gradient, &mut downhill)?;
+    drop(gradient); // each of these vectors is as large as all weights
     let sample = spread(batches, region.fisher_share);
     let ranks = stage.ranks.clone();
     let mut fisher = Fisher::new(&sample, &ranks, region.damping);
     let (x, curvature) = conjugate_gradients(&mut stage.policy, &mut fisher, &downhill, region.cg_steps)?;
+    drop(downhill);
     if curvature <= 0.0 {
         metrics.add("updates/skipped", 1.0);
         return Ok(metrics);

@@ -75,6 +75,9 @@ pub fn run(args: &Args) -> Result<()> {
         if interrupt::requested() {
             exit(i32::from(crate::exit_code(Class::Interrupted)));
         }
+        if let Some(signal) = code.checked_sub(128).filter(|signal| (1..=64).contains(signal)) {
+            eprintln!("ferrl launch: a rank was ended by signal {signal}");
+        }
         if code == 0 || !worth_another(code) || attempt == args.retries {
             exit(code);
         }
@@ -170,6 +173,7 @@ fn start(args: &Args, kind: MpiKind, program: &Path) -> Command {
     match kind {
         MpiKind::OpenMpi => {
             mpirun.args(["--bind-to", "none"]); // threads are shared out by ferrl
+            mpirun.arg("--quiet"); // rank 0 has said what is wrong; mpirun would add two banners to it
             if args.hostfile.is_none() && args.num_ranks > cores {
                 mpirun.arg("--oversubscribe");
             }

@@ -3,6 +3,7 @@
 use crate::machine;
 use crate::options::size;
 use crate::output::print;
+use ferrl::parallel;
 use ferrl::plan::ranks::Cluster;
 use ferrl::plan::{Plan, Rates, Room, StagePlan, cards};
 use ferrl::recipe::{Recipe, Resolved};
@@ -16,7 +17,8 @@ use std::path::{Path, PathBuf};
 ///
 /// Refuses (exit code 5) what does not fit into the memory or the disk that is free, and names the settings that would. A
 /// model directory needs only its config.json; without a tokenizer or data, sequences count as long as the recipe allows.
-/// With `--ranks` it is the plan of one of many cards, with every exchange and the layout that is fastest.
+/// With `--ranks` it is the plan of one of many ranks, with every exchange and the layout that is fastest; a layout that
+/// `ferrl train` would refuse is refused.
 #[derive(clap::Args)]
 pub struct Args {
     /// The recipe, a TOML file
@@ -32,13 +34,14 @@ pub struct Args {
     /// Where run folders would be made: checkpoints have to fit there
     #[arg(long, value_name = "DIR", default_value = "runs")]
     runs: PathBuf,
-    /// Plan for this many ranks, one card each
+    /// Plan for this many ranks, one card each, or a part of a machine's cores and memory
     #[arg(long, value_name = "N", value_parser = size::<1000000>, conflicts_with = "memory")]
     ranks: Option<usize>,
     /// Machines that the ranks are on
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<1000000>, requires = "ranks")]
     nodes: usize,
-    /// Card of every rank: A100-40GB, A100-80GB, H100-80GB, H200-141GB, B200-180GB, L40S-48GB or RTX4090-24GB
+    /// Card of every rank: A100-40GB, A100-80GB, H100-80GB, H200-141GB, B200-180GB, L40S-48GB or RTX4090-24GB; or cpu, for
+    /// machines such as this one
     #[arg(long, value_name = "NAME", default_value = "H100-80GB", requires = "ranks")]
     card: String,
     /// Gigabytes a second between machines, for each card [default: 50]
@@ -57,6 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
     let resolved = Recipe::load(&args.recipe, &args.changes)?;
     let verifiers: Vec<&str> = VERIFIERS.iter().map(|v| v.name).collect();
     resolved.check(&verifiers)?;
+    parallel::check_stages(&resolved, 1).map_err(|e| e.fix("--ranks N plans for N ranks"))?;
     let plan = Plan::new(&resolved)?;
     let machine = Machine::find(&resolved, &plan);
     let machine = match args.memory {
@@ -75,19 +79,35 @@ pub fn run(args: &Args) -> Result<()> {
     room.disk.map_or(Ok(()), |free| plan.fit_disk(free))
 }
 
-/// The plan for many cards. The card that is planned for need not be here.
+/// The plan for many ranks. The card that is planned for need not be here.
 fn on_many(args: &Args, ranks: usize) -> Result<()> {
-    let card = *cards::find(&args.card)?;
     let network = args.network.map_or(cards::NETWORK, |gigabytes| gigabytes as f64 * 1e9);
-    let cluster = Cluster { ranks, nodes: args.nodes, card, network };
+    let processors = args.card.eq_ignore_ascii_case(cards::CPU);
+    let card = if processors { cards::processor(0, 0.0, 0.0) } else { *cards::find(&args.card)? };
+    let mut cluster = Cluster { ranks, nodes: args.nodes, card, network };
     cluster.check()?;
-    let changes: Vec<String> = args.changes.iter().cloned().chain(["device=cuda".into()]).collect();
+    let device = if processors { "device=cpu" } else { "device=cuda" };
+    let changes: Vec<String> = args.changes.iter().cloned().chain([device.into()]).collect();
     let resolved = Recipe::load(&args.recipe, &changes)?;
     let verifiers: Vec<&str> = VERIFIERS.iter().map(|v| v.name).collect();
     resolved.check(&verifiers)?;
     let plan = Plan::new(&resolved)?;
+    if processors {
+        cluster.card = processor(cluster.per_node())?;
+    }
     print(&plan.on(&cluster, args.json)?)?;
     plan.fit_on(&cluster)
+}
+
+/// What each of `ranks` ranks of a machine such as this one has.
+fn processor(ranks: usize) -> Result<cards::Card> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let backend = ferrl_kernels::open(cards::CPU, Some((cores / ranks).max(1)))?;
+    // Ranks that have no core of their own share one.
+    let part = (cores as f64 / ranks as f64).min(1.0);
+    let peak = |dtype: DType| 1e9 * part * backend.peak_gflops(dtype);
+    let memory = machine::memory().map_or(u64::MAX, |m| m.total / ranks as u64);
+    Ok(cards::processor(memory, peak(DType::Bf16), peak(DType::F32)))
 }
 
 /// The plan of a resolved recipe as text, for runs in that folder.

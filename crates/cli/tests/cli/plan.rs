@@ -311,17 +311,23 @@ fn a_model_of_72b_is_planned_for_8_16_and_64_cards() {
         let rest = plan["stages"][0]["layout"]["bytes"].as_f64().unwrap() - split;
         assert!((30e9..60e9).contains(&rest), "about 46 GB are whole on every rank: {rest}");
     }
-    // Weights are gathered twice for every round of micro-batches, gradients leave once.
+    // Weights of 80 layers are gathered twice in the one round of micro-batches but for the last, which backward finds there;
+    // embedding and head once, in f32. Gradients leave once.
     let exchange = |plan: &Value, name: &str| -> f64 {
         let all = plan["stages"][0]["layout"]["exchanges"].as_array().unwrap();
         all.iter().find(|x| x["name"] == name).map_or(0.0, |x| x["bytes"].as_f64().unwrap())
     };
-    assert!((exchange(&many, "weights") / (2.0 * 2.0 * weights) - 63.0 / 64.0).abs() < 0.01);
+    let table = 152_064.0 * 8192.0;
+    let gathered = 2.0 * (159.0 / 80.0) * (weights - 2.0 * table) + (4.0 + 4.0) * table;
+    assert!((exchange(&many, "weights") / gathered - 63.0 / 64.0).abs() < 0.001);
     assert!((exchange(&many, "gradients") / (4.0 * weights) - 63.0 / 64.0).abs() < 0.01);
     // Eight ranks that share features and vocabulary gather, for each token of 80 layers, 231,808 numbers of two bytes a layer; of
     // the vocabulary an embedding in f32, three numbers a tile of 256 (an eighth of them), and the gradients of 152,064 logits
     // and of 8,192 columns.
-    let shared = plan("64", "8", &["parallel.tp_size=8"]);
+    let words =
+        ["plan", &recipe, "--json", "--ranks", "64", "--nodes", "8", "--card", "cpu", "parallel.tp_size=8"];
+    let shared = String::from_utf8(ferrl(&words, "").stdout).unwrap();
+    let shared: Value = serde_json::from_str(shared.lines().next().unwrap()).unwrap();
     let tiles = 12.0 * 594.0 / 8.0;
     let want = (4.0 * 8192.0 + tiles + 2.0 * (152_064.0 + 8192.0)) / (80.0 * 2.0 * 231_808.0);
     assert!((exchange(&shared, "vocabulary") / exchange(&shared, "activations") / want - 1.0).abs() < 0.001);
@@ -344,4 +350,74 @@ fn what_does_not_fit_on_many_cards_is_refused_with_a_layout_that_does() {
     fails(&["plan", &recipe, "--ranks", "8", "--card", "H100"], 2, &["--card H100-80GB"]);
     fails(&["plan", &recipe, "--ranks", "8", "--nodes", "3"], 2, &["8 ranks on 3 nodes"]);
     fails(&["plan", &recipe, "parallel.tp_size=3", "--ranks", "8"], 2, &["does not divide 8 ranks"]);
+}
+
+/// Bug: `plan --ranks` planned and proposed layouts that `ferrl train` refuses.
+#[test]
+fn a_layout_that_a_run_refuses_is_refused_with_its_words() {
+    let folder = Folder::new("plan-refused");
+    let recipe = folder.write("planned.toml", RECIPE);
+    let said = |words: &[&str]| {
+        let out = ferrl(words, "");
+        assert_eq!(out.status.code(), Some(2), "{words:?}");
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    let runs = folder.path("runs");
+    // Two key heads: four ranks cannot share them, whatever they share.
+    for change in ["parallel.tp_size=4", "parallel.sp_size=4", "rollout.tp_size=4"] {
+        let heads = ["algo=sft", "model.init.heads=4", "model.init.kv_heads=2", change];
+        let on =
+            |card: &str| said(&[&["plan", &recipe, "--ranks", "4", "--card", card], &heads[..]].concat());
+        let shared = on("cpu");
+        assert!(shared.contains("cannot share 4 query and 2 key heads"), "{shared}");
+        let card = on("H100-80GB");
+        assert!(card.contains("on a card are not built yet"), "{card}");
+        let train = ["train", &recipe, "--runs", &runs, "device=cuda"];
+        assert!(said(&[&train[..], &heads].concat()).contains("does not divide 1 rank"));
+        assert!(said(&[&["plan", &recipe], &heads[..]].concat()).contains("does not divide 1 rank"));
+    }
+    // What is proposed is taken: of cards copies of the weights alone, of processors what the heads allow.
+    for (card, most) in [("H100-80GB", 1), ("cpu", 2)] {
+        let words = ["plan", &recipe, "--ranks", "4", "--json", "--card", card, "algo=sft"];
+        let plan: Value = serde_json::from_str(ok(&words).lines().next().unwrap()).unwrap();
+        let best = &plan["stages"][0]["best"];
+        let size = |key: &str| best[key].as_u64().unwrap();
+        assert!(size("tp_size") * size("sp_size") <= most, "{card}: {best}");
+    }
+}
+
+/// Bug: `plan --ranks` counted masters, gradients and moments of all weights under an adapter, and moments that are not on the card.
+#[test]
+fn adapters_and_offloaded_moments_are_planned_on_many_cards() {
+    let folder = Folder::new("plan-adapter");
+    let recipe = large(&folder);
+    let layout = |changes: &[&str]| -> Value {
+        let words = [&["plan", &recipe, "--json", "--ranks", "8", "--card", "B200-180GB"], changes].concat();
+        let out = String::from_utf8(ferrl(&words, "").stdout).unwrap();
+        serde_json::from_str::<Value>(out.lines().next().unwrap()).unwrap()["stages"][0]["layout"].clone()
+    };
+    let of = |layout: &Value, list: &str, name: &str| -> f64 {
+        let found = layout[list].as_array().unwrap().iter().find(|p| p["name"] == name).cloned();
+        found.map_or(0.0, |p| p["bytes"].as_f64().unwrap())
+    };
+    let (weights, whole) = (72.7e9, layout(&[]));
+    assert!((of(&whole, "parts", "moments") / (8.0 * weights / 8.0) - 1.0).abs() < 0.01);
+    let offloaded = layout(&["optim.offload=moments"]);
+    assert_eq!(of(&offloaded, "parts", "moments"), 0.0);
+    assert_eq!(offloaded["host_bytes"].as_f64(), Some(of(&whole, "parts", "moments")));
+    let fewer = whole["bytes"].as_f64().unwrap() - offloaded["bytes"].as_f64().unwrap();
+    assert_eq!(fewer, of(&whole, "parts", "moments"));
+    // LoRA of rank 16 on all seven modules of 80 layers: r (in + out) weights each.
+    let (h, kv, f) = (8192.0, 1024.0, 29568.0);
+    let low = 80.0 * 16.0 * (4.0 * h + 2.0 * (h + kv) + 3.0 * (h + f));
+    let adapted = layout(&["adapter.r=16", "adapter.target_modules=all-linear"]);
+    assert!((of(&adapted, "parts", "moments") / (8.0 * low / 8.0) - 1.0).abs() < 0.001, "{adapted}");
+    // The base in bf16, tables in f32, norms and biases beside; the adapter in f32.
+    let tables = 2.0 * 152_064.0 * h;
+    let base = 2.0 * (weights - tables) + 4.0 * tables + 4.0 * low;
+    assert!((of(&adapted, "parts", "masters") / (base / 8.0) - 1.0).abs() < 0.01, "{adapted}");
+    assert!(
+        (of(&adapted, "exchanges", "gradients") / (8.0 * 4.0 * low) - 7.0 / 8.0).abs() < 0.001,
+        "{adapted}"
+    );
 }

@@ -4,6 +4,7 @@
 //! else an update does is done element by element. Which rank has which part of a parameter goes round, so that short
 //! parameters do not all lie on one rank.
 
+use super::adapter::BaseHome;
 use super::param::ParamShape;
 use super::weights::{Model, Param};
 use crate::{Error, Result};
@@ -172,23 +173,37 @@ impl Model {
     /// Keeps this rank's part of the weights and gives the rest away. They are there again after [`Model::gather_all`].
     pub fn split(&mut self, split: Split) -> Result<()> {
         assert!(self.split.is_none(), "a model is split once");
+        let adapter = self.adapter.as_ref();
+        let home = adapter.map_or(BaseHome::Device, |adapter| adapter.options.base);
         for i in 0..self.params.len() {
-            let own = split.part(i, self.params[i].shape.len(), split.ranks.rank());
-            let _weights = Purpose::Weights.on(&self.backend);
-            if self.adapter.as_ref().is_some_and(|adapter| adapter.adapts(i)) {
-                self.split_base(i, own)?;
-                continue;
+            match self.is_base(i) {
+                true => self.keep_base_part(i, &split, home)?,
+                false => self.keep_part(i, &split)?,
             }
-            let mut values = vec![0.0; own.len()];
-            self.backend.read(&self.params[i].master, own.start, &mut values)?;
-            let param = &mut self.params[i];
-            param.derived = None; // before the part is allocated: both need not fit at once
-            param.master = self.backend.alloc(DType::F32, own.len())?;
-            self.backend.write(&mut param.master, 0, &values)?;
-            param.own = own;
         }
         self.split = Some(split);
         Ok(())
+    }
+
+    /// Keeps this rank's part of a parameter, which is there whole.
+    pub(super) fn keep_part(&mut self, param: usize, split: &Split) -> Result<()> {
+        let own = split.part(param, self.params[param].shape.len(), split.ranks.rank());
+        let _weights = Purpose::Weights.on(&self.backend);
+        let mut values = vec![0.0; own.len()];
+        self.backend.read(&self.params[param].master, own.start, &mut values)?;
+        let param = &mut self.params[param];
+        param.derived = None; // before the part is allocated: both need not fit at once
+        param.master = self.backend.alloc(DType::F32, own.len())?;
+        self.backend.write(&mut param.master, 0, &values)?;
+        param.own = own;
+        Ok(())
+    }
+
+    /// The same of a weight under an adapter, in the home that it has.
+    pub(super) fn keep_base_part(&mut self, param: usize, split: &Split, home: BaseHome) -> Result<()> {
+        let own = split.part(param, self.params[param].shape.len(), split.ranks.rank());
+        let _weights = Purpose::Weights.on(&self.backend.clone());
+        self.split_base(param, own, home)
     }
 
     /// How its weights are split.
@@ -224,6 +239,7 @@ impl Model {
                 for &i in few {
                     let own = self.own_values(i)?;
                     self.make_readable(i, backward, |write| write(0, &own))?;
+                    self.merge_gathered(i)?;
                 }
                 continue;
             };
@@ -232,7 +248,7 @@ impl Model {
             give_back([own]);
             self.arrange(split, &parts, arrived, backward)?;
         }
-        self.merge_gathered(&missing)
+        Ok(())
     }
 
     /// Makes what arrived readable.
@@ -250,6 +266,7 @@ impl Model {
             self.make_readable(part.param, backward, |write| {
                 split.pieces(part, &mut rests, &mut numbers, |at, piece| write(at, piece))
             })?;
+            self.merge_gathered(part.param)?;
         }
         give_back(arrived.into_iter().map(|(_, bytes)| bytes));
         Ok(())
@@ -261,7 +278,8 @@ impl Model {
         self.training && (backward || self.adapter.is_some() || self.team.is_some())
     }
 
-    /// Those of the parameters that are not there for forward, or for backward.
+    /// Those of the parameters that are not there for forward, or for backward. An adapter's come before its bases, each of which is
+    /// merged when it is there, so that one at a time lies beside what is derived of it.
     fn missing(&self, params: impl IntoIterator<Item = usize>, backward: bool) -> Vec<usize> {
         let one_way = self.adapter.is_none() && self.team.is_none();
         let forward_only = |w: &Weight| one_way && !self.backend.holds_weight(w, true);
@@ -269,7 +287,9 @@ impl Model {
             let param = &self.params[i];
             !param.is_readable() || backward && param.derived.as_ref().is_some_and(forward_only)
         };
-        params.into_iter().filter(lacks).collect()
+        let mut missing: Vec<usize> = params.into_iter().filter(lacks).collect();
+        missing.sort_by_key(|&i| (self.is_base(i), i));
+        missing
     }
 
     /// Begins to gather those of the parameters that are not there; they come with [`Model::finish_gather`].
@@ -288,9 +308,7 @@ impl Model {
         let Some(split) = self.split.clone() else { return Ok(()) };
         let backward = self.both_ways(backward);
         let arrived = split.of_copy(split.ranks.wait(coming.pending)?).collect();
-        self.arrange(&split, &coming.parts, arrived, backward)?;
-        let params: Vec<usize> = coming.parts.iter().map(|part| part.param).collect();
-        self.merge_gathered(&params)
+        self.arrange(&split, &coming.parts, arrived, backward)
     }
 
     /// Gives parameters back.

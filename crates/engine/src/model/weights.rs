@@ -129,7 +129,7 @@ impl Model {
             model.fold()?;
             return Ok(model);
         }
-        let mut model = Model::load_base(backend, dir, options, None)?;
+        let mut model = Model::load_base(backend, dir, options, (None, None))?;
         if let Some(adapter) = dir.adapter() {
             model.adapt(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
             model.fold()?;
@@ -146,23 +146,40 @@ impl Model {
         wanted: &AdapterOptions,
         seed: u64,
     ) -> Result<Model> {
+        Model::load_adapted_part(backend, dir, options, (wanted, seed), None)
+    }
+
+    /// The same of which this rank keeps its part, where weights are split: one weight at a time is whole.
+    pub fn load_adapted_part(
+        backend: Arc<dyn Backend>,
+        dir: &ModelDir,
+        options: Options,
+        (wanted, seed): (&AdapterOptions, u64),
+        split: Option<Split>,
+    ) -> Result<Model> {
         if let Some(own) = dir.adapter() {
             own.options.same(wanted, &dir.config).map_err(|e| e.at(dir.path.display()))?;
         }
-        let mut model = Model::load_base(backend, dir, options, Some(wanted))?;
+        let mut model = Model::load_base(backend, dir, options, (Some(wanted), split.as_ref()))?;
+        let base = model.params.len();
+        model.split = split; // so that nothing is merged before it is gathered
         match dir.adapter() {
             None => model.put_adapter(wanted, seed, |_| Ok(None))?,
             Some(own) => model.put_adapter(wanted, seed, |module| own.values(module).map(Some))?,
         }
+        if let Some(split) = model.split.clone() {
+            (base..model.params.len()).try_for_each(|i| model.keep_part(i, &split))?;
+        }
         Ok(model)
     }
 
-    /// The parameters of a directory; weights with an adapter are converted to its base format as they are read.
+    /// The parameters of a directory; weights with an adapter are converted to its base format as they are read, and cut to this
+    /// rank's part where they are split.
     fn load_base(
         backend: Arc<dyn Backend>,
         dir: &ModelDir,
         options: Options,
-        adapted: Option<&AdapterOptions>,
+        (adapted, split): (Option<&AdapterOptions>, Option<&Split>),
     ) -> Result<Model> {
         let mut model = Model::empty(backend, dir.config.clone(), options)?;
         let bases =
@@ -180,6 +197,11 @@ impl Model {
                 false => model.param(*shape, &numbers)?,
             };
             model.params.push(param);
+            match split {
+                Some(split) if bases.contains(&next) => model.keep_base_part(next, split, home)?,
+                Some(split) => model.keep_part(next, split)?,
+                None => (),
+            }
             next += 1;
             Ok(())
         })?;

@@ -65,6 +65,7 @@ pub const STEP: &[Metric] = &[
          `skip_ratio`, or a line search without improvement.",
     ),
     metric("num_tokens", "Tokens trained on since the run began, prompts included, as TRL counts them."),
+    metric("timing/exchange_mib", "MiB that rank 0 sent to other ranks in the step."),
     metric("timing/tokens_per_second", "Tokens of the step divided by its seconds."),
     metric("data/truncated", "Fraction of the rows that were truncated to `data.max_length`."),
     metric("micro_batches", "Number of micro-batches per update."),

@@ -1,4 +1,5 @@
-//! Cards and links that a plan can be made for. Peaks are those of the makers' data sheets, without sparsity.
+//! Cards and links that a plan can be made for. Peaks are those of the makers' data sheets, without sparsity; ranks on processors
+//! have what their machine was measured to have.
 
 use ferrl_engine::{Error, Result, nearest};
 
@@ -63,9 +64,21 @@ const fn card(
     }
 }
 
+/// How `--card` names ranks that compute on processors.
+pub const CPU: &str = ferrl_kernels::BACKENDS[0].name;
+
+/// Bytes a second between ranks of one machine that each get through MPI: 64 MiB in 12 ms, two ranks under Open MPI 4.1.
+const MPI_LINK: f64 = (64 << 20) as f64 / 12e-3 / LINK_SHARE;
+
+/// A rank on processors with so many bytes, and multiply-adds a second in bf16 and f32.
+pub fn processor(memory: u64, bf16: f64, f32: f64) -> Card {
+    let source = "measured on this machine; links as MPI between two ranks of one machine";
+    Card { name: CPU, memory, bf16, f32, bandwidth: MPI_LINK, link: MPI_LINK, source }
+}
+
 /// The card of a name, in any case.
 pub fn find(name: &str) -> Result<&'static Card> {
-    let known = || CARDS.iter().map(|c| c.name);
+    let known = || CARDS.iter().map(|c| c.name).chain([CPU]);
     CARDS.iter().find(|c| c.name.eq_ignore_ascii_case(name)).ok_or_else(|| {
         let near = nearest(&name.to_ascii_uppercase(), known()).unwrap_or(CARDS[2].name);
         Error::usage(format!(

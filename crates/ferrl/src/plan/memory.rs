@@ -33,7 +33,7 @@ const PROGRAM: u64 = 24 << 20;
 const EXPERTS_SLACK: u64 = 15;
 const PER_TOKEN_KNOWN: u64 = 600;
 /// Memory that nobody uses and that is not given back, beside a quarter of the peak.
-const KEPT: u64 = 32 << 20;
+pub(super) const KEPT: u64 = 32 << 20;
 
 /// Everything that is there at the peak.
 pub fn parts(i: &Inputs) -> Vec<Part> {
@@ -73,44 +73,6 @@ impl MemoryTable<'_> {
         std::iter::once(&self.i.config).chain(&self.i.critic).map(f).sum::<usize>() as u64
     }
 
-    /// Weights that have a gradient: all, or an adapter's.
-    fn trained(&self, c: &Config) -> usize {
-        self.adapted(c).map_or_else(|| weights(c), |(_, trained)| trained)
-    }
-
-    /// Weights of A and B.
-    fn low_rank(&self, c: &Config) -> usize {
-        self.adapted(c).map_or(0, |(low, _)| low)
-    }
-
-    /// Trained weights whose gradient a backward adds to more than once.
-    fn often(&self, c: &Config) -> usize {
-        if self.adapted(c).is_some() { 0 } else { met_often(c) }
-    }
-
-    /// Bytes that adapted weights do not take beside what products read: on a card a plain parameter is 4 bytes a weight with the
-    /// form that products read; an adapted one is that form and its base.
-    fn base_saved(&self) -> u64 {
-        let (i, e) = (self.i, self.e);
-        let Some(home) = i.recipe.adapter.as_ref().and_then(|a| a.options().ok()) else { return 0 };
-        let mut saved = 0;
-        for c in std::iter::once(&i.config).chain(&i.critic) {
-            let weights = base_weights(c, &home);
-            let form = weights.iter().map(|p| (i.device.weight)(p.rows, p.cols, e, true)).sum::<usize>();
-            let count: usize = weights.iter().map(|p| p.len()).sum();
-            // Where the form is half of the master, it is memory of its own under an adapter.
-            let own = if form == 0 { e * count } else { 0 };
-            let base = base_bytes(&home, e, count, i.device.own_memory);
-            saved += (4 * count).saturating_sub(own + base);
-        }
-        saved as u64
-    }
-
-    fn adapted(&self, c: &Config) -> Option<(usize, usize)> {
-        let options = self.i.recipe.adapter.as_ref()?.options().ok()?;
-        adapter_weights(c, &options).ok()
-    }
-
     fn total(&self) -> u64 {
         self.parts.iter().map(|p| p.bytes).sum()
     }
@@ -118,27 +80,28 @@ impl MemoryTable<'_> {
     /// Weights, gradients, the optimizer's state, and frozen models.
     fn models(&mut self) {
         let (i, e, o) = (self.i, self.e, &self.i.recipe.optim);
-        let (count, all) = (self.sum(|c| self.trained(c)), self.sum(weights));
+        let (count, all) = (self.sum(|c| i.trained(c)), self.sum(weights));
         let several = i.update_tokens() > i.recipe.train.micro_batch_tokens;
-        let form = |c: &Config, trained: bool| packed(c, e, trained, i.device.weight);
         let what = match &i.recipe.adapter {
             Some(a) => format!("the base ({}), and in {} for products", a.base, i.dtype().name()),
             None => format!("f32 masters, and in {} for products", i.dtype().name()),
         };
-        self.add("weights", self.sum(|c| 4 * weights(c) + form(c, true)) - self.base_saved(), what);
+        self.add("weights", self.sum(|c| i.masters(c) + i.forms(c, true)), what);
         if count < all && i.recipe.adapter.is_some() {
             // A and B, and what products of backward read of them; one weight while it is merged.
-            let low = self.sum(|c| (4 + e) * self.low_rank(c)) + 8 * self.sum(largest_inside);
+            let low = self.sum(|c| (4 + e) * i.low_rank(c)) + 8 * self.sum(largest_inside);
             self.add(
                 "adapter",
                 low,
-                format!("{} weights in f32, and room to merge", self.sum(|c| self.low_rank(c))),
+                format!("{} weights in f32, and room to merge", self.sum(|c| i.low_rank(c))),
             );
         }
-        let apart = if several { self.sum(|c| self.often(c)) } else { 0 };
+        let apart = if several { self.sum(|c| i.often(c)) } else { 0 };
         let copies = if several { "f32, tables and head once more for a micro-batch" } else { "f32" };
-        self.add("gradients", 4 * (count + apart), copies.into());
-        let moments = self.sum(|c| moment_bytes(&i.recipe, c));
+        let copies = if i.vectors() > 1 { "f32, and vectors of conjugate gradients" } else { copies };
+        let vectors = (i.vectors() - 1) * i.trained(&i.config);
+        self.add("gradients", 4 * (count + apart + vectors as u64), copies.into());
+        let moments = self.sum(|c| i.moments(c));
         if !(o.offloads() && i.device.own_memory) {
             self.add("optimizer", moments, o.stored());
         }
@@ -154,49 +117,17 @@ impl MemoryTable<'_> {
         let what = |offload: bool| if offload { parked } else { "frozen" };
         if let Some(teacher) = &i.teacher {
             let offload = i.recipe.teacher.offload;
-            self.add(
-                "teacher",
-                self.frozen_bytes(teacher, offload && !i.needs.full_kl),
-                what(offload).into(),
-            );
+            self.add("teacher", i.frozen_bytes(teacher, offload && !i.needs.full_kl), what(offload).into());
         } else if (i.needs.reference || i.needs.start) && i.recipe.adapter.is_some() && !i.needs.full_kl {
             self.add("reference", 4 * trained, "the base, and the adapter's first values".into());
         } else if i.needs.reference || i.needs.start {
             let offload = i.recipe.reference.offload && !i.needs.full_kl;
-            self.add("reference", self.frozen_bytes(&i.config, offload), what(offload).into());
+            self.add("reference", i.frozen_bytes(&i.config, offload), what(offload).into());
         }
         let judges = i.judges.len();
         let what = format!("{judges} reward model{}, frozen", plural(judges));
-        let bytes = i.judges.iter().map(|(c, offload)| self.frozen_bytes(c, *offload)).sum();
+        let bytes = i.judges.iter().map(|(c, offload)| i.frozen_bytes(c, *offload)).sum();
         self.add("rewards", bytes, what);
-    }
-
-    /// Bytes of a frozen model where training needs the most: beside a card nothing is left of one that is offloaded; in the machine's
-    /// memory its weights are.
-    fn frozen_bytes(&self, c: &Config, offload: bool) -> u64 {
-        match offload {
-            true if self.i.device.own_memory => 0,
-            true => 4 * weights(c) as u64,
-            false => self.resident(c),
-        }
-    }
-
-    /// Bytes of a frozen model on its device.
-    fn resident(&self, c: &Config) -> u64 {
-        let (device, e) = (self.i.device, self.e);
-        let bytes = if e == 2 { device.frozen } else { 4 };
-        (bytes * weights(c) + packed(c, e, false, device.weight)) as u64
-    }
-
-    /// The most that an offloaded model and its forward pass take while they are on the device.
-    fn visitor(&self) -> u64 {
-        let (i, e, t) = (self.i, self.e, self.i.micro_tokens());
-        let reference =
-            (i.needs.reference || i.needs.start) && i.recipe.adapter.is_none() && !i.needs.full_kl;
-        let own = (reference && i.recipe.reference.offload && i.teacher.is_none()).then_some(&i.config);
-        let judges = i.judges.iter().filter(|(_, offload)| *offload).map(|(c, _)| c);
-        let visit = |c: &Config| self.resident(c) + forward_work(c, t, e) as u64;
-        own.into_iter().chain(judges).map(visit).max().unwrap_or(0)
     }
 
     /// Activations of a step, and their bytes.
@@ -209,10 +140,10 @@ impl MemoryTable<'_> {
         // The teacher's forward pass runs while the policy's activations are kept for backward.
         let against = i.teacher.as_ref().map_or(0, |c| forward_work(c, t, e) + 2 * t * c.hidden * e);
         let training = kept + works.max().unwrap_or(0).max(against) as u64;
-        let sampling = if i.feed.sampled() { sampling_work(i, e, false) } else { 0 };
+        let sampling = if i.feed.sampled() { sampling_work(i, e, false, 1) } else { 0 };
         let scoring = i.judges.iter().map(|(c, _)| forward_work(c, t, e)).max().unwrap_or(0);
         let rollout = sampling.max(scoring) as u64;
-        let step = training.max(rollout).max(self.visitor());
+        let step = training.max(rollout).max(i.visitor(true)).max(i.trust_work() as u64);
         let how = if recompute { ", layers recomputed" } else { "" };
         self.add("activations", step, format!("{t} tokens at once{how}"));
         Busy { step, rollout }
@@ -239,14 +170,14 @@ impl MemoryTable<'_> {
         let step = busy.step;
         let (i, e, mib) = (self.i, self.e, self.i.recipe.rollout.cache_mib);
         let own = i.feed.sampled();
-        let asked = if i.evaluates() { cache(i, e, true) } else { 0 };
+        let asked = if i.evaluates() { cache(i, e, true, 1) } else { 0 };
         if own {
             // Evaluations use it too.
-            let bytes = self.beyond(cache(i, e, false).max(asked), busy);
+            let bytes = self.beyond(cache(i, e, false, 1).max(asked), busy);
             let how = if i.recipe.rollout.release_cache { ", beyond activations" } else { "" };
             self.add("cache", bytes, format!("keys and values, rollout.cache_mib = {mib}{how}"));
         }
-        let evaluation = if i.evaluates() { sampling_work(i, e, true) as u64 } else { 0 };
+        let evaluation = if i.evaluates() { sampling_work(i, e, true, 1) as u64 } else { 0 };
         let evaluation = if own { evaluation } else { evaluation + asked };
         if evaluation == 0 {
             return;
@@ -278,6 +209,108 @@ impl MemoryTable<'_> {
         }
         let what = "code, tokenizer, data of a step".into();
         self.parts.push(Part { name: "program", bytes: program(i), what });
+    }
+}
+
+/// What the models of a stage take, wherever they lie.
+impl Inputs {
+    /// Weights that have a gradient: all, or an adapter's.
+    pub(super) fn trained(&self, c: &Config) -> usize {
+        self.adapted(c).map_or_else(|| weights(c), |(_, trained)| trained)
+    }
+
+    /// Weights of A and B.
+    pub(super) fn low_rank(&self, c: &Config) -> usize {
+        self.adapted(c).map_or(0, |(low, _)| low)
+    }
+
+    /// Trained weights whose gradient a backward adds to more than once.
+    fn often(&self, c: &Config) -> usize {
+        if self.recipe.adapter.is_some() { 0 } else { met_often(c) }
+    }
+
+    fn adapted(&self, c: &Config) -> Option<(usize, usize)> {
+        adapter_weights(c, &self.adapter()?).ok()
+    }
+
+    fn adapter(&self) -> Option<AdapterOptions> {
+        self.recipe.adapter.as_ref()?.options().ok()
+    }
+
+    /// Vectors with a number for each trained weight of the policy that lie there while it goes backward: the gradient; in a trust
+    /// region also the gradient that is solved for, and three of conjugate gradients.
+    pub(super) fn vectors(&self) -> usize {
+        if self.updates.trust_region.is_some() { 5 } else { 1 }
+    }
+
+    /// Bytes beside them where weights are moved to and fro in a trust region: the weights as they were, and a forward pass.
+    pub(super) fn trust_work(&self) -> usize {
+        let work = || forward_work(&self.config, self.micro_tokens(), self.dtype().size());
+        self.updates.trust_region.map_or(0, |_| 4 * self.trained(&self.config) + work())
+    }
+
+    /// Bytes of the optimizer's moments; a trust region moves the policy without.
+    pub(super) fn moments(&self, c: &Config) -> usize {
+        let without = self.updates.trust_region.is_some() && std::ptr::eq(c, &self.config);
+        if without { 0 } else { moment_bytes(&self.recipe, c) }
+    }
+
+    /// Weights under an adapter.
+    pub(super) fn bases(&self, c: &Config) -> Vec<ParamShape> {
+        self.adapter().map_or_else(Vec::new, |options| base_weights(c, &options))
+    }
+
+    /// Bytes of a weight under an adapter on its way between ranks: in the compute type, which is taken to hold it exactly, or in f32
+    /// where it is decoded from NF4.
+    pub(super) fn base_width(&self) -> usize {
+        let home = self.adapter().map(|options| options.base);
+        if home == Some(BaseHome::Nf4) { 4 } else { self.dtype().size() }
+    }
+
+    /// Bytes of the masters of a model that is trained: f32, but for the base of an adapter, which has a home of its own.
+    pub(super) fn masters(&self, c: &Config) -> usize {
+        let base: usize = self.bases(c).iter().map(|p| p.len()).sum();
+        let homed =
+            self.adapter().map_or(0, |o| base_bytes(&o, self.dtype().size(), base, self.device.own_memory));
+        4 * (weights(c) - base) + homed
+    }
+
+    /// Bytes of what products read of a model. On a card that is half of a plain parameter's master, and memory of its own under an
+    /// adapter.
+    pub(super) fn forms(&self, c: &Config, backward: bool) -> usize {
+        let (e, form) = (self.dtype().size(), self.device.weight);
+        let apart = |p: &ParamShape| if form(p.rows, p.cols, e, true) == 0 { e * p.len() } else { 0 };
+        packed(c, e, backward, form) + self.bases(c).iter().map(apart).sum::<usize>()
+    }
+
+    /// Bytes of a frozen model where training needs the most: beside a card nothing is left of one that is offloaded; in the machine's
+    /// memory its weights are.
+    pub(super) fn frozen_bytes(&self, c: &Config, offload: bool) -> u64 {
+        match offload {
+            true if self.device.own_memory => 0,
+            true => 4 * weights(c) as u64,
+            false => self.resident(c),
+        }
+    }
+
+    /// Bytes of a frozen model on its device.
+    fn resident(&self, c: &Config) -> u64 {
+        let (device, e) = (self.device, self.dtype().size());
+        let bytes = if e == 2 { device.frozen } else { 4 };
+        (bytes * weights(c) + packed(c, e, false, device.weight)) as u64
+    }
+
+    /// The most that an offloaded model and its forward pass take while they are on the device.
+    /// `whole` where a reference is not split over ranks.
+    pub(super) fn visitor(&self, whole: bool) -> u64 {
+        let (i, e, t) = (self, self.dtype().size(), self.micro_tokens());
+        let reference =
+            (i.needs.reference || i.needs.start) && i.recipe.adapter.is_none() && !i.needs.full_kl;
+        let own =
+            (whole && reference && i.recipe.reference.offload && i.teacher.is_none()).then_some(&i.config);
+        let judges = i.judges.iter().filter(|(_, offload)| *offload).map(|(c, _)| c);
+        let visit = |c: &Config| self.resident(c) + forward_work(c, t, e) as u64;
+        own.into_iter().chain(judges).map(visit).max().unwrap_or(0)
     }
 }
 
@@ -325,7 +358,7 @@ pub fn host_bytes(i: &Inputs) -> u64 {
     }
     let models = || std::iter::once(&i.config).chain(&i.critic);
     let moments: usize = match i.recipe.optim.offloads() {
-        true => models().map(|c| moment_bytes(&i.recipe, c)).sum(),
+        true => models().map(|c| i.moments(c)).sum(),
         false => 0,
     };
     let options = i.recipe.adapter.as_ref().and_then(|a| a.options().ok());
@@ -342,7 +375,7 @@ pub fn weights(c: &Config) -> usize {
 }
 
 /// The largest weight of a layer.
-fn largest_inside(c: &Config) -> usize {
+pub(super) fn largest_inside(c: &Config) -> usize {
     c.params().iter().filter(|p| p.id.layer.is_some()).map(|p| p.len()).max().unwrap_or(0)
 }
 
@@ -362,9 +395,14 @@ pub(super) fn packed(
 }
 
 /// Those of the language-model head, where there is one.
-pub(super) fn packed_vocabulary(c: &Config, e: usize, form: fn(usize, usize, usize, bool) -> usize) -> usize {
+pub(super) fn packed_vocabulary(
+    c: &Config,
+    e: usize,
+    backward: bool,
+    form: fn(usize, usize, usize, bool) -> usize,
+) -> usize {
     let params = c.params().into_iter().filter(|p| c.is_multiplied(p.id) && p.id.slot.is_vocabulary());
-    params.map(|p| form(p.rows, p.cols, e, true)).sum()
+    params.map(|p| form(p.rows, p.cols, e, backward)).sum()
 }
 
 /// Bytes a forward pass of `t` tokens keeps for backward.
@@ -425,22 +463,25 @@ pub(super) fn forward_work(c: &Config, rows: usize, e: usize) -> usize {
 }
 
 /// Bytes alive while prompts are read or tokens sampled: one layer, and logits of the sequences.
-pub(super) fn sampling_work(i: &Inputs, e: usize, evaluated: bool) -> usize {
-    let sequences = i.sampled(evaluated).min(SIDE_BY_SIDE);
+/// `groups` share the prompts.
+pub(super) fn sampling_work(i: &Inputs, e: usize, evaluated: bool, groups: usize) -> usize {
+    let sequences = i.sampled(evaluated).div_ceil(groups).min(SIDE_BY_SIDE);
     // The completions of a prompt share its keys and values.
-    let prompts = if evaluated { i.recipe.eval.prompts } else { i.recipe.rollout.prompts }.min(sequences);
+    let prompts = if evaluated { i.recipe.eval.prompts } else { i.recipe.rollout.prompts };
+    let prompts = prompts.div_ceil(groups).min(sequences);
     let rows = i.device.busy_tokens.min((prompts as f64 * i.lengths.prompt).ceil() as usize + sequences);
     forward_work(&i.config, rows, e) + 4 * sequences * i.config.vocab
 }
 
-/// Bytes of keys and values: all the recipe allows; in the machine's memory, what the whole run writes where that is less.
-pub(super) fn cache(i: &Inputs, e: usize, evaluated: bool) -> u64 {
+/// Bytes of keys and values: all the recipe allows; in the machine's memory, what one of `ranks` writes in the whole run where that
+/// is less.
+pub(super) fn cache(i: &Inputs, e: usize, evaluated: bool, ranks: usize) -> u64 {
     let c = &i.config;
     let per_token = 2 * c.layers * c.kv_heads * c.head_dim * e;
     let longest = i.lengths.prompt + i.recipe.rollout.max_new_tokens as f64;
     let length = if i.feed.sampled() { i.lengths.sequence } else { longest };
     let times = if evaluated { 2.0 } else { i.recipe.train.steps.unwrap_or(u64::MAX) as f64 };
-    let run = i.sampled(evaluated) as f64 * length * per_token as f64 * times;
+    let run = i.sampled(evaluated) as f64 * length * per_token as f64 * times / ranks as f64;
     let allowed = (i.recipe.rollout.cache_mib as u64) << 20;
     if i.device.own_memory { allowed } else { allowed.min(run as u64) }
 }

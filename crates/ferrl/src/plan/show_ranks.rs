@@ -38,6 +38,10 @@ fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &C
     }
     let _ =
         writeln!(out, "  {:<12}{:>10}  of {} a rank", "memory", size(own.bytes()), size(cluster.card.memory));
+    if own.host > 0 {
+        let what = "of the machine's memory a rank: moments or a base that lie there";
+        let _ = writeln!(out, "  {:<12}{:>10}  {what}", "host", size(own.host));
+    }
     for x in &own.exchanges {
         let _ = writeln!(
             out,
@@ -72,22 +76,16 @@ fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &C
         ),
         None => writeln!(out, "  {:<12}no layout fits", "best"),
     };
-    if [Some(own), best].into_iter().flatten().any(|p| !p.layout.teams().is_empty()) {
-        let _ = writeln!(
-            out,
-            "  {:<12}tp and sp above 1 are planned for here; so far they run on CPU ranks alone",
-            "note"
-        );
-    }
     out
 }
 
 fn json_of(p: &RankPlan) -> Value {
     let l = p.layout;
     json!({
-        "ddp_size": l.ddp, "fsdp": l.fsdp, "tp_size": l.tp, "sp_size": l.sp, "data_ranks": l.dp(),
+        "ddp_size": l.ddp, "fsdp": l.fsdp, "tp_size": l.tp, "sp_size": l.sp, "rollout_tp_size": l.rollout_tp, "data_ranks": l.dp(),
         "parts": p.parts.iter().map(|p| json!({"name": p.name, "bytes": p.bytes})).collect::<Vec<_>>(),
         "bytes": p.bytes(),
+        "host_bytes": p.host,
         "exchanges": p.exchanges.iter()
             .map(|x| json!({"name": x.name, "bytes": x.bytes, "seconds": x.seconds})).collect::<Vec<_>>(),
         "seconds": p.seconds(),

@@ -102,6 +102,13 @@ pub fn work(i: &Inputs) -> Work {
     work
 }
 
+/// Tokens of a step's rollouts: those of prompts, which completions share, and those that are sampled.
+pub(super) fn sampled_tokens(i: &Inputs) -> (f64, f64) {
+    let r = &i.recipe;
+    let (prompts, completions) = (r.rollout.prompts as f64, (r.rollout.prompts * r.rollout.samples) as f64);
+    (prompts * i.lengths.prompt, completions * r.rollout.max_new_tokens as f64 + continued(r, completions))
+}
+
 /// Tokens of a step, where its text decides.
 const STEP_TOKENS: usize = 16;
 

@@ -1,6 +1,6 @@
 //! Weights that are split over ranks: when all of them are there, and who reads them.
 
-use crate::parallel::{RankLayout, on_a_card};
+use crate::parallel::RankLayout;
 use crate::run::load;
 use crate::run::shared::is_shared;
 use crate::setup::sampler;
@@ -37,11 +37,12 @@ impl Stage {
     /// Which ranks compute layers together in this layout; refused where the model or the device cannot.
     pub(crate) fn form_teams(&mut self, layout: &RankLayout) -> Result<()> {
         let RankLayout { tp, sp, rollout_tp, .. } = *layout;
-        let Some((key, ..)) = layout.teams().first().copied() else { return Ok(()) };
-        if self.policy.model.backend.runs_async() {
-            return Err(on_a_card(key));
+        if layout.teams().is_empty() {
+            return Ok(());
         }
-        self.trainers_mut().try_for_each(|trainer| layout.fits(&trainer.model.config))?;
+        let on_card = self.policy.model.backend.runs_async();
+        let models = std::iter::once(&self.policy).chain(&self.critic).map(|t| &t.model.config);
+        layout.serves(&self.recipe, on_card, models)?;
         let train = Team::new(&self.ranks, tp, sp, true);
         // The same ranks compute with the same weights in rollouts and in training.
         let rollout = Team::new(&self.ranks, rollout_tp, 1, rollout_tp == tp && sp == 1);

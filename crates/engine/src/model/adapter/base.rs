@@ -107,9 +107,13 @@ impl Model {
     }
 
     /// Keeps this rank's part of a base, in the home that it has.
-    pub(in crate::model) fn split_base(&mut self, param: usize, own: Range<usize>) -> Result<()> {
+    pub(in crate::model) fn split_base(
+        &mut self,
+        param: usize,
+        own: Range<usize>,
+        home: BaseHome,
+    ) -> Result<()> {
         let (values, shape) = (self.own_values(param)?, self.params[param].shape);
-        let home = self.adapter.as_ref().map_or(BaseHome::Device, |adapter| adapter.options.base);
         let (part, block) = (values[own.clone()].to_vec(), self.bases.remove(&param).map(|base| base.block));
         let format = self.params[param].master.dtype();
         self.params[param].derived = None; // before the part is allocated: both need not fit at once

@@ -214,29 +214,28 @@ impl Model {
         self.derive(&weights)
     }
 
-    /// The same of the weights among parameters that were gathered; their bases are given back.
-    pub(in crate::model) fn merge_gathered(&mut self, params: &[usize]) -> Result<()> {
-        let Some(adapter) = &self.adapter else { return Ok(()) };
-        let mut weights = adapter.weights();
-        weights.retain(|w| params.contains(w));
-        // Of a weight whose features members of a team share, each reads its own.
-        let (shared, weights): (Vec<usize>, Vec<usize>) =
-            weights.into_iter().partition(|&w| self.is_shared(w));
-        self.merge_shared(&shared)?;
-        for &weight in &weights {
-            let shape = self.params[weight].shape;
-            let form = self.backend.weight(shape.rows, shape.cols, self.dtype, self.training)?;
-            self.params[weight].derived = Some(form);
+    /// The same of one weight that was gathered, and whose adapter was before; its base is given back. Nothing for other
+    /// parameters.
+    pub(in crate::model) fn merge_gathered(&mut self, param: usize) -> Result<()> {
+        if !self.is_base(param) {
+            return Ok(());
         }
-        self.derive(&weights)?;
-        weights.iter().for_each(|&w| self.params[w].whole = None);
+        // Of a weight whose features members of a team share, each reads its own.
+        if self.is_shared(param) {
+            return self.merge_shared(param);
+        }
+        let _weights = Purpose::Weights.on(&self.backend.clone());
+        let shape = self.params[param].shape;
+        let form = self.backend.weight(shape.rows, shape.cols, self.dtype, self.training)?;
+        self.params[param].derived = Some(form);
+        self.derive(&[param])?;
+        self.params[param].whole = None;
         Ok(())
     }
 
-    fn merge_shared(&mut self, weights: &[usize]) -> Result<()> {
+    fn merge_shared(&mut self, weight: usize) -> Result<()> {
         let Some(mut adapter) = self.adapter.take() else { return Ok(()) };
-        let done = weights.iter().try_for_each(|&weight| {
-            self.scale_parts(&mut adapter, &[weight])?;
+        let done = self.scale_parts(&mut adapter, &[weight]).and_then(|()| {
             let values = self.read_f32s(&self.merged(&adapter, weight)?)?;
             self.params[weight].whole = None;
             self.make_own_readable(weight, &values).map(drop)

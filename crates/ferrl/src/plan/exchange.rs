@@ -1,0 +1,277 @@
+//! Bytes and seconds of every exchange of a step.
+//!
+//! `f` ranks split a copy of the weights (ZeRO-3), `t` share features (tensor parallelism), `s` share tokens (context parallelism).
+//! Where `f > 1` and no ranks compute together, layers are gathered one at a time, in forward and again in backward; what is
+//! outside of layers once an update; and all weights for rollouts and for passes without gradients. Ranks that compute together
+//! gather all weights before an update, and for rollouts where these have another layout. Gradients travel in f32, those of an
+//! adapter alone where there is one.
+
+use super::Inputs;
+use super::cards::LINK_SHARE;
+use super::ranks::Cluster;
+use super::work::sampled_tokens;
+use crate::parallel::RankLayout;
+use ferrl_engine::model::{Config, ParamShape};
+use ferrl_kernels::backend::VOCAB_TILE;
+
+/// Bytes of a sampled token between ranks: its id, log-probability, version and mask, as text.
+const TOKEN: f64 = 40.0;
+
+/// Bytes of a row that is sampled from a shared vocabulary, from rank to rank.
+const DRAW: f64 = 20.0;
+
+/// Bytes that ranks exchange in a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exchange {
+    /// What is exchanged.
+    pub name: &'static str,
+    /// Bytes that a rank receives in a step.
+    pub bytes: f64,
+    /// Seconds of a step.
+    pub seconds: f64,
+    /// Whether it goes on while layers are computed.
+    pub meanwhile: bool,
+    /// How often, and what it is made of.
+    pub what: String,
+}
+
+/// Micro-batches of an update, updates of a step, rounds of an update.
+pub(super) fn rounds(i: &Inputs, l: RankLayout) -> (usize, usize, usize) {
+    let batches = i.update_tokens().div_ceil(i.recipe.train.micro_batch_tokens.max(1)).max(1);
+    (batches, (i.updates.epochs * i.updates.minibatches).max(1), batches.div_ceil(l.dp()))
+}
+
+/// What ranks exchange in a step.
+pub(super) fn exchanges(i: &Inputs, l: RankLayout, cluster: &Cluster) -> Vec<Exchange> {
+    let mut all = Traffic { i, l, cluster, e: i.dtype().size() as f64, out: Vec::new() };
+    match l.tp * l.sp {
+        1 => all.layers(),
+        _ => all.before_updates(),
+    }
+    all.for_rollouts();
+    all.gradients();
+    all.features();
+    all.vocabulary();
+    all.context();
+    all.sampling();
+    all.rollouts();
+    all.out
+}
+
+/// Others' part of what `n` ranks have together.
+fn others(n: usize) -> f64 {
+    (n - 1) as f64 / n as f64
+}
+
+/// Exchanges while they are listed.
+struct Traffic<'a> {
+    i: &'a Inputs,
+    l: RankLayout,
+    cluster: &'a Cluster,
+    /// Bytes of the compute type.
+    e: f64,
+    out: Vec<Exchange>,
+}
+
+impl Traffic<'_> {
+    fn add(&mut self, name: &'static str, (bytes, seconds): (f64, f64), what: String) {
+        if bytes > 0.0 {
+            self.out.push(Exchange { name, bytes, seconds, meanwhile: false, what });
+        }
+    }
+
+    /// These go on while layers are computed.
+    fn meanwhile(&mut self, name: &'static str) {
+        self.out.iter_mut().filter(|x| x.name == name).for_each(|x| x.meanwhile = true);
+    }
+
+    /// Over the models that are trained.
+    fn sum(&self, f: impl Fn(&Config) -> f64) -> f64 {
+        std::iter::once(&self.i.config).chain(&self.i.critic).map(f).sum()
+    }
+
+    /// Bytes and seconds of so many gathers among the ranks that split a copy, `bytes` in all.
+    fn gathered(&self, bytes: f64) -> (f64, f64) {
+        let shards = self.l.fsdp * self.l.tp;
+        (bytes * others(shards), self.cluster.gather(bytes, shards, 1))
+    }
+
+    /// Bytes of parameters on their way: rounded where products alone read them, bases as their home has them.
+    fn travelling(&self, c: &Config, chosen: impl Fn(&ParamShape) -> bool) -> f64 {
+        let bases: Vec<_> = self.i.bases(c).iter().map(|p| p.id).collect();
+        let width = |p: &ParamShape| match (bases.contains(&p.id), c.is_multiplied(p.id)) {
+            (true, _) => self.i.base_width() as f64,
+            (false, true) if !p.id.slot.is_table() && !p.id.slot.is_f32() => self.e,
+            _ => 4.0,
+        };
+        c.params().iter().filter(|p| chosen(p)).map(|p| width(p) * p.len() as f64).sum()
+    }
+
+    /// All weights of the models that are trained, adapters included.
+    fn all(&self) -> f64 {
+        self.sum(|c| self.travelling(c, |_| true) + 4.0 * self.i.low_rank(c) as f64)
+    }
+
+    /// ZeRO-3: layers in forward and in backward, which finds the last one there, as forward of the next round finds the first; the
+    /// rest once an update.
+    fn layers(&mut self) {
+        let (_, updates, rounds) = rounds(self.i, self.l);
+        let (updates, rounds) = (updates as f64, rounds as f64);
+        let inside =
+            |c: &Config| self.travelling(c, |p| p.id.layer.is_some()) + 4.0 * self.i.low_rank(c) as f64;
+        let found = |c: &Config| (2.0 * rounds - 1.0) * inside(c) / c.layers.max(1) as f64;
+        let outside = |c: &Config| self.travelling(c, |p| p.id.layer.is_none());
+        let bytes = updates * self.sum(|c| 2.0 * rounds * inside(c) - found(c) + outside(c));
+        let what = format!("gathered {:.0} times, layer by layer", 2.0 * rounds * updates);
+        self.add("weights", self.gathered(bytes), what);
+        self.meanwhile("weights");
+    }
+
+    fn before_updates(&mut self) {
+        let (_, updates, _) = rounds(self.i, self.l);
+        let bytes = updates as f64 * self.all();
+        self.add("weights", self.gathered(bytes), format!("gathered {updates} times, before updates"));
+    }
+
+    /// Weights as rollouts and passes without gradients read them; those of rollouts serve the first update where both have one
+    /// layout.
+    fn for_rollouts(&mut self) {
+        let (i, l) = (self.i, self.l);
+        if !l.splits() {
+            return;
+        }
+        let same = l.tp * l.sp > 1 && l.rollout_tp == l.tp && l.sp == 1;
+        let whole_reference = i.needs.full_kl || i.teacher.is_some();
+        let reference = i.needs.reference && !whole_reference;
+        let sampling = usize::from(i.feed.sampled() && !same);
+        // The reference has had the place of the policy; an adapter is put back twice.
+        let adapted = if reference && i.recipe.adapter.is_some() { 2 } else { 0 };
+        let critic = usize::from(i.needs.critic && (reference || !i.feed.sampled()));
+        let times = sampling + adapted + critic;
+        let frozen = if reference && adapted == 0 { self.travelling(&i.config, |_| true) } else { 0.0 };
+        let bytes = times as f64 * self.all() + frozen;
+        let passes = times + usize::from(frozen > 0.0);
+        self.add(
+            "to read",
+            self.gathered(bytes),
+            format!("all weights, {passes} times, for rollouts and scores"),
+        );
+    }
+
+    /// Each rank gets its part of every micro-batch's gradient; with whole weights, the sums of all parts after the last round.
+    fn gradients(&mut self) {
+        let (i, l) = (self.i, self.l);
+        let (batches, updates, rounds) = rounds(i, l);
+        let trained = 4.0 * self.sum(|c| i.trained(c) as f64);
+        // A copy that ranks split, or that ranks compute together with, is summed by each copy's ranks.
+        let shards = if l.splits() { l.fsdp * l.tp } else { l.ranks };
+        let sent = trained * l.dp() as f64 / shards as f64;
+        let times = (rounds * updates) as f64;
+        let seconds = times * self.cluster.scatter(sent, l.ranks, 1);
+        // Ranks without a micro-batch in the last round send nothing.
+        let bytes = (updates * batches) as f64 / l.dp() as f64 * sent * others(l.ranks);
+        self.add(
+            "gradients",
+            (bytes, seconds),
+            format!("all-to-all, {times:.0} rounds of {batches} micro-batches"),
+        );
+        if l.splits() {
+            if l.tp * l.sp == 1 {
+                self.meanwhile("gradients");
+            }
+            return;
+        }
+        let sums = updates as f64 * trained;
+        let seconds = self.cluster.gather(sums, l.ranks, 1);
+        self.add("sums", (sums * others(l.ranks), seconds), "of all parts, after the last round".into());
+    }
+
+    /// Tokens of a step that a data rank computes with gradients, and forward passes over them.
+    fn tokens(&self) -> (f64, usize) {
+        let (_, updates, _) = rounds(self.i, self.l);
+        let tokens = (self.i.update_tokens() * updates) as f64 / self.l.dp() as f64;
+        (tokens, if self.i.recipe.model.recompute { 2 } else { 1 })
+    }
+
+    /// What every layer gives, gathered: heads, their projection, the feed-forward network's inside and outside; in backward heads
+    /// and inside again, and the gradients of both products' outputs and inputs.
+    fn features(&mut self) {
+        let (l, (tokens, passes)) = (self.l, self.tokens());
+        let backward = |c: &Config| inside(c) + c.qkv_width() + c.up_width() + 2 * c.hidden;
+        let per_token = |c: &Config| (c.layers * (passes * forward(c) + backward(c))) as f64 * self.e;
+        let bytes = tokens / l.sp as f64 * self.sum(per_token);
+        let cost = (bytes * others(l.tp), self.cluster.gather(bytes, l.tp, 1));
+        self.add("activations", cost, "of every layer, forward and backward".into());
+    }
+
+    /// Embeddings; of the head three numbers a tile, gradients of logits, and columns of the hidden states' gradient.
+    fn vocabulary(&mut self) {
+        let (l, (tokens, _)) = (self.l, self.tokens());
+        let team = l.tp * l.sp;
+        let head = |c: &Config| {
+            let logits = (c.vocab + c.hidden) as f64 * self.e;
+            if c.head.has_lm() { tiles(c) / team as f64 + logits } else { 0.0 }
+        };
+        let bytes = tokens * self.sum(|c| 4.0 * c.hidden as f64 / l.sp as f64 + head(c));
+        let cost = (bytes * others(team), self.cluster.gather(bytes, team, 1));
+        self.add("vocabulary", cost, "embeddings, tiles of the head, gradients of logits".into());
+    }
+
+    /// Rows for heads, forward and back, in backward also the gradients of all products' outputs; and all rows of all products'
+    /// inputs, of the norms' inputs (f32) and gradients.
+    fn context(&mut self) {
+        let (l, (tokens, passes)) = (self.l, self.tokens());
+        let outputs = |c: &Config| c.qkv_width() + c.up_width() + 2 * c.hidden;
+        let heads = |c: &Config| (passes + 1) * c.qkv_width() + (passes + 2) * c.attention_width();
+        let per_token = |c: &Config| (c.layers * (heads(c) + outputs(c)) / l.tp) as f64 * self.e;
+        let bytes = tokens / l.sp as f64 * self.sum(per_token);
+        let cost = (bytes * others(l.sp), self.cluster.scatter(bytes, l.sp, l.tp));
+        self.add("heads", cost, "of every layer, forward and backward".into());
+        let inputs = |c: &Config| (2 * c.hidden + c.attention_width() + c.ffn) as f64 * self.e;
+        let norms = |c: &Config| 2.0 * c.hidden as f64 * (4.0 + 2.0 * self.e);
+        let bytes = tokens * self.sum(|c| c.layers as f64 * (inputs(c) + norms(c)));
+        let cost = (bytes * others(l.sp), self.cluster.gather(bytes, l.sp, l.tp));
+        self.add("rows", cost, "all tokens, for the gradients of weights".into());
+    }
+
+    /// Forward passes of ranks that sample together: what every layer gives and the embeddings, of all tokens; of those that are
+    /// sampled also the tiles of the head, and a draw from rank to rank. Values of a critic are computed by the same ranks.
+    fn sampling(&mut self) {
+        let (i, l) = (self.i, self.l);
+        let groups = (l.ranks / l.rollout_tp) as f64;
+        let per_token = |c: &Config| c.layers as f64 * forward(c) as f64 * self.e + 4.0 * c.hidden as f64;
+        let (read, sampled) = if i.feed.sampled() { sampled_tokens(i) } else { (0.0, 0.0) };
+        let drawn = tiles(&i.config) / l.rollout_tp as f64 + DRAW;
+        let scored = (i.update_tokens() * i.updates.minibatches) as f64;
+        let scored =
+            if i.needs.critic { scored * per_token(i.critic.as_ref().unwrap_or(&i.config)) } else { 0.0 };
+        let bytes = ((read + sampled) * per_token(&i.config) + sampled * drawn + scored) / groups;
+        let cost = (bytes * others(l.rollout_tp), self.cluster.gather(bytes, l.rollout_tp, 1));
+        self.add("sampling", cost, "activations of rollouts, tiles of the head, draws".into());
+    }
+
+    fn rollouts(&mut self) {
+        let (i, n) = (self.i, self.l.ranks);
+        if i.feed.sampled() {
+            let bytes = TOKEN * i.sampled(false) as f64 * i.lengths.sequence;
+            let slowest = if self.cluster.nodes > 1 { self.cluster.network } else { self.cluster.card.link };
+            let cost = (bytes * others(n), bytes * others(n) / slowest / LINK_SHARE);
+            self.add("rollouts", cost, "completions and rewards, to every rank".into());
+        }
+    }
+}
+
+/// Numbers a token between the products of a layer.
+fn inside(c: &Config) -> usize {
+    c.attention_width() + c.ffn
+}
+
+/// Numbers a token of a layer that ranks which share features gather in forward.
+fn forward(c: &Config) -> usize {
+    inside(c) + 2 * c.hidden
+}
+
+/// Bytes of a row's numbers of all tiles of the vocabulary.
+fn tiles(c: &Config) -> f64 {
+    12.0 * c.vocab.div_ceil(VOCAB_TILE) as f64
+}
