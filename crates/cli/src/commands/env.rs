@@ -7,7 +7,7 @@ use clap::Subcommand;
 use ferrl::env::openenv::Servers;
 use ferrl::env::python::{EpisodeStart, What, WorkerEpisode, WorkerSettings, Workers};
 use ferrl::env::{Environment, EpisodeEnd, Fault, Next, Turn, check, open, open_row};
-use ferrl::recipe::{EnvSettings, tasks_json, tasks_text};
+use ferrl::recipe::{EnvSettings, option_keys, tasks_json, tasks_text};
 use ferrl::task::TASKS;
 use ferrl::tool::TOOLS;
 use ferrl::verify::Hooks;
@@ -179,9 +179,8 @@ fn tools_text() -> String {
     let mut text = String::new();
     for tool in TOOLS {
         text += &format!("{}: {}\n", tool.name, tool.about);
-        let defaults = (tool.defaults)();
-        for (key, value) in defaults.as_object().into_iter().flatten() {
-            text += &format!("  env.options.{}.{key} = {value}\n", tool.name);
+        for key in option_keys(tool.schema, &format!("  env.options.{}.", tool.name)) {
+            text += &format!("{} = {}\n", key.path, key.default);
         }
     }
     text

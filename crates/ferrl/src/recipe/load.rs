@@ -1,5 +1,6 @@
 //! From a file and the command line's overrides to a checked recipe, stage by stage.
 
+use super::schema::RECIPE;
 use super::tree::{Path, ValueTree, describe, dotted, path};
 use super::{DEFAULT_ALGORITHM, Recipe, algorithm, check, environment, options, overrides, rl2, types};
 use crate::algo;
@@ -348,7 +349,7 @@ fn unique(name: &str, stages: &[StageRecipe]) -> String {
 
 fn typed(tree: &ValueTree) -> Result<Recipe> {
     let mut values = tree.root.clone();
-    types::switch_off(&mut values, "Recipe");
+    RECIPE.switch_off(&mut values, &RECIPE.root);
     serde_json::from_value(values).map_err(|e| Error::usage(e.to_string()).at("recipe"))
 }
 

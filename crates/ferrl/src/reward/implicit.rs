@@ -2,9 +2,9 @@
 
 use super::Reward;
 use super::reading::{Reading, start};
-use crate::algo::settings;
 use crate::credit::{Split, split};
 use crate::data::MaskedTokens;
+use crate::recipe::read_settings;
 use crate::recipe::{Recipe, RewardSettings as Source};
 use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::checkpoint::ModelDir;
@@ -14,7 +14,6 @@ use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, DType};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -78,7 +77,7 @@ impl ImplicitReward {
         dtype: DType,
         backend: &Arc<dyn Backend>,
     ) -> Result<Self> {
-        let options: Implicit = settings("reward.options", Value::Object(source.options.clone()))?;
+        let options: Implicit = read_settings("reward.options", &source.options)?;
         if options.reference.is_empty() {
             return Err(Error::usage("an implicit reward is measured against a reference")
                 .at("reward.options.reference")

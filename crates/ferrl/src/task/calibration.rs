@@ -18,7 +18,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "calibration",
     about: "facts of more or less certainty, stated with probabilities; paragraphs, extraction, forecasts",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(CalibrationTask { options: options(values)?, seed })),
 };
 

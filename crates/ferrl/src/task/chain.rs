@@ -16,7 +16,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "chain",
     about: "sums worked out term by term; with pairs, labels and steps to learn from",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(ChainTask { options: options(values)?, seed })),
 };
 

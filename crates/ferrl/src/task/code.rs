@@ -1,6 +1,7 @@
 //! Short Python functions to write, each with its tests: unit-tested code without a file.
 
 use super::{Entry, Task, TaskExample, options};
+use crate::sandbox::SandboxMode;
 use crate::verify::countdown::Draw;
 use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
@@ -12,7 +13,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "code",
     about: "a short Python function to write, run on test cases in the sandbox",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         Ok(Box::new(CodeTask { seed, o }))
@@ -27,12 +27,12 @@ struct Options {
     /// Reward the fraction of cases passed, not all or nothing.
     partial: bool,
     /// Confinement: `auto`, `on` or `off`, as in the verifier `code`.
-    sandbox: String,
+    sandbox: SandboxMode,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { cases: 4, partial: false, sandbox: "auto".into() }
+        Options { cases: 4, partial: false, sandbox: SandboxMode::Auto }
     }
 }
 
@@ -213,6 +213,13 @@ mod tests {
 
     fn task() -> Box<dyn Task> {
         (ENTRY.build)(&Map::new(), 1).unwrap()
+    }
+
+    /// Was: `"off"` was taken for no value, and refused as no text.
+    #[test]
+    fn the_sandbox_can_be_switched_off() {
+        let task = (ENTRY.build)(json!({ "sandbox": "off" }).as_object().unwrap(), 1).unwrap();
+        assert_eq!(task.reward().unwrap().1["sandbox"], "off");
     }
 
     /// The values were computed here; Python computes them again.

@@ -15,7 +15,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "letter_counting",
     about: "how often a letter stands in a short text, answered in \\boxed{}",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(LetterCounting { options: Options::read(values)?, seed })),
 };
 

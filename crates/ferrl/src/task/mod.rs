@@ -7,7 +7,7 @@ mod countdown;
 mod letter_counting;
 mod questions;
 
-use crate::algo::{Feed, settings};
+use crate::algo::Feed;
 use crate::data::Encoder;
 use crate::env::Environment;
 use crate::env::game::GAMES;
@@ -15,6 +15,7 @@ use crate::env::tools::TOOL_TASKS;
 use crate::env::{tabular, trading};
 use crate::episode::EpisodeKey;
 use crate::experience::{Evidence, Sequence};
+use crate::recipe::read_settings;
 use crate::source::{Item, Prompt};
 use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
@@ -33,8 +34,6 @@ pub struct Entry {
     pub about: &'static str,
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
-    /// Its settings where a recipe says nothing.
-    pub defaults: fn() -> Value,
     /// Builds it from `data.task`; unknown settings are refused.
     pub build: Build,
 }
@@ -44,7 +43,7 @@ pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 
 /// The settings of a task, checked: `data.task` of the recipe.
 pub(crate) fn options<T: DeserializeOwned + JsonSchema>(values: &Map<String, Value>) -> Result<T> {
-    settings("data.task", Value::Object(values.clone()))
+    read_settings("data.task", values)
 }
 
 /// The lists that make up the registry.

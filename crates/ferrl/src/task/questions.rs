@@ -28,7 +28,7 @@ const QA: Entry =
     });
 
 const fn entry(name: &'static str, about: &'static str, build: super::Build) -> Entry {
-    Entry { name, about, schema: || schema_for!(Options), defaults: || json!(Options::default()), build }
+    Entry { name, about, schema: || schema_for!(Options), build }
 }
 
 #[derive(Clone, Deserialize, Serialize, JsonSchema)]

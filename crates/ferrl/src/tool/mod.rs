@@ -46,8 +46,6 @@ pub struct Entry {
     pub about: &'static str,
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
-    /// Its settings where a recipe says nothing.
-    pub defaults: fn() -> Value,
     /// Builds it from its settings; unknown ones are refused.
     pub build: Build,
 }

@@ -7,9 +7,11 @@ pub mod expression;
 pub mod puzzle;
 pub mod solve;
 
-use super::{Entry, Options, Sample, Score, Setting, Verifier, column, last_answer, required};
+use super::{Entry, Sample, Score, Verifier, column, last_answer, required};
 use expression::{CountdownExpr, Fraction, MAX_BYTES};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use demonstration::{DemonstrationOptions, demonstrate};
@@ -21,38 +23,13 @@ pub use solve::{solve, solve_with};
 pub const ENTRY: Entry = Entry {
     name: "countdown",
     about: "an expression that makes the target from the given numbers",
-    settings: &[
-        Setting {
-            name: "mode",
-            default: "\"last\"",
-            about: "last (exact, the answer where format says, which may end in \"= target\"), or the verdicts of others: first \
-                    (RL2: the first <answer> on one line), tinyzero (TinyZero: the last <answer> on the last line); both \
-                    pay format_reward for any answer that is wrong, even for one that is no expression",
-        },
-        Setting {
-            name: "format",
-            default: "\"answer\"",
-            about: "answer (last <answer> tag), think_answer (</think> then <answer>), line (last line), plain (all of it)",
-        },
-        Setting { name: "use_all", default: "true", about: "every number exactly once; false: at most once" },
-        Setting { name: "correct_reward", default: "1.0", about: "reward for a right answer" },
-        Setting {
-            name: "format_reward",
-            default: "0.1",
-            about: "reward for a well-formed expression that is wrong",
-        },
-        Setting {
-            name: "numbers_column",
-            default: "\"nums\"",
-            about: "the numbers; \"numbers\" is found too",
-        },
-        Setting { name: "target_column", default: "\"target\"", about: "the target" },
-    ],
-    build: |options| Ok(Box::new(Countdown::new(options)?)),
+    schema: || schema_for!(Countdown),
+    build: |given| Ok(Box::new(given.read::<Countdown>()?)),
 };
 
 /// Where the answer stands in a completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum AnswerFormat {
     /// In the last `<answer>…</answer>`.
     Answer,
@@ -65,14 +42,6 @@ pub enum AnswerFormat {
 }
 
 impl AnswerFormat {
-    /// Their names in recipes.
-    pub const ALL: [(&'static str, AnswerFormat); 4] = [
-        ("answer", AnswerFormat::Answer),
-        ("think_answer", AnswerFormat::ThinkAnswer),
-        ("line", AnswerFormat::Line),
-        ("plain", AnswerFormat::Plain),
-    ];
-
     /// The answer's text, if the completion has this form.
     pub fn answer(self, completion: &str) -> Option<&str> {
         match self {
@@ -92,7 +61,8 @@ impl AnswerFormat {
 }
 
 /// Whose verdicts to give.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum CountdownMode {
     /// Our own: exact, malformed answers earn nothing.
     Last,
@@ -102,24 +72,40 @@ pub enum CountdownMode {
     TinyZero,
 }
 
-impl CountdownMode {
-    /// Their names in recipes.
-    pub const ALL: [(&'static str, CountdownMode); 3] = [
-        ("last", CountdownMode::Last),
-        ("first", CountdownMode::First),
-        ("tinyzero", CountdownMode::TinyZero),
-    ];
+/// The verifier.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Countdown {
+    /// Whose verdicts: last (exact, the answer where format says, which may end in "= target"), or those of others: first (RL2: the
+    /// first <answer> on one line), tinyzero (TinyZero: the last <answer> on the last line); both pay format_reward for any
+    /// answer that is wrong, even for one that is no expression.
+    mode: CountdownMode,
+    /// Where the answer stands: answer (last <answer> tag), think_answer (</think> then <answer>), line (last line), plain (all of it).
+    format: AnswerFormat,
+    /// Every number exactly once; false: at most once.
+    use_all: bool,
+    /// Reward for a right answer. [0, inf)
+    correct_reward: f64,
+    /// Reward for a well-formed expression that is wrong. [0, inf)
+    format_reward: f64,
+    /// Column with the numbers; "numbers" is found too.
+    numbers_column: String,
+    /// Column with the target.
+    target_column: String,
 }
 
-/// The verifier.
-pub struct Countdown {
-    mode: CountdownMode,
-    format: AnswerFormat,
-    use_all: bool,
-    correct_reward: f64,
-    format_reward: f64,
-    numbers_column: String,
-    target_column: String,
+impl Default for Countdown {
+    fn default() -> Self {
+        Countdown {
+            mode: CountdownMode::Last,
+            format: AnswerFormat::Answer,
+            use_all: true,
+            correct_reward: 1.0,
+            format_reward: 0.1,
+            numbers_column: "nums".into(),
+            target_column: "target".into(),
+        }
+    }
 }
 
 /// What an answer turned out to be.
@@ -134,18 +120,6 @@ pub enum Verdict {
 }
 
 impl Countdown {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        Ok(Countdown {
-            mode: options.choice("mode", CountdownMode::Last, &CountdownMode::ALL)?,
-            format: options.choice("format", AnswerFormat::Answer, &AnswerFormat::ALL)?,
-            use_all: options.flag("use_all", true)?,
-            correct_reward: options.number("correct_reward", 1.0, 0.0)?,
-            format_reward: options.number("format_reward", 0.1, 0.0)?,
-            numbers_column: options.text("numbers_column", "nums")?,
-            target_column: options.text("target_column", "target")?,
-        })
-    }
-
     /// The text of the answer.
     fn answer<'a>(&self, completion: &'a str) -> Option<&'a str> {
         match self.mode {

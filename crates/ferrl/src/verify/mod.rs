@@ -22,7 +22,8 @@ mod take;
 
 use crate::credit::gains;
 use ferrl_engine::{Error, Result, nearest};
-pub use options::{Hooks, Options, Setting};
+pub use options::{Given, Hooks};
+use schemars::Schema;
 use serde_json::{Map, Value};
 use std::ops::Range;
 use std::path::Path;
@@ -302,10 +303,10 @@ pub struct Entry {
     pub name: &'static str,
     /// One line for listings.
     pub about: &'static str,
-    /// Every option with its default and meaning.
-    pub settings: &'static [Setting],
-    /// Makes one from checked options.
-    pub build: fn(&Options<'_>) -> Result<Box<dyn Verifier>>,
+    /// The JSON Schema of its options.
+    pub schema: fn() -> Schema,
+    /// Makes one from its options; unknown ones are refused.
+    pub build: fn(&Given<'_>) -> Result<Box<dyn Verifier>>,
 }
 
 /// All verifiers.
@@ -343,7 +344,7 @@ pub fn build_with(name: &str, options: &Map<String, Value>, hooks: &Hooks) -> Re
             None => error,
         });
     };
-    (entry.build)(&Options::checked(entry.name, entry.settings, options, hooks)?)
+    (entry.build)(&Given { verifier: entry.name, options, hooks })
 }
 
 /// The column at a dotted path, such as `extra_info.target`.

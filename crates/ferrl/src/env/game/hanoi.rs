@@ -5,13 +5,11 @@ use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules};
 use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "hanoi",
     about: "move a tower of disks from A to C, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         let limits = GameLimits { turns: o.turns, format: o.format };

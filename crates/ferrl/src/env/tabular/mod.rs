@@ -34,7 +34,6 @@ pub(crate) const ENTRY: Entry = Entry {
     name: "tabular",
     about: "train a model on a table with a few commands; the submission is graded",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(Tabular::new(options(values)?, seed)?)),
 };
 

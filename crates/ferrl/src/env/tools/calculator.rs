@@ -14,7 +14,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "calculator",
     about: "arithmetic questions with a calculator to call, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         let signs: Vec<char> = o.ops.chars().filter(|c| !c.is_whitespace()).collect();

@@ -2,6 +2,7 @@
 
 use super::ToolLimits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
+use crate::sandbox::SandboxMode;
 use crate::task::{Entry, options};
 use crate::tool::{self, Tool};
 use crate::verify::countdown::Draw;
@@ -16,7 +17,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "python",
     about: "questions on whole numbers with a Python interpreter to call, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         let tools: Arc<[Arc<dyn Tool>]> =
@@ -43,7 +43,7 @@ struct Options {
     /// Whether the prompt explains the tool and the answer's form.
     instructions: bool,
     /// Sandbox of the tool: `auto`, `on` or `off`.
-    sandbox: String,
+    sandbox: SandboxMode,
 }
 
 impl Default for Options {
@@ -53,7 +53,7 @@ impl Default for Options {
             max_calls: 2,
             demonstrated: 0.5,
             instructions: true,
-            sandbox: "auto".into(),
+            sandbox: SandboxMode::Auto,
         }
     }
 }

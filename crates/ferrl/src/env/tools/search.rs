@@ -18,7 +18,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "search",
     about: "questions about documents with a search to call, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         let tools = o.tools(seed)?;

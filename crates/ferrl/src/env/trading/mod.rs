@@ -25,7 +25,6 @@ pub(crate) const ENTRY: Entry = Entry {
     name: "trading",
     about: "short, flat or long by prices and headlines: risk-adjusted return after costs",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(Trading::new(options(values)?, seed)?)),
 };
 
