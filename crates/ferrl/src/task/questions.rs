@@ -2,7 +2,8 @@
 //! Without a file there are a few rows of the same shape, to try an environment with.
 
 use super::{Entry, Task, TaskExample, options};
-use crate::data::{Row, format_of};
+use crate::data::lines::json_lines;
+use crate::data::{Row, format_of, object};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -200,9 +201,8 @@ fn build(kind: &'static QuestionKind, values: &Map<String, Value>, seed: u64) ->
             }
         }
         None => {
-            let parse =
-                |line| serde_json::from_str(line).map_err(|e| Error::data(format!("{}: {e}", kind.name)));
-            rows = kind.samples.lines().map(parse).collect::<Result<_>>()?;
+            let samples = json_lines(kind.samples.as_bytes(), kind.name);
+            rows = samples.map(|(_, row)| row.and_then(object)).collect::<Result<_>>()?;
         }
     }
     Ok(Box::new(QuestionTask { kind, rows, held_out: o.held_out, seed }))
