@@ -99,31 +99,8 @@ impl<'a> Compare<'a> {
                 brackets && self.in_order(gold, answer)
             }
             (Expr::Matrix(gold), Expr::Matrix(answer)) => self.same_matrices(gold, answer),
-            (Expr::Matrix(rows), Expr::Tuple(_, items, _))
-            | (Expr::Tuple(_, items, _), Expr::Matrix(rows))
-                if items.iter().all(|item| matches!(item, Expr::Tuple(..))) =>
-            {
-                let swapped = matches!(gold, Expr::Tuple(..));
-                rows.len() == items.len()
-                    && rows.iter().zip(items).all(|(row, item)| match item {
-                        Expr::Tuple(_, cells, _) if swapped => self.in_order(cells, row),
-                        Expr::Tuple(_, cells, _) => self.in_order(row, cells),
-                        _ => false,
-                    })
-            }
-            (Expr::Matrix(rows), Expr::Tuple(_, items, _))
-            | (Expr::Tuple(_, items, _), Expr::Matrix(rows)) => {
-                let vector = rows.len() == 1 || rows.iter().all(|row| row.len() == 1);
-                let vector = vector && !self.rules.strict_kinds;
-                let entries: Vec<&Expr> = rows.iter().flatten().collect();
-                let swapped = matches!(gold, Expr::Tuple(..));
-                vector
-                    && entries.len() == items.len()
-                    && entries
-                        .iter()
-                        .zip(items)
-                        .all(|(a, b)| if swapped { self.same(b, a) } else { self.same(a, b) })
-            }
+            (Expr::Matrix(rows), Expr::Tuple(_, items, _)) => self.same_matrix_and_tuple(rows, items, false),
+            (Expr::Tuple(_, items, _), Expr::Matrix(rows)) => self.same_matrix_and_tuple(rows, items, true),
             // A class of residues may be answered by the number that stands for it.
             (Expr::Call(class, args), number @ Expr::Num(..))
             | (number @ Expr::Num(..), Expr::Call(class, args))
@@ -153,6 +130,24 @@ impl<'a> Compare<'a> {
             }
             _ => self.quantities(gold, answer),
         }
+    }
+
+    /// A matrix and a tuple of its rows, or a vector and the tuple of its entries; `swapped` where the tuple is the gold answer.
+    fn same_matrix_and_tuple(&self, rows: &[Vec<Expr>], items: &[Expr], swapped: bool) -> bool {
+        if items.iter().all(|item| matches!(item, Expr::Tuple(..))) {
+            return rows.len() == items.len()
+                && rows.iter().zip(items).all(|(row, item)| match item {
+                    Expr::Tuple(_, cells, _) if swapped => self.in_order(cells, row),
+                    Expr::Tuple(_, cells, _) => self.in_order(row, cells),
+                    _ => false,
+                });
+        }
+        let vector = rows.len() == 1 || rows.iter().all(|row| row.len() == 1);
+        let entries: Vec<&Expr> = rows.iter().flatten().collect();
+        vector
+            && !self.rules.strict_kinds
+            && entries.len() == items.len()
+            && entries.iter().zip(items).all(|(a, b)| if swapped { self.same(b, a) } else { self.same(a, b) })
     }
 
     /// A vector of numbers and the same as a sum of unit vectors.
