@@ -5,16 +5,15 @@
 //! again and again, up to the first call whose result is not known yet; all rows advance together, so that their calls share
 //! decode batches. What was sampled stays as it is, token by token, as long as the program prints it where it was sampled.
 
-use crate::data::prompt::columns;
+use crate::data::prompt::{columns, strict_environment};
 use crate::rollout::Actor;
 use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, stats};
 use ferrl_engine::{Error, Result};
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
-use minijinja::{Environment, ErrorKind, UndefinedBehavior};
+use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -79,12 +78,7 @@ impl Program {
     /// Compiles a program.
     pub fn new(source: &str) -> Result<Self> {
         let calls: Arc<Mutex<Calls>> = Arc::default();
-        let mut environment = Environment::new();
-        environment.set_undefined_behavior(UndefinedBehavior::Strict);
-        environment.set_fuel(Some(1_000_000));
-        environment.set_recursion_limit(100);
-        let syntax = SyntaxConfig::builder().keep_trailing_newline(true).build();
-        environment.set_syntax(syntax.map_err(|e| Error::usage(format!("template syntax: {e}")))?);
+        let mut environment = strict_environment()?;
         let state = calls.clone();
         environment.add_function(
             "gen",

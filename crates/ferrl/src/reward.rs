@@ -19,6 +19,7 @@ pub use source::{Reward, Verified};
 use crate::credit::Split;
 use crate::episode::Played;
 use crate::experience::{Experience, Metrics};
+use crate::fixes::unknown;
 use crate::interrupt::{interrupted, is_interruption};
 use crate::ranks::{Travelling, gather as gather_all};
 use crate::recipe::{self, Recipe};
@@ -26,7 +27,7 @@ use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
 use crate::verify::{self, Hooks, Outcome, Progress, RowColumns, Sample, Truncated};
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, DType, Ranks};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -590,10 +591,8 @@ fn truncated(word: Option<&str>) -> Result<Truncated> {
         None | Some("wrong") => Ok(Truncated::Wrong),
         Some("score") => Ok(Truncated::Score),
         Some(other) => {
-            let near = nearest(other, TRUNCATED.iter().copied()).unwrap_or(TRUNCATED[0]);
-            Err(Error::usage(format!("unknown name {other:?}, expected one of {}", TRUNCATED.join(", ")))
-                .at("reward.truncated")
-                .fix(format!("truncated = {near:?}")))
+            let fix = |near: &str| format!("truncated = {near:?}");
+            Err(unknown("name", other, TRUNCATED.iter().copied(), fix).at("reward.truncated"))
         }
     }
 }

@@ -43,11 +43,12 @@ pub use feed::Feed;
 
 use crate::credit::Vine;
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
+use crate::fixes::unknown;
 use crate::recipe::read_settings;
 use crate::refill::Refill;
 use crate::trust_region::TrustRegion;
 use ferrl_engine::train::Stats;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use metrics::Metric;
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
@@ -307,10 +308,7 @@ pub(crate) fn no_step_values(why: &str) -> Error {
 /// The algorithm of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     ALGORITHMS.iter().copied().find(|e| e.name == name).ok_or_else(|| {
-        let names: Vec<&str> = ALGORITHMS.iter().map(|e| e.name).collect();
-        let hint = nearest(name, names.iter().copied()).unwrap_or(names[0]);
-        Error::usage(format!("unknown algorithm {name:?}, expected one of {}", names.join(", ")))
-            .fix(format!("algo.name = \"{hint}\""))
+        unknown("algorithm", name, ALGORITHMS.iter().map(|e| e.name), |near| format!("algo.name = {near:?}"))
     })
 }
 

@@ -15,11 +15,12 @@ use crate::env::tools::TOOL_TASKS;
 use crate::env::{tabular, trading};
 use crate::episode::EpisodeKey;
 use crate::experience::{Evidence, Sequence};
+use crate::fixes::unknown;
 use crate::recipe::read_settings;
 use crate::source::{Item, Prompt};
 use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -134,11 +135,8 @@ pub struct TaskExample {
 /// The task of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     TASKS.iter().copied().find(|t| t.name == name).ok_or_else(|| {
-        let names: Vec<&str> = TASKS.iter().map(|t| t.name).collect();
-        let hint = nearest(name, names.iter().copied()).unwrap_or(names[0]);
-        Error::usage(format!("unknown task {name:?}, expected one of {}", names.join(", ")))
-            .at("data.train")
-            .fix(format!("data.train = [\"task:{hint}\"]"))
+        let fix = |near: &str| format!("data.train = [\"task:{near}\"]");
+        unknown("task", name, TASKS.iter().map(|t| t.name), fix).at("data.train")
     })
 }
 

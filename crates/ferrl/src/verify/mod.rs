@@ -21,6 +21,7 @@ pub mod regex_format;
 mod take;
 
 use crate::credit::gains;
+use crate::fixes::unknown;
 use ferrl_engine::{Error, Result, nearest};
 pub use options::{Given, Hooks};
 use schemars::Schema;
@@ -335,15 +336,9 @@ pub fn build(name: &str, options: &Map<String, Value>) -> Result<Box<dyn Verifie
 
 /// The same for a run, which hears what user code prints and may end its waits.
 pub fn build_with(name: &str, options: &Map<String, Value>, hooks: &Hooks) -> Result<Box<dyn Verifier>> {
-    let names = VERIFIERS.iter().map(|e| e.name);
-    let Some(entry) = VERIFIERS.iter().find(|e| e.name == name) else {
-        let all = names.clone().collect::<Vec<_>>().join(", ");
-        let error = Error::usage(format!("unknown verifier {name:?}, expected one of {all}"));
-        return Err(match nearest(name, names) {
-            Some(near) => error.fix(format!("verifier = {near:?}")),
-            None => error,
-        });
-    };
+    let fix = |near: &str| format!("verifier = {near:?}");
+    let found = VERIFIERS.iter().find(|e| e.name == name);
+    let entry = found.ok_or_else(|| unknown("verifier", name, VERIFIERS.iter().map(|e| e.name), fix))?;
     (entry.build)(&Given { verifier: entry.name, options, hooks })
 }
 

@@ -17,9 +17,10 @@ mod table;
 
 use super::{Environment, EpisodeEnd, Next, Turn};
 use crate::env;
+use crate::fixes::unknown;
 use crate::task::{Entry, Task, TaskExample, options};
 use crate::verify::countdown::Draw;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use metric::TabularMetric;
 use model::TabularModel;
 use pipeline::{Impute, Scale, TabularPipeline, WordEncoding, baseline};
@@ -80,14 +81,11 @@ struct Tabular {
 
 impl Tabular {
     fn new(o: Options, seed: u64) -> Result<Self> {
-        let names = || TabularMetric::ALL.iter().map(|(name, _)| *name);
         let found = TabularMetric::ALL.iter().find(|(name, _)| *name == o.metric);
         let &(_, metric) = found.ok_or_else(|| {
-            let all = names().collect::<Vec<_>>().join(", ");
-            let hint = nearest(&o.metric, names()).unwrap_or("accuracy");
-            Error::usage(format!("unknown metric {:?}, expected one of {all}", o.metric))
-                .at("data.task.metric")
-                .fix(format!("data.task.metric = {hint:?}"))
+            let names = TabularMetric::ALL.iter().map(|(name, _)| *name);
+            let fix = |near: &str| format!("data.task.metric = {near:?}");
+            unknown("metric", &o.metric, names, fix).at("data.task.metric")
         })?;
         if o.test.is_some() && o.train.is_none() {
             return Err(Error::usage("test rows without training rows")

@@ -8,7 +8,8 @@ mod confidence;
 mod plain;
 
 use super::{Expansion, Node};
-use ferrl_engine::{Error, Result, nearest};
+use crate::fixes::unknown;
+use ferrl_engine::Result;
 use schemars::{JsonSchema, Schema, schema_for};
 use serde::{Deserialize, Serialize};
 
@@ -146,15 +147,9 @@ impl Default for ExpanderOptions {
 
 /// The expander of that name.
 pub fn build(name: &str, options: &ExpanderOptions) -> Result<Box<dyn Expander>> {
-    let Some(entry) = EXPANDERS.iter().find(|e| e.name == name) else {
-        let names = EXPANDERS.iter().map(|e| e.name);
-        let all = names.clone().collect::<Vec<_>>().join(", ");
-        let error = Error::usage(format!("unknown expander {name:?}, expected one of {all}"));
-        return Err(match nearest(name, names) {
-            Some(near) => error.fix(format!("--option expander={near}")),
-            None => error,
-        });
-    };
+    let fix = |near: &str| format!("--option expander={near}");
+    let found = EXPANDERS.iter().find(|e| e.name == name);
+    let entry = found.ok_or_else(|| unknown("expander", name, EXPANDERS.iter().map(|e| e.name), fix))?;
     (entry.build)(options)
 }
 

@@ -12,8 +12,9 @@ mod sampling;
 use super::expand::{self, EXPANDER_OPTIONS, EXPANDERS, Expander};
 use super::extract::EXTRACTORS;
 use super::{ChoiceRule, Facts, Strategy};
+use crate::fixes::unknown;
 use crate::recipe::{option_keys, read_settings, unknown_key};
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, Schema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -107,13 +108,7 @@ impl Common {
 /// The strategy of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     STRATEGIES.iter().find(|e| e.name == name).ok_or_else(|| {
-        let names = STRATEGIES.iter().map(|e| e.name);
-        let all = names.clone().collect::<Vec<_>>().join(", ");
-        let error = Error::usage(format!("unknown strategy {name:?}, expected one of {all}"));
-        match nearest(name, names) {
-            Some(near) => error.fix(format!("--strategy {near}")),
-            None => error,
-        }
+        unknown("strategy", name, STRATEGIES.iter().map(|e| e.name), |near| format!("--strategy {near}"))
     })
 }
 
