@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// One line of a file.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct PlacedRow {
     /// `file:line`
     pub place: String,
     /// Its fields.
@@ -75,18 +75,18 @@ pub fn parse(place: &str, line: &str) -> Result<Value> {
 }
 
 /// All rows of a file of JSON objects.
-pub fn rows(path: &Path) -> Result<Vec<Row>> {
+pub fn rows(path: &Path) -> Result<Vec<PlacedRow>> {
     rows_or_errors(path)?.into_iter().collect()
 }
 
 /// The same, with an error in the place of each line that is no row. A file that cannot be read, or has no rows, is an
 /// error.
-pub fn rows_or_errors(path: &Path) -> Result<Vec<Result<Row>>> {
+pub fn rows_or_errors(path: &Path) -> Result<Vec<Result<PlacedRow>>> {
     let mut rows = Vec::new();
     for line in lines(path)? {
         rows.push(line.and_then(|(place, line)| {
             match parse(&place, &line)? {
-                Value::Object(fields) => Ok(Row { place, fields }),
+                Value::Object(fields) => Ok(PlacedRow { place, fields }),
                 other => Err(Error::data(format!("holds {}, expected a JSON object", kind(&other)))
                     .at(place)
                     .fix("write each row as {\"field\": value, ...}")),
@@ -101,7 +101,7 @@ pub fn rows_or_errors(path: &Path) -> Result<Vec<Result<Row>>> {
     Ok(rows)
 }
 
-impl Row {
+impl PlacedRow {
     /// An error about this row.
     pub fn error(&self, what: impl Into<String>) -> Error {
         Error::data(what).at(&self.place)

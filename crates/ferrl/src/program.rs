@@ -51,11 +51,11 @@ struct Calls {
 #[derive(Clone, Debug, PartialEq)]
 struct ProgramCall {
     name: Option<String>,
-    what: What,
+    what: CallKind,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum What {
+enum CallKind {
     Gen { stop: Vec<String>, max_tokens: Option<usize>, temperature: Option<f32> },
     Select { options: Vec<String>, normalise: bool },
 }
@@ -213,7 +213,7 @@ fn gen_call(
         return Err(invalid("gen: max_tokens is at least 1, and a stop is not empty"));
     }
     let temperature = temperature.map(|t| t as f32);
-    Ok(ProgramCall { name, what: What::Gen { stop, max_tokens, temperature } })
+    Ok(ProgramCall { name, what: CallKind::Gen { stop, max_tokens, temperature } })
 }
 
 fn select_call(options: Vec<String>, name: Option<String>, more: &Kwargs) -> Jinja<ProgramCall> {
@@ -223,7 +223,7 @@ fn select_call(options: Vec<String>, name: Option<String>, more: &Kwargs) -> Jin
     if options.is_empty() || options.iter().any(String::is_empty) {
         return Err(invalid("select: one option at least, and none is empty"));
     }
-    Ok(ProgramCall { name, what: What::Select { options, normalise: normalise.unwrap_or(false) } })
+    Ok(ProgramCall { name, what: CallKind::Select { options, normalise: normalise.unwrap_or(false) } })
 }
 
 /// Carries out the calls of some rows: samples all that are to be sampled in one batch.
@@ -237,11 +237,11 @@ fn complete(
     for (i, call) in asked {
         let row = &mut running[i];
         match &call.what {
-            What::Select { options, normalise } => {
+            CallKind::Select { options, normalise } => {
                 let (text, ids) = select(actor.policy, actor.tokenizer, &row.ids, options, *normalise)?;
                 row.wrote(call.name, text, ids);
             }
-            What::Gen { stop, max_tokens, temperature } => {
+            CallKind::Gen { stop, max_tokens, temperature } => {
                 let params = SamplingParams {
                     max_new_tokens: max_tokens.unwrap_or(params.max_new_tokens),
                     temperature: temperature.unwrap_or(params.temperature),

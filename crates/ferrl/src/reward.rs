@@ -16,7 +16,7 @@ pub use model::RewardModel;
 pub(crate) use reading::prompt_value;
 pub use source::{Reward, Verified};
 
-use crate::credit::Split;
+use crate::credit::StepSplit;
 use crate::episode::Played;
 use crate::experience::{Experience, Metrics};
 use crate::fixes::unknown;
@@ -42,7 +42,7 @@ use steps::CompletionSteps;
 pub struct Rewards {
     sources: Vec<(f64, Box<dyn Reward>)>,
     /// How each source's completions are split, where it rewards steps; none for sources beyond its end.
-    steps: Vec<Option<steps::Rule>>,
+    steps: Vec<Option<steps::StepRule>>,
     /// The policy's, which says where steps end in its tokens.
     tokenizer: Option<Arc<Tokenizer>>,
     hooks: Hooks,
@@ -132,7 +132,7 @@ impl Rewards {
     }
 
     /// The same, whose last source rewards the steps of completions.
-    pub fn by_steps(mut self, rule: (Split, usize)) -> Result<Self> {
+    pub fn by_steps(mut self, rule: (StepSplit, usize)) -> Result<Self> {
         if let Some((_, last)) = self.sources.last().filter(|(_, last)| !last.scores_steps()) {
             return Err(Error::usage(format!("{} rewards whole completions, not steps", last.name()))
                 .at("reward.steps")

@@ -1,6 +1,6 @@
 //! JSON Lines: one object per line; blank lines are passed over.
 
-use super::lines::{self, Line, LineReader};
+use super::lines::{self, FileLine, LineReader};
 use super::{Each, FileFormat, FileRow, object, unreadable};
 use ferrl_engine::Result;
 use std::fs::File;
@@ -31,7 +31,7 @@ impl FileFormat for Jsonl {
         let failed = |e: std::io::Error| unreadable(path, &e);
         let file = File::open(path).map_err(failed)?;
         let mut lines = LineReader::new(BufReader::with_capacity(1 << 16, file));
-        while let Some(Line { number, start, bytes }) = lines.next_line().map_err(failed)? {
+        while let Some(FileLine { number, start, bytes }) = lines.next_line().map_err(failed)? {
             match bytes.map(|bytes| (bytes.trim_ascii_start(), bytes)) {
                 Ok(([], _)) => {}
                 Ok((text, bytes)) => {

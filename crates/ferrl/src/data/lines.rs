@@ -16,7 +16,7 @@ pub struct LineReader<R> {
 }
 
 /// One line.
-pub struct Line<'a> {
+pub struct FileLine<'a> {
     /// From 1.
     pub number: usize,
     /// Where its bytes begin in the file.
@@ -32,7 +32,7 @@ impl<R: BufRead> LineReader<R> {
     }
 
     /// The next line; none at the end.
-    pub fn next_line(&mut self) -> io::Result<Option<Line<'_>>> {
+    pub fn next_line(&mut self) -> io::Result<Option<FileLine<'_>>> {
         self.line.clear();
         let read = self.reader.by_ref().take(MAX_ROW as u64 + 1).read_until(b'\n', &mut self.line)?;
         if read == 0 {
@@ -44,14 +44,14 @@ impl<R: BufRead> LineReader<R> {
         if read > MAX_ROW && self.line.last() != Some(&b'\n') {
             self.end += self.reader.skip_until(b'\n')? as u64;
             let bytes = Err(too_long((self.end - start) as usize));
-            return Ok(Some(Line { number: self.number, start, bytes }));
+            return Ok(Some(FileLine { number: self.number, start, bytes }));
         }
         let mark = if self.number == 1 && self.line.starts_with(BOM) { BOM.len() } else { 0 };
         let mut bytes = &self.line[mark..];
         while let Some((b'\n' | b'\r', rest)) = bytes.split_last() {
             bytes = rest;
         }
-        Ok(Some(Line { number: self.number, start: start + mark as u64, bytes: Ok(bytes) }))
+        Ok(Some(FileLine { number: self.number, start: start + mark as u64, bytes: Ok(bytes) }))
     }
 }
 

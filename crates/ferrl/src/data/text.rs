@@ -1,6 +1,6 @@
 //! Plain text: each line is a document, the column `text` of a row; blank lines are passed over.
 
-use super::lines::{self, Line, LineReader};
+use super::lines::{self, FileLine, LineReader};
 use super::{Each, FileFormat, FileRow, Row, unreadable};
 use ferrl_engine::Result;
 use std::fs::File;
@@ -25,7 +25,7 @@ impl FileFormat for Text {
         let failed = |e: std::io::Error| unreadable(path, &e);
         let file = File::open(path).map_err(failed)?;
         let mut lines = LineReader::new(BufReader::with_capacity(1 << 16, file));
-        while let Some(Line { number, bytes, .. }) = lines.next_line().map_err(failed)? {
+        while let Some(FileLine { number, bytes, .. }) = lines.next_line().map_err(failed)? {
             let row = match bytes.and_then(lines::text) {
                 Ok(text) if text.trim().is_empty() => continue,
                 Ok(text) => Ok(Row::from_iter([("text".to_owned(), text.into())])),

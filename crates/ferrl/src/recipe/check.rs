@@ -4,7 +4,7 @@ use super::optim::OFFLOADS;
 use super::{InitSettings, OPTIMIZERS, Recipe, StageRecipe};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
-use crate::credit::Split;
+use crate::credit::StepSplit;
 use ferrl_engine::model::{self, FAMILIES};
 use ferrl_engine::{Error, nearest};
 use ferrl_kernels::{AUTO, BACKENDS, DType};
@@ -580,7 +580,7 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
             p.word(format!("reward.{i}.verifier"), verifier, verifiers);
         }
         p.when(
-            reward.step_tokens.is_some() && reward.steps != Some(Split::Tokens),
+            reward.step_tokens.is_some() && reward.steps != Some(StepSplit::Tokens),
             format!("reward.{i}.step_tokens"),
             "step_tokens is the length of a step that is counted in tokens",
             format!("reward.{i}.steps = \"tokens\""),

@@ -2,7 +2,7 @@
 
 use super::range::{Range, short};
 use super::schema::{KeyKind, KeySchema, POLICY, RECIPE};
-use super::tree::Path;
+use super::tree::KeyPath;
 use super::{AdapterSettings, InitSettings, OFF, Recipe, RewardSettings, elsewhere, rl2};
 use crate::algo::Entry;
 use crate::algo::policy::Policy;
@@ -125,7 +125,7 @@ pub(super) fn nearest_to(path: &[String]) -> Option<String> {
     let all = || keys().iter().chain(policy_keys()).map(|k| k.path.as_str());
     let split = |k: &'static str| k.rsplit_once('.').unwrap_or(("", k));
     let near_here = nearest(leaf, all().map(split).filter(|k| k.0 == parent).map(|k| k.1));
-    let stage: Path = if wanted.len() < path.join(".").len() && path[0] == "stage" {
+    let stage: KeyPath = if wanted.len() < path.join(".").len() && path[0] == "stage" {
         vec![path[0].clone(), path[1].clone()]
     } else {
         Vec::new()

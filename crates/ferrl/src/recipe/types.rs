@@ -2,7 +2,7 @@
 
 use super::keys::{self, nearest_to};
 use super::schema::{Field, KeyKind, KeySchema, RECIPE};
-use super::tree::{Path, Place, ValueTree, describe, dotted};
+use super::tree::{KeyPath, Place, ValueTree, describe, dotted};
 use super::{OFF, elsewhere};
 use ferrl_engine::{Error, Result};
 use schemars::JsonSchema;
@@ -14,7 +14,7 @@ pub(super) struct TypeRules<'a> {
     /// The types.
     pub schema: &'a KeySchema,
     /// A key's full name, for errors.
-    pub full: &'a dyn Fn(&[String]) -> Path,
+    pub full: &'a dyn Fn(&[String]) -> KeyPath,
     /// The error for a key that a type does not have.
     pub unknown: &'a dyn Fn(&ValueTree, &[String], &str) -> Error,
     /// A key's value where the recipe says nothing.
@@ -27,7 +27,7 @@ pub(super) struct TypeRules<'a> {
 #[derive(Default)]
 pub(super) struct CheckFindings {
     /// Lone values where a list is expected.
-    lone: Vec<Path>,
+    lone: Vec<KeyPath>,
     /// Numbers out of range: all are reported at once.
     pub outside: Vec<Error>,
 }
@@ -106,7 +106,7 @@ impl TypeRules<'_> {
     pub fn table(
         &self,
         tree: &ValueTree,
-        at: &mut Path,
+        at: &mut KeyPath,
         name: &str,
         found: &mut CheckFindings,
     ) -> Result<()> {
@@ -132,7 +132,7 @@ impl TypeRules<'_> {
     fn stages(
         &self,
         tree: &ValueTree,
-        at: &mut Path,
+        at: &mut KeyPath,
         value: &Value,
         found: &mut CheckFindings,
     ) -> Result<()> {
@@ -155,7 +155,7 @@ impl TypeRules<'_> {
     fn entry(
         &self,
         tree: &ValueTree,
-        at: &mut Path,
+        at: &mut KeyPath,
         (field, kind): (&Field, &KeyKind),
         value: &Value,
         found: &mut CheckFindings,

@@ -2,7 +2,7 @@
 
 use super::Reward;
 use super::reading::{Reading, start};
-use crate::credit::{Split, split};
+use crate::credit::{StepSplit, split};
 use crate::data::MaskedTokens;
 use crate::recipe::read_settings;
 use crate::recipe::{Recipe, RewardSettings as Source};
@@ -39,7 +39,7 @@ pub struct Implicit {
     /// Scale of the log-ratio. (0, 1000]
     pub beta: f64,
     /// How a completion is split into steps.
-    pub split: Split,
+    pub split: StepSplit,
     /// Tokens of a step with `split = "tokens"`. [1, 1048576]
     pub step_tokens: usize,
     /// How the rewards of steps become one.
@@ -52,7 +52,7 @@ impl Default for Implicit {
             kind: "implicit".into(),
             reference: String::new(),
             beta: 0.05,
-            split: Split::Lines,
+            split: StepSplit::Lines,
             step_tokens: 16,
             reduce: Reduce::Sum,
         }

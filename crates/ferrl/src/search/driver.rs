@@ -5,7 +5,7 @@
 //! the prefix, a generator with a prefix cache computes none of it again, and `shared` counts what it found.
 
 use super::extract::{AnswerReader, Extractor};
-use super::grow::{Draft, Live, Sampling, Slot};
+use super::grow::{BranchDraft, BranchSlot, Live, Sampling};
 use super::record::Record;
 use super::scorer::{Judged, grade_whole, unit};
 use super::strategy::{self, Entry};
@@ -109,7 +109,7 @@ struct Search<'s, 'a> {
     with_system: Option<WithSystem<'s>>,
     facts: Facts,
     /// The branches under way: question, and what they are for there.
-    under_way: HashMap<usize, (usize, Slot)>,
+    under_way: HashMap<usize, (usize, BranchSlot)>,
 }
 
 /// Questions under way, by their places.
@@ -175,8 +175,8 @@ impl Search<'_, '_> {
         match turns {
             true => {
                 question.outstanding = 1;
-                let draft = Draft::opening(&self.settings.params);
-                self.submit(place, Slot::Opening, draft)?;
+                let draft = BranchDraft::opening(&self.settings.params);
+                self.submit(place, BranchSlot::Opening, draft)?;
             }
             false => self.open(&mut question)?,
         }
@@ -195,10 +195,10 @@ impl Search<'_, '_> {
     }
 
     /// Begins a branch of a question's episode.
-    fn submit(&mut self, place: usize, slot: Slot, draft: Draft) -> Result<()> {
+    fn submit(&mut self, place: usize, slot: BranchSlot, draft: BranchDraft) -> Result<()> {
         let prompt = &self.prompts[place];
         let environment = self.episodes.actor.environments.open(prompt)?;
-        let Draft { prefix, reach, first, opening, params, stream } = draft;
+        let BranchDraft { prefix, reach, first, opening, params, stream } = draft;
         let episode = Episode::new(place, prompt, environment, (&Arc::new(params), stream));
         let mut branch = Branch::new(prefix, reach);
         (branch.first, branch.opening) = (first, opening);
@@ -316,11 +316,11 @@ impl Search<'_, '_> {
     }
 }
 
-impl Draft {
+impl BranchDraft {
     /// A branch that only begins.
     fn opening(params: &SamplingParams) -> Self {
         let (first, opening, stream) = (None, None, [0; 3]);
-        Draft {
+        BranchDraft {
             prefix: Prefix::default(),
             reach: Reach::Start,
             first,

@@ -2,7 +2,7 @@
 
 use super::{Entry, Task, TaskExample, options};
 use crate::sandbox::SandboxMode;
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ const HELD_OUT: u64 = 8;
 
 impl Task for CodeTask {
     fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
-        let mut draw = Draw::new(if held_out { "code held out" } else { "code" }, self.seed, index);
+        let mut draw = TaskDraw::new(if held_out { "code held out" } else { "code" }, self.seed, index);
         let (function, prompt) = loop {
             let function = Function::drawn(&mut draw);
             let prompt = format!(
@@ -57,7 +57,7 @@ impl Task for CodeTask {
                 break (function, prompt);
             }
         };
-        let case = |draw: &mut Draw| {
+        let case = |draw: &mut TaskDraw| {
             let list: Vec<i64> = (0..draw.below(8)).map(|_| draw.below(41) as i64 - 20).collect();
             json!({ "args": [&list], "expect": function.value(&list) })
         };
@@ -109,7 +109,7 @@ enum CodeFold {
 }
 
 impl Function {
-    fn drawn(draw: &mut Draw) -> Self {
+    fn drawn(draw: &mut TaskDraw) -> Self {
         let keep = match draw.below(5) {
             0 => CodeKeep::All,
             1 => CodeKeep::Even,

@@ -36,11 +36,11 @@ pub struct Entry {
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
     /// Builds it from `data.task`; unknown settings are refused.
-    pub build: Build,
+    pub build: BuildTask,
 }
 
 /// Builds a task from its settings and the run's seed.
-pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
+pub type BuildTask = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 
 /// The settings of a task, checked: `data.task` of the recipe.
 pub(crate) fn options<T: DeserializeOwned + JsonSchema>(values: &Map<String, Value>) -> Result<T> {

@@ -4,7 +4,7 @@
 use super::{Entry, Task, TaskExample, options};
 use crate::data::lines::json_lines;
 use crate::data::{Row, format_of, object};
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ const QA: Entry =
         build(&KINDS[3], values, seed)
     });
 
-const fn entry(name: &'static str, about: &'static str, build: super::Build) -> Entry {
+const fn entry(name: &'static str, about: &'static str, build: super::BuildTask) -> Entry {
     Entry { name, about, schema: || schema_for!(Options), build }
 }
 
@@ -228,7 +228,7 @@ impl Task for QuestionTask {
         let kept = (((1.0 - self.held_out) * count as f64).round() as usize).clamp(1, count);
         let number = match held_out && kept < count {
             true => kept + index as usize % (count - kept),
-            false => Draw::new(self.kind.name, self.seed, index).below(kept),
+            false => TaskDraw::new(self.kind.name, self.seed, index).below(kept),
         };
         self.kind.ask(&self.rows[number])
     }

@@ -48,11 +48,11 @@ pub struct Entry {
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
     /// Builds it from its settings; unknown ones are refused.
-    pub build: Build,
+    pub build: BuildTool,
 }
 
 /// Builds a tool from its settings.
-pub type Build = fn(&Map<String, Value>) -> Result<Arc<dyn Tool>>;
+pub type BuildTool = fn(&Map<String, Value>) -> Result<Arc<dyn Tool>>;
 
 /// Every tool.
 pub const TOOLS: &[&Entry] = &[&calculator::ENTRY, &search::ENTRY, &python::ENTRY];

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use demonstration::{DemonstrationOptions, demonstrate};
-pub(crate) use puzzle::Draw;
+pub(crate) use puzzle::TaskDraw;
 pub use puzzle::{CountdownOptions, Puzzle, PuzzleSplit, generate, held_out};
 pub use solve::{solve, solve_with};
 
@@ -110,7 +110,7 @@ impl Default for Countdown {
 
 /// What an answer turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CountdownVerdict {
     /// No answer, or one that is not an expression.
     Malformed,
     /// An expression with the wrong numbers or the wrong value.
@@ -130,13 +130,13 @@ impl Countdown {
     }
 
     /// What an answer is: the graders of others compare without the equation's right side, and know only right and wrong.
-    fn judged(&self, answer: &str, numbers: &[i64], target: i64) -> Verdict {
+    fn judged(&self, answer: &str, numbers: &[i64], target: i64) -> CountdownVerdict {
         let verdict = match self.mode {
             CountdownMode::Last => return judge(answer, numbers, target, self.use_all),
-            _ if answer.contains('=') => Verdict::Wrong,
+            _ if answer.contains('=') => CountdownVerdict::Wrong,
             _ => judge(answer, numbers, target, true),
         };
-        if verdict == Verdict::Right { verdict } else { Verdict::Wrong }
+        if verdict == CountdownVerdict::Right { verdict } else { CountdownVerdict::Wrong }
     }
 
     fn numbers(&self, sample: &Sample<'_>) -> Result<Vec<i64>> {
@@ -195,9 +195,9 @@ fn whole(value: &Value) -> Option<i64> {
 }
 
 /// Judges the text of an answer, which may end in `= target`.
-pub fn judge(answer: &str, numbers: &[i64], target: i64, use_all: bool) -> Verdict {
+pub fn judge(answer: &str, numbers: &[i64], target: i64, use_all: bool) -> CountdownVerdict {
     if answer.len() > MAX_BYTES {
-        return Verdict::Malformed;
+        return CountdownVerdict::Malformed;
     }
     let (left, claim) = match answer.split_once('=') {
         Some((left, right)) => (left, Some(right.trim())),
@@ -205,9 +205,9 @@ pub fn judge(answer: &str, numbers: &[i64], target: i64, use_all: bool) -> Verdi
     };
     let digits = |c: &str| !c.is_empty() && c.bytes().all(|b| b.is_ascii_digit());
     if claim.is_some_and(|c| !digits(c.strip_prefix('-').unwrap_or(c))) {
-        return Verdict::Malformed;
+        return CountdownVerdict::Malformed;
     }
-    let Some(expr) = CountdownExpr::parse(left) else { return Verdict::Malformed };
+    let Some(expr) = CountdownExpr::parse(left) else { return CountdownVerdict::Malformed };
     let claimed = claim.is_none_or(|c| c.parse() == Ok(target));
     let mut free = numbers.to_vec();
     let given = expr.numbers().into_iter().all(|n| {
@@ -216,7 +216,7 @@ pub fn judge(answer: &str, numbers: &[i64], target: i64, use_all: bool) -> Verdi
     });
     let used = given && (free.is_empty() || !use_all);
     let reached = expr.value() == Some(Fraction::whole(target));
-    if claimed && used && reached { Verdict::Right } else { Verdict::Wrong }
+    if claimed && used && reached { CountdownVerdict::Right } else { CountdownVerdict::Wrong }
 }
 
 impl Verifier for Countdown {
@@ -235,19 +235,20 @@ impl Verifier for Countdown {
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let (numbers, target) = (self.numbers(sample)?, self.target(sample)?);
         let answer = self.answer(sample.completion);
-        let verdict = answer.map_or(Verdict::Malformed, |answer| self.judged(answer, &numbers, target));
+        let verdict =
+            answer.map_or(CountdownVerdict::Malformed, |answer| self.judged(answer, &numbers, target));
         let (reward, correct, format) = match verdict {
-            Verdict::Malformed => (0.0, 0.0, 0.0),
-            Verdict::Wrong => (self.format_reward, 0.0, 1.0),
-            Verdict::Right => (self.correct_reward, 1.0, 1.0),
+            CountdownVerdict::Malformed => (0.0, 0.0, 0.0),
+            CountdownVerdict::Wrong => (self.format_reward, 0.0, 1.0),
+            CountdownVerdict::Right => (self.correct_reward, 1.0, 1.0),
         };
         let components = vec![("correct".into(), correct), ("format".into(), format)];
-        let found = Some(verdict != Verdict::Malformed);
+        let found = Some(verdict != CountdownVerdict::Malformed);
         let why = match (verdict, answer) {
-            (Verdict::Malformed, Some(_)) => {
+            (CountdownVerdict::Malformed, Some(_)) => {
                 Some("the answer is no expression of numbers, + - * / and brackets".into())
             }
-            (Verdict::Wrong, Some(_)) => {
+            (CountdownVerdict::Wrong, Some(_)) => {
                 Some("the answer does not make the target from the given numbers".into())
             }
             _ => None,

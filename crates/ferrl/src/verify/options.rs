@@ -3,7 +3,7 @@
 use crate::interrupt;
 use crate::recipe::read_settings;
 use crate::warnings::Warnings;
-use crate::worker::Log;
+use crate::worker::WorkerLog;
 use ferrl_engine::Result;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -46,7 +46,7 @@ impl Default for Hooks {
 
 impl Hooks {
     /// The receiver of each line that a worker prints.
-    pub fn prints(&self) -> Log {
+    pub fn prints(&self) -> WorkerLog {
         let warnings = self.warnings.clone();
         Arc::new(move |worker, line| warnings.print(worker, line))
     }

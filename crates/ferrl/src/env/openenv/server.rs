@@ -90,15 +90,15 @@ impl Server {
         };
         match answer {
             // Other clients play all its episodes: it answers.
-            Ok(_) | Err(Refusal::Full) => Ok(()),
-            Err(Refusal::Lost(lost)) => {
+            Ok(_) | Err(ServerRefusal::Full) => Ok(()),
+            Err(ServerRefusal::Lost(lost)) => {
                 Err(Error::data(lost.message).at(&self.url).fix("start the server, or correct env.url"))
             }
         }
     }
 
     /// A request of its own connection.
-    pub(super) fn post(&self, path: &str, body: &Value) -> Result<Value, Refusal> {
+    pub(super) fn post(&self, path: &str, body: &Value) -> Result<Value, ServerRefusal> {
         let began = Instant::now();
         let url = Url::parse(&format!("{}/{path}", self.url)).map_err(|e| Lost::new(Why::Exited, e))?;
         let answer = url.post(body, self.timeout).map_err(|what| lost(path, &what, began))?;
@@ -106,14 +106,14 @@ impl Server {
     }
 
     /// A session of the server's.
-    pub(super) fn connect(&self) -> Result<Socket, Refusal> {
+    pub(super) fn connect(&self) -> Result<Socket, ServerRefusal> {
         let began = Instant::now();
         let url = Url::parse(&format!("{}/ws", self.url)).map_err(|e| Lost::new(Why::Exited, e))?;
         Ok(Socket::open(&url, self.timeout).map_err(|what| lost("ws", &what, began))?)
     }
 
     /// A message of a session and its answer.
-    pub(super) fn tell(&self, socket: &mut Socket, kind: &str, data: &Value) -> Result<Value, Refusal> {
+    pub(super) fn tell(&self, socket: &mut Socket, kind: &str, data: &Value) -> Result<Value, ServerRefusal> {
         let began = Instant::now();
         let mut answer = socket
             .ask(&json!({ "type": kind, "data": data }), self.timeout)
@@ -126,7 +126,7 @@ impl Server {
             "CAPACITY_REACHED" => {
                 let most = said["max_sessions"].as_u64().unwrap_or(1);
                 self.slots().most = usize::try_from(most).unwrap_or(1).max(1);
-                return Err(Refusal::Full);
+                return Err(ServerRefusal::Full);
             }
             "VALIDATION_ERROR" | "INVALID_JSON" | "UNKNOWN_TYPE" => Why::Schema,
             _ => Why::Raised,
@@ -163,16 +163,16 @@ impl Server {
 
 /// Why a server did not answer with an observation.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(super) enum ServerRefusal {
     /// It plays as many episodes as it can.
     Full,
     /// The episode is lost.
     Lost(Box<Lost>),
 }
 
-impl From<Lost> for Refusal {
+impl From<Lost> for ServerRefusal {
     fn from(lost: Lost) -> Self {
-        Refusal::Lost(Box::new(lost))
+        ServerRefusal::Lost(Box::new(lost))
     }
 }
 
@@ -187,7 +187,7 @@ fn lost(path: &str, what: &str, began: Instant) -> Lost {
     Lost { seconds: began.elapsed().as_secs_f64(), ..Lost::new(why, format!("{path}: {what}")) }
 }
 
-fn observed(path: &str, answer: Value) -> Result<Value, Refusal> {
+fn observed(path: &str, answer: Value) -> Result<Value, ServerRefusal> {
     match answer["observation"].is_null() {
         false => Ok(answer),
         true => Err(Lost::new(Why::Schema, format!("{path} answered without an observation")).into()),

@@ -19,7 +19,7 @@ use super::{Environment, EpisodeEnd, Next, Turn};
 use crate::env;
 use crate::fixes::unknown;
 use crate::task::{Entry, Task, TaskExample, options};
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use metric::TabularMetric;
 use model::TabularModel;
@@ -92,7 +92,7 @@ impl Tabular {
                 .at("data.task.train")
                 .fix("data.task.train = \"train.csv\""));
         }
-        let mut draw = Draw::new("tabular split", seed, 0);
+        let mut draw = TaskDraw::new("tabular split", seed, 0);
         let test = o.test.as_ref().map(Path::new);
         let read =
             |path: &String| table::read(Path::new(path), test, &o.target, metric.regression(), &mut draw);
@@ -109,7 +109,7 @@ impl Tabular {
 
     fn play(&self, index: u64, held_out: bool) -> TabularEpisode {
         let stream = if held_out { "tabular held out" } else { "tabular" };
-        let mut draw = Draw::new(stream, self.seed, index);
+        let mut draw = TaskDraw::new(stream, self.seed, index);
         let made = || {
             let how = MadeUp { rows: self.o.rows, regression: self.metric.regression() };
             Arc::new(make_up(how, &mut draw))
@@ -166,7 +166,7 @@ struct TabularEpisode {
     instructions: bool,
     pipeline: TabularPipeline,
     turn: usize,
-    draw: Draw,
+    draw: TaskDraw,
 }
 
 /// What came of a command.

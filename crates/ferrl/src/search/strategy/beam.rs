@@ -25,14 +25,14 @@ struct Options {
     /// Continuations of each beam; as many as beams where not given. [1, 65536]
     branch: Option<usize>,
     /// What ranks beams: score (the scorer on prefixes) or logp; score where the scorer judges steps.
-    evaluate: Option<Rank>,
+    evaluate: Option<BeamRank>,
     /// Which whole completion is the result.
     answer: ChoiceRule,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-enum Rank {
+enum BeamRank {
     Score,
     Logp,
 }
@@ -55,7 +55,7 @@ struct Beam {
 impl Beam {
     fn new(options: Options, common: &Common) -> Result<Self> {
         let judges = common.facts.judges_steps;
-        let by_score = options.evaluate.map_or(judges, |rank| rank == Rank::Score);
+        let by_score = options.evaluate.map_or(judges, |rank| rank == BeamRank::Score);
         if by_score && !judges {
             return Err(Error::usage("evaluate=score needs a scorer of prefixes")
                 .at("beam")

@@ -29,7 +29,7 @@ pub(super) const ENTRY: Entry = Entry {
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Children by depth: 3,2,1, or one number for all depths. [1, 65536]
-    branch: Schedule,
+    branch: BranchSchedule,
     /// Which whole completion is the result.
     answer: ChoiceRule,
 }
@@ -37,7 +37,7 @@ struct Options {
 /// Whole numbers from 1 on: one, a list, or `3,2,1`.
 #[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(untagged)]
-enum Schedule {
+enum BranchSchedule {
     One(usize),
     Each(Vec<usize>),
     Text(String),
@@ -45,16 +45,16 @@ enum Schedule {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { branch: Schedule::Each(vec![3, 2, 1]), answer: ChoiceRule::Weighted }
+        Options { branch: BranchSchedule::Each(vec![3, 2, 1]), answer: ChoiceRule::Weighted }
     }
 }
 
-impl Schedule {
+impl BranchSchedule {
     fn list(self) -> Result<Vec<usize>> {
         let (list, shown) = match self {
-            Schedule::One(n) => (vec![n], String::new()),
-            Schedule::Each(list) => (list, "[]".into()),
-            Schedule::Text(text) => {
+            BranchSchedule::One(n) => (vec![n], String::new()),
+            BranchSchedule::Each(list) => (list, "[]".into()),
+            BranchSchedule::Text(text) => {
                 let number = |part: &str| part.trim().parse().ok().filter(|n| (1..=65536).contains(n));
                 (text.split(',').map(number).collect::<Option<_>>().unwrap_or_default(), text)
             }

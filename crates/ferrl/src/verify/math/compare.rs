@@ -6,7 +6,7 @@ use super::conventions;
 use super::integers;
 use super::language::text;
 use super::language::units::Unit;
-use super::names::Names;
+use super::names::VariableNames;
 use super::pointwise;
 use super::relations;
 use super::scalar;
@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 
 /// What counts as the same where opinions differ.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct CompareRules {
     /// Decimals are compared to six places, other constants to fifteen.
     pub rounded: bool,
     /// An interval may be answered by an interval only, while a condition may be answered by either.
@@ -28,10 +28,10 @@ pub struct Rules {
     pub lists_are_sets: bool,
 }
 
-impl Rules {
+impl CompareRules {
     /// Mathematical equality.
-    pub const EQUAL: Rules =
-        Rules { rounded: false, one_way: false, strict_kinds: false, lists_are_sets: false };
+    pub const EQUAL: CompareRules =
+        CompareRules { rounded: false, one_way: false, strict_kinds: false, lists_are_sets: false };
 }
 
 /// Compares trees within a budget.
@@ -39,7 +39,7 @@ pub struct Compare<'a> {
     /// Steps.
     pub budget: &'a Budget,
     /// Rules.
-    pub rules: Rules,
+    pub rules: CompareRules,
     /// How deep the comparison has gone.
     depth: Cell<usize>,
 }
@@ -49,7 +49,7 @@ const MOST_DEPTH: usize = 24;
 
 impl<'a> Compare<'a> {
     /// A comparison by some rules.
-    pub fn new(rules: Rules, budget: &'a Budget) -> Self {
+    pub fn new(rules: CompareRules, budget: &'a Budget) -> Self {
         Compare { budget, rules, depth: Cell::new(0) }
     }
 
@@ -287,7 +287,7 @@ impl<'a> Compare<'a> {
     pub fn same_sets(&self, gold: &Expr, answer: &Expr) -> bool {
         // a > 0 says nothing about x; the variable of {x | x > 0} is nobody's.
         let named = |e: &Expr| match e {
-            Expr::Chain(..) | Expr::List(..) => Names::of(&[e]).all,
+            Expr::Chain(..) | Expr::List(..) => VariableNames::of(&[e]).all,
             _ => Default::default(),
         };
         let (mine, theirs) = (named(gold), named(answer));
