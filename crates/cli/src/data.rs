@@ -1,16 +1,16 @@
 //! Rows of JSON lines, each with its place for messages.
 
 use crate::options::nearest_path;
-use ferrl::data::{BOM, MAX_ROW};
+use ferrl::data::lines::{self, LineReader};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 
 /// One line of a file.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct PlacedRow {
     /// `file:line`
     pub place: String,
     /// Its fields.
@@ -46,86 +46,47 @@ pub fn name(path: &Path) -> String {
     if path.as_os_str() == "-" { "standard input".into() } else { path.display().to_string() }
 }
 
-/// Lines of a file, numbered from 1, blank ones left out. A byte order mark before the first is none of it; a line may be as
-/// long as a row of training data.
+/// Lines of a file with their places, blank ones left out.
 pub fn lines(path: &Path) -> Result<impl Iterator<Item = Result<(String, String)>> + Send + use<>> {
-    let (mut reader, name, mut number, mut failed) = (open(path)?, name(path), 0, false);
+    let (mut reader, name, mut failed) = (LineReader::new(open(path)?), name(path), false);
     Ok(std::iter::from_fn(move || {
-        loop {
-            if failed {
-                return None;
-            }
-            let mut line = Vec::new();
-            number += 1;
-            let place = format!("{name}:{number}");
-            let unread = |e: std::io::Error| Error::data(format!("cannot read: {e}")).at(&place);
-            match reader.by_ref().take(MAX_ROW as u64 + 1).read_until(b'\n', &mut line) {
-                Ok(0) => return None,
-                Ok(read) if read > MAX_ROW && line.last() != Some(&b'\n') => {
-                    // The next line is the one behind its end.
-                    if let Err(e) = reader.skip_until(b'\n') {
-                        failed = true;
-                        return Some(Err(unread(e)));
-                    }
-                    let error =
-                        Error::data(format!("the line has more than {} MiB", MAX_ROW >> 20)).at(place);
-                    return Some(Err(
-                        error.fix("cut it into several rows, or check that line ends are there")
-                    ));
-                }
-                Ok(_) => {}
+        while !failed {
+            let line = match reader.next_line() {
+                Ok(line) => line?,
                 Err(e) => {
                     failed = true;
-                    return Some(Err(unread(e)));
+                    return Some(Err(Error::data(format!("cannot read: {e}")).at(&name)));
                 }
-            }
-            let line = if number == 1 { line.strip_prefix(BOM).unwrap_or(&line) } else { &line };
-            match std::str::from_utf8(line) {
-                Ok(line) if line.trim().is_empty() => {}
-                Ok(line) => return Some(Ok((place, line.trim_end_matches(['\n', '\r']).to_string()))),
-                Err(_) => {
-                    let error = Error::data("is not UTF-8 text").at(place);
-                    return Some(Err(
-                        error.fix("save the file as UTF-8; it must be plain text, not compressed")
-                    ));
-                }
+            };
+            let place = format!("{name}:{}", line.number);
+            match line.bytes.and_then(lines::text) {
+                Ok(text) if text.trim().is_empty() => {}
+                Ok(text) => return Some(Ok((place, text.to_string()))),
+                Err(e) => return Some(Err(e.at(place))),
             }
         }
+        None
     }))
 }
 
 /// One line as JSON.
 pub fn parse(place: &str, line: &str) -> Result<Value> {
-    serde_json::from_str(line).map_err(|e| {
-        let what = if e.is_eof() {
-            "the line is cut short: it ends inside a JSON value".to_string()
-        } else {
-            let words = e.to_string();
-            let words = words.rsplit_once(" at line").map_or(words.as_str(), |(w, _)| w).to_owned();
-            format!("is not valid JSON: {words} at column {}, got {}", e.column(), excerpt(line))
-        };
-        let list = line.trim_start().starts_with('[');
-        Error::data(what).at(place).fix(if list {
-            "expected JSON lines, one object on each line; a JSON list becomes that with `jq -c '.[]'`"
-        } else {
-            "expected JSON lines, one object on each line"
-        })
-    })
+    lines::json(line.as_bytes()).map_err(|e| e.at(place))
 }
 
 /// All rows of a file of JSON objects.
-pub fn rows(path: &Path) -> Result<Vec<Row>> {
+pub fn rows(path: &Path) -> Result<Vec<PlacedRow>> {
     rows_or_errors(path)?.into_iter().collect()
 }
 
 /// The same, with an error in the place of each line that is no row. A file that cannot be read, or has no rows, is an
 /// error.
-pub fn rows_or_errors(path: &Path) -> Result<Vec<Result<Row>>> {
+pub fn rows_or_errors(path: &Path) -> Result<Vec<Result<PlacedRow>>> {
     let mut rows = Vec::new();
     for line in lines(path)? {
         rows.push(line.and_then(|(place, line)| {
             match parse(&place, &line)? {
-                Value::Object(fields) => Ok(Row { place, fields }),
+                Value::Object(fields) => Ok(PlacedRow { place, fields }),
                 other => Err(Error::data(format!("holds {}, expected a JSON object", kind(&other)))
                     .at(place)
                     .fix("write each row as {\"field\": value, ...}")),
@@ -140,7 +101,7 @@ pub fn rows_or_errors(path: &Path) -> Result<Vec<Result<Row>>> {
     Ok(rows)
 }
 
-impl Row {
+impl PlacedRow {
     /// An error about this row.
     pub fn error(&self, what: impl Into<String>) -> Error {
         Error::data(what).at(&self.place)
@@ -226,13 +187,5 @@ pub fn kind(value: &Value) -> &'static str {
         Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
-    }
-}
-
-fn excerpt(line: &str) -> String {
-    let line = line.trim_end();
-    match line.char_indices().nth(60) {
-        Some((end, _)) => format!("{:?}...", &line[..end]),
-        None => format!("{line:?}"),
     }
 }

@@ -1,6 +1,6 @@
 //! Rows to token ids, with the tokenizer and chat template of a model; each is read when first needed.
 
-use crate::data::Row;
+use crate::data::PlacedRow;
 use ferrl_engine::chat::{ChatTemplate, Kwargs};
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::Stops;
@@ -61,7 +61,7 @@ impl ModelText {
     }
 
     /// Ids of a conversation, with the beginning of the assistant's reply where one is to come.
-    pub fn chat(&self, messages: &[Value], row: Option<&Row>, reply: bool) -> Result<Vec<u32>> {
+    pub fn chat(&self, messages: &[Value], row: Option<&PlacedRow>, reply: bool) -> Result<Vec<u32>> {
         let tools = row.and_then(|r| r.get("tools"));
         let none = Kwargs::new();
         let kwargs = row.and_then(|r| r.get("chat_template_kwargs")?.as_object()).unwrap_or(&none);
@@ -70,7 +70,7 @@ impl ModelText {
 
     /// Ids of a row that is to be scored: `ids`, `text`, `prompt` (text or messages) and `completion`, or `messages`. A reward model judges a
     /// completion where it ends, so the row ends with the token that does that, as it did in the model's training.
-    pub fn scored(&self, row: &Row, reward_model: bool) -> Result<Vec<u32>> {
+    pub fn scored(&self, row: &PlacedRow, reward_model: bool) -> Result<Vec<u32>> {
         let at = |e: Error| e.at(&row.place);
         let ids = match row.choose(&["ids", "text", "prompt", "messages"])? {
             "ids" => row.ids("ids", self.vocab)?,
@@ -102,7 +102,7 @@ impl ModelText {
     }
 
     /// Ids of a row that is to be continued: `ids`, `prompt`, or `messages`.
-    pub fn prompted(&self, row: &Row) -> Result<Vec<u32>> {
+    pub fn prompted(&self, row: &PlacedRow) -> Result<Vec<u32>> {
         let at = |e: Error| e.at(&row.place);
         Ok(match row.choose(&["ids", "prompt", "messages"])? {
             "ids" => row.ids("ids", self.vocab)?,

@@ -1,6 +1,6 @@
 //! Fixes that name settings: kernels and engine say what failed and what memory ran short for, the pipeline knows the keys.
 
-use ferrl_engine::Error;
+use ferrl_engine::{Error, nearest};
 use ferrl_kernels::Purpose;
 
 /// Which setting makes memory of a purpose less.
@@ -20,6 +20,18 @@ fn less(purpose: Purpose) -> &'static str {
 pub fn worded(error: Error) -> Error {
     let fixes: Vec<&str> = error.purposes().iter().map(|&p| less(p)).collect();
     if fixes.is_empty() { error } else { error.fix(fixes.join("; or ")) }
+}
+
+/// The error for a name that a registry does not have: `kind` says what it names, `fix` writes the nearest name as it is given.
+pub(crate) fn unknown<'a>(
+    kind: &str,
+    name: &str,
+    known: impl IntoIterator<Item = &'a str>,
+    fix: impl Fn(&str) -> String,
+) -> Error {
+    let known: Vec<&str> = known.into_iter().collect();
+    let near = nearest(name, known.iter().copied()).unwrap_or(known[0]);
+    Error::usage(format!("unknown {kind} {name:?}, expected one of {}", known.join(", "))).fix(fix(near))
 }
 
 #[cfg(test)]

@@ -65,10 +65,10 @@ pub struct Standing<'a> {
 }
 
 /// Called with the stage's name, the rows that are done and all rows; `false` gives up.
-pub type Progress<'a> = &'a mut dyn FnMut(&str, usize, usize) -> bool;
+pub type CheckProgress<'a> = &'a mut dyn FnMut(&str, usize, usize) -> bool;
 
 /// Checks every stage that is not finished.
-pub fn check(resolved: &Resolved, at: Standing<'_>, progress: Progress<'_>) -> Result<Vec<Checked>> {
+pub fn check(resolved: &Resolved, at: Standing<'_>, progress: CheckProgress<'_>) -> Result<Vec<Checked>> {
     let mut starts: Vec<StartingModel> = Vec::new();
     let mut out = Vec::new();
     for stage in &resolved.stages {
@@ -93,7 +93,7 @@ fn one(
     start: &StartingModel,
     starts: &[StartingModel],
     rows: bool,
-    progress: Progress<'_>,
+    progress: CheckProgress<'_>,
 ) -> Result<Checked> {
     let (recipe, warnings) = (&stage.recipe, Warnings::default());
     let named = |path: &str| path.strip_prefix("stage:").and_then(|n| starts.iter().find(|s| s.name == n));

@@ -5,16 +5,15 @@
 //! again and again, up to the first call whose result is not known yet; all rows advance together, so that their calls share
 //! decode batches. What was sampled stays as it is, token by token, as long as the program prints it where it was sampled.
 
-use crate::data::prompt::columns;
+use crate::data::prompt::{columns, strict_environment};
 use crate::rollout::Actor;
 use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, stats};
 use ferrl_engine::{Error, Result};
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
-use minijinja::{Environment, ErrorKind, UndefinedBehavior};
+use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -52,11 +51,11 @@ struct Calls {
 #[derive(Clone, Debug, PartialEq)]
 struct ProgramCall {
     name: Option<String>,
-    what: What,
+    what: CallKind,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum What {
+enum CallKind {
     Gen { stop: Vec<String>, max_tokens: Option<usize>, temperature: Option<f32> },
     Select { options: Vec<String>, normalise: bool },
 }
@@ -79,12 +78,7 @@ impl Program {
     /// Compiles a program.
     pub fn new(source: &str) -> Result<Self> {
         let calls: Arc<Mutex<Calls>> = Arc::default();
-        let mut environment = Environment::new();
-        environment.set_undefined_behavior(UndefinedBehavior::Strict);
-        environment.set_fuel(Some(1_000_000));
-        environment.set_recursion_limit(100);
-        let syntax = SyntaxConfig::builder().keep_trailing_newline(true).build();
-        environment.set_syntax(syntax.map_err(|e| Error::usage(format!("template syntax: {e}")))?);
+        let mut environment = strict_environment()?;
         let state = calls.clone();
         environment.add_function(
             "gen",
@@ -219,7 +213,7 @@ fn gen_call(
         return Err(invalid("gen: max_tokens is at least 1, and a stop is not empty"));
     }
     let temperature = temperature.map(|t| t as f32);
-    Ok(ProgramCall { name, what: What::Gen { stop, max_tokens, temperature } })
+    Ok(ProgramCall { name, what: CallKind::Gen { stop, max_tokens, temperature } })
 }
 
 fn select_call(options: Vec<String>, name: Option<String>, more: &Kwargs) -> Jinja<ProgramCall> {
@@ -229,7 +223,7 @@ fn select_call(options: Vec<String>, name: Option<String>, more: &Kwargs) -> Jin
     if options.is_empty() || options.iter().any(String::is_empty) {
         return Err(invalid("select: one option at least, and none is empty"));
     }
-    Ok(ProgramCall { name, what: What::Select { options, normalise: normalise.unwrap_or(false) } })
+    Ok(ProgramCall { name, what: CallKind::Select { options, normalise: normalise.unwrap_or(false) } })
 }
 
 /// Carries out the calls of some rows: samples all that are to be sampled in one batch.
@@ -243,11 +237,11 @@ fn complete(
     for (i, call) in asked {
         let row = &mut running[i];
         match &call.what {
-            What::Select { options, normalise } => {
+            CallKind::Select { options, normalise } => {
                 let (text, ids) = select(actor.policy, actor.tokenizer, &row.ids, options, *normalise)?;
                 row.wrote(call.name, text, ids);
             }
-            What::Gen { stop, max_tokens, temperature } => {
+            CallKind::Gen { stop, max_tokens, temperature } => {
                 let params = SamplingParams {
                     max_new_tokens: max_tokens.unwrap_or(params.max_new_tokens),
                     temperature: temperature.unwrap_or(params.temperature),

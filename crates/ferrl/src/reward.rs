@@ -16,9 +16,10 @@ pub use model::RewardModel;
 pub(crate) use reading::prompt_value;
 pub use source::{Reward, Verified};
 
-use crate::credit::Split;
+use crate::credit::StepSplit;
 use crate::episode::Played;
 use crate::experience::{Experience, Metrics};
+use crate::fixes::unknown;
 use crate::interrupt::{interrupted, is_interruption};
 use crate::ranks::{Travelling, gather as gather_all};
 use crate::recipe::{self, Recipe};
@@ -26,7 +27,7 @@ use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
 use crate::verify::{self, Hooks, Outcome, Progress, RowColumns, Sample, Truncated};
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, DType, Ranks};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -41,7 +42,7 @@ use steps::CompletionSteps;
 pub struct Rewards {
     sources: Vec<(f64, Box<dyn Reward>)>,
     /// How each source's completions are split, where it rewards steps; none for sources beyond its end.
-    steps: Vec<Option<steps::Rule>>,
+    steps: Vec<Option<steps::StepRule>>,
     /// The policy's, which says where steps end in its tokens.
     tokenizer: Option<Arc<Tokenizer>>,
     hooks: Hooks,
@@ -131,7 +132,7 @@ impl Rewards {
     }
 
     /// The same, whose last source rewards the steps of completions.
-    pub fn by_steps(mut self, rule: (Split, usize)) -> Result<Self> {
+    pub fn by_steps(mut self, rule: (StepSplit, usize)) -> Result<Self> {
         if let Some((_, last)) = self.sources.last().filter(|(_, last)| !last.scores_steps()) {
             return Err(Error::usage(format!("{} rewards whole completions, not steps", last.name()))
                 .at("reward.steps")
@@ -590,10 +591,8 @@ fn truncated(word: Option<&str>) -> Result<Truncated> {
         None | Some("wrong") => Ok(Truncated::Wrong),
         Some("score") => Ok(Truncated::Score),
         Some(other) => {
-            let near = nearest(other, TRUNCATED.iter().copied()).unwrap_or(TRUNCATED[0]);
-            Err(Error::usage(format!("unknown name {other:?}, expected one of {}", TRUNCATED.join(", ")))
-                .at("reward.truncated")
-                .fix(format!("truncated = {near:?}")))
+            let fix = |near: &str| format!("truncated = {near:?}");
+            Err(unknown("name", other, TRUNCATED.iter().copied(), fix).at("reward.truncated"))
         }
     }
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::ALGORITHMS;
-use ferrl::recipe::{KeyKind, algorithm_keys, keys, policy_keys};
+use ferrl::recipe::{KeyKind, algorithm_keys, keys, option_keys, policy_keys};
 use ferrl::verify::VERIFIERS;
 use std::path::{Path, PathBuf};
 
@@ -96,7 +96,8 @@ const OTHERS: &[&str] =
 #[test]
 fn advice_in_messages_names_keys_that_exist() {
     let known = known();
-    let options: Vec<&str> = VERIFIERS.iter().flat_map(|v| v.settings.iter().map(|s| s.name)).collect();
+    let options: Vec<String> =
+        VERIFIERS.iter().flat_map(|v| option_keys(v.schema, "")).map(|k| k.path).collect();
     let (mut sources, mut wrong, mut seen) = (Vec::new(), Vec::new(), 0);
     files(&root().join("crates/ferrl/src"), ".rs", &mut sources);
     files(&root().join("crates/cli/src"), ".rs", &mut sources);
@@ -105,7 +106,11 @@ fn advice_in_messages_names_keys_that_exist() {
             for key in assigned(&text) {
                 seen += 1;
                 let inside = text.contains(&format!("{{ {key} = ")) || text.contains("= { "); // a table that is shown whole
-                if !exists(key, &known) && !options.contains(&key) && !OTHERS.contains(&key) && !inside {
+                if !exists(key, &known)
+                    && !options.iter().any(|o| o == key)
+                    && !OTHERS.contains(&key)
+                    && !inside
+                {
                     wrong.push(format!("{}: {key} in {text:?}", path.display()));
                 }
             }

@@ -3,17 +3,17 @@
 
 use ferrl::verify::countdown::expression::{CountdownExpr, CountdownOp, Fraction};
 use ferrl::verify::countdown::{
-    AnswerFormat, CountdownOptions, DemonstrationOptions, PuzzleSplit, Verdict, demonstrate, generate,
-    held_out, judge, solve, solve_with,
+    AnswerFormat, CountdownOptions, CountdownVerdict, DemonstrationOptions, PuzzleSplit, demonstrate,
+    generate, held_out, judge, solve, solve_with,
 };
 use ferrl::verify::{Sample, Score, build};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 
-use Verdict::{Malformed, Right, Wrong};
+use CountdownVerdict::{Malformed, Right, Wrong};
 
 /// Answers that must not be right for the numbers 3, 5, 5, 20 and the target 40.
-const ANSWERS: &[(&str, Verdict)] = &[
+const ANSWERS: &[(&str, CountdownVerdict)] = &[
     ("20+5*5-3-2", Wrong),
     ("(20-5-3)*5", Wrong),
     ("5*20-5*3", Wrong),

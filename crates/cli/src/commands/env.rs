@@ -5,9 +5,9 @@ use crate::options::key_values;
 use crate::output::{JsonlOutput, print, visible};
 use clap::Subcommand;
 use ferrl::env::openenv::Servers;
-use ferrl::env::python::{EpisodeStart, What, WorkerEpisode, WorkerSettings, Workers};
+use ferrl::env::python::{EpisodeStart, PythonEnv, WorkerEpisode, WorkerSettings, Workers};
 use ferrl::env::{Environment, EpisodeEnd, Fault, Next, Turn, check, open, open_row};
-use ferrl::recipe::{EnvSettings, tasks_json, tasks_text};
+use ferrl::recipe::{EnvSettings, option_keys, tasks_json, tasks_text};
 use ferrl::task::TASKS;
 use ferrl::tool::TOOLS;
 use ferrl::verify::Hooks;
@@ -137,14 +137,14 @@ impl Which {
 }
 
 /// What a word names, where it is an environment in Python.
-fn python(word: &str) -> Option<What> {
+fn python(word: &str) -> Option<PythonEnv> {
     if let Some(name) = word.strip_prefix("gem:") {
-        return Some(What::Gem(name.into()));
+        return Some(PythonEnv::Gem(name.into()));
     }
     if let Some(name) = word.strip_prefix("reasoning_gym:") {
-        return Some(What::ReasoningGym(name.into()));
+        return Some(PythonEnv::ReasoningGym(name.into()));
     }
-    (word.ends_with(".py") || word.contains(".py:")).then(|| What::file(word))
+    (word.ends_with(".py") || word.contains(".py:")).then(|| PythonEnv::file(word))
 }
 
 /// A row, as JSON or as the first one of a file.
@@ -179,9 +179,8 @@ fn tools_text() -> String {
     let mut text = String::new();
     for tool in TOOLS {
         text += &format!("{}: {}\n", tool.name, tool.about);
-        let defaults = (tool.defaults)();
-        for (key, value) in defaults.as_object().into_iter().flatten() {
-            text += &format!("  env.options.{}.{key} = {value}\n", tool.name);
+        for key in option_keys(tool.schema, &format!("  env.options.{}.", tool.name)) {
+            text += &format!("{} = {}\n", key.path, key.default);
         }
     }
     text

@@ -2,7 +2,7 @@
 
 mod program;
 
-use crate::data::{self, Row};
+use crate::data::{self, PlacedRow};
 use crate::options::{ModelArgs, size};
 use crate::output::{JsonlOutput, say};
 use crate::progress::ProgressLine;
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
             let messages = || json!([{ "role": "user", "content": prompt }]);
             let prompt = if chat { messages() } else { json!(prompt) };
             let fields = Map::from_iter([("prompt".to_string(), prompt)]);
-            vec![Row { place: "--prompt".into(), fields }]
+            vec![PlacedRow { place: "--prompt".into(), fields }]
         }
         (None, Some(path)) => data::rows(path)?,
         (None, None) => unreachable!("clap asks for one of them"),

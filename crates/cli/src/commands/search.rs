@@ -141,13 +141,13 @@ pub fn run(args: &Args) -> Result<()> {
     warn(&hooks.warnings);
     let environments = setup::environments(&recipe, &dir.path, &tokenizer, &hooks)?;
     // Whatever is wrong with the options is said before the model is read.
-    let facts = search::Common {
+    let facts = search::Facts {
         budgeted: args.budget.is_some(),
         judges_steps: scorer.judges_steps(),
         turns: prompts.first().is_some_and(|p| environments.plays(p)),
         ..Default::default()
     };
-    search::build(search::find(&args.strategy)?, &key_values(&args.option)?, &facts)?;
+    search::build(search::find(&args.strategy)?, &key_values(&args.option)?, facts)?;
     let saved = args.save.as_deref().map(folder).transpose()?;
     let options = Options { dtype: recipe.dtype()?, training: false, context: 0 };
     let model = Model::load(backend, &dir, options)?;

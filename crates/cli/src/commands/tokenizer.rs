@@ -208,7 +208,7 @@ fn row_texts(place: &str, line: &str) -> Result<Vec<String>> {
                 .fix("write each row as a string or as {\"text\": ...}"));
         }
     };
-    let row = data::Row { place: place.into(), fields };
+    let row = data::PlacedRow { place: place.into(), fields };
     let contents = |messages: &[Value]| -> Vec<String> {
         messages.iter().filter_map(|m| m.get("content")?.as_str().map(str::to_owned)).collect()
     };

@@ -1,6 +1,6 @@
 //! `ferrl verify`: grade given completions with a verifier.
 
-use crate::data::{self, Row};
+use crate::data::{self, PlacedRow};
 use crate::options::{key_values, size};
 use crate::output::{JsonlOutput, print, visible, warn};
 use ferrl::data::hub::model_dir;
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// A row that was graded, or why it was not, and microseconds.
 type Graded = (Result<Outcome>, f64);
 
-fn grade(args: &Args, name: &str, rows: Vec<Result<Row>>) -> Result<()> {
+fn grade(args: &Args, name: &str, rows: Vec<Result<PlacedRow>>) -> Result<()> {
     let hooks = Hooks::default();
     let verifier = verify::build_with(name, &key_values(&args.option)?, &hooks)?;
     let mut output =
@@ -208,7 +208,7 @@ struct VerifyRow {
 }
 
 impl VerifyRow {
-    fn read(row: Row, tokenizer: Option<&Tokenizer>) -> Result<Self> {
+    fn read(row: PlacedRow, tokenizer: Option<&Tokenizer>) -> Result<Self> {
         let completion = row.text("completion")?.to_string();
         let ids = tokenizer.map(|t| t.encode_text(&completion).map_err(|e| e.at(&row.place))).transpose()?;
         let (prompt, messages) = match row.get("prompt") {

@@ -13,7 +13,7 @@ use crate::model::{Config, Family, ParamShape, Part};
 use crate::{Error, Result};
 
 /// One file to come: its name, its header and how many tensors it takes.
-pub(super) struct Plan {
+pub(super) struct WritePlan {
     pub file: String,
     pub header: Vec<u8>,
     pub count: usize,
@@ -69,7 +69,7 @@ pub(super) fn write_file(
     mut data: impl FnMut(usize) -> Result<Vec<f32>>,
 ) -> Result<()> {
     let all: Vec<&Part> = parts.iter().collect();
-    let plan = Plan { file: file.into(), header: header(&all, dtype), count: parts.len() };
+    let plan = WritePlan { file: file.into(), header: header(&all, dtype), count: parts.len() };
     let mut output = Output::create(dir, plan)?;
     for (i, part) in parts.iter().enumerate() {
         output.tensor(part, &data(i)?, dtype)?;
@@ -78,7 +78,7 @@ pub(super) fn write_file(
 }
 
 /// Cuts the tensors into files and writes each file's header.
-pub(super) fn plan(parts: &[&Part], options: &SaveOptions) -> Vec<Plan> {
+pub(super) fn plan(parts: &[&Part], options: &SaveOptions) -> Vec<WritePlan> {
     let bytes = |p: &Part| (p.len() * options.dtype.size()) as u64;
     let mut cuts: Vec<Vec<&Part>> = Vec::new();
     let mut filled = u64::MAX;
@@ -99,7 +99,7 @@ pub(super) fn plan(parts: &[&Part], options: &SaveOptions) -> Vec<Plan> {
         1 => "model.safetensors".to_string(),
         _ => format!("model-{:05}-of-{total:05}.safetensors", i + 1),
     };
-    let make = |(i, cut): (usize, &Vec<&Part>)| Plan {
+    let make = |(i, cut): (usize, &Vec<&Part>)| WritePlan {
         file: name(i),
         header: header(cut, options.dtype),
         count: cut.len(),
@@ -125,7 +125,12 @@ fn header(parts: &[&Part], dtype: StorageFormat) -> Vec<u8> {
     out
 }
 
-pub(super) fn write_index(dir: &Path, parts: &[&Part], plans: &[Plan], dtype: StorageFormat) -> Result<()> {
+pub(super) fn write_index(
+    dir: &Path,
+    parts: &[&Part],
+    plans: &[WritePlan],
+    dtype: StorageFormat,
+) -> Result<()> {
     let files = plans.iter().flat_map(|p| std::iter::repeat_n(p.file.as_str(), p.count));
     let map: Map<String, Value> = parts.iter().zip(files).map(|(p, f)| (p.name.clone(), json!(f))).collect();
     let total: usize = parts.iter().map(|p| p.len() * dtype.size()).sum();
@@ -164,7 +169,7 @@ struct Output {
 }
 
 impl Output {
-    fn create(dir: &Path, plan: Plan) -> Result<Output> {
+    fn create(dir: &Path, plan: WritePlan) -> Result<Output> {
         let path = dir.join(&plan.file);
         let file = File::create(&path).map_err(|e| io_error("cannot create the file", &path, &e))?;
         let mut output = Output { path, file: BufWriter::new(file), left: plan.count };

@@ -25,9 +25,6 @@ pub trait Generator: Send {
     /// Ends a request now; `None` where it has ended already.
     fn cancel(&mut self, id: Id) -> Option<Completion>;
 
-    /// Whether no request is queued or running and no event is unread.
-    fn is_idle(&self) -> bool;
-
     /// Whether [`Completion::logp`] has the bits that the trainer computes at the same policy version.
     fn is_exact(&self) -> bool;
 

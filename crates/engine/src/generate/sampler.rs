@@ -104,6 +104,11 @@ impl Sampler {
         self
     }
 
+    /// Whether no request is queued or running and no event is unread.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty() && self.events.is_empty()
+    }
+
     /// Sets whether a step is launched before the host knows the tokens of the step before it, where only their ids are
     /// missing; by default so on devices that run asynchronously. Sampled tokens do not depend on it: a sequence that
     /// ends is computed one step too far, and a request may start one step later.
@@ -215,10 +220,6 @@ impl Generator for Sampler {
         };
         self.cache.release(&mut s.table);
         Some(s.finish(StopReason::Cancelled))
-    }
-
-    fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.waiting.is_empty() && self.events.is_empty()
     }
 
     fn is_exact(&self) -> bool {

@@ -43,10 +43,12 @@ pub use feed::Feed;
 
 use crate::credit::Vine;
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
+use crate::fixes::unknown;
+use crate::recipe::read_settings;
 use crate::refill::Refill;
 use crate::trust_region::TrustRegion;
 use ferrl_engine::train::Stats;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use metrics::Metric;
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
@@ -306,27 +308,11 @@ pub(crate) fn no_step_values(why: &str) -> Error {
 /// The algorithm of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     ALGORITHMS.iter().copied().find(|e| e.name == name).ok_or_else(|| {
-        let names: Vec<&str> = ALGORITHMS.iter().map(|e| e.name).collect();
-        let hint = nearest(name, names.iter().copied()).unwrap_or(names[0]);
-        Error::usage(format!("unknown algorithm {name:?}, expected one of {}", names.join(", ")))
-            .fix(format!("algo.name = \"{hint}\""))
+        unknown("algorithm", name, ALGORITHMS.iter().map(|e| e.name), |near| format!("algo.name = {near:?}"))
     })
 }
 
-/// Reads settings of a type; unknown keys, wrong types and numbers out of the range that ends a setting's comment are
-/// refused with their key. `"off"` is no value:
-/// what has one by default can be switched off.
-pub fn settings<T: DeserializeOwned + JsonSchema>(name: &str, mut values: Value) -> Result<T> {
-    let place = if name.contains('.') { name.to_string() } else { format!("algo ({name})") };
-    crate::recipe::check_settings::<T>(&place, &values)?;
-    switch_off(&mut values);
-    serde_json::from_value(values).map_err(|e| Error::usage(e.to_string()).at(place))
-}
-
-fn switch_off(value: &mut Value) {
-    match value {
-        Value::String(word) if word == crate::recipe::OFF => *value = Value::Null,
-        Value::Object(map) => map.values_mut().for_each(switch_off),
-        _ => {}
-    }
+/// Reads the settings of an algorithm; what their type does not allow is refused with its key.
+pub fn settings<T: DeserializeOwned + JsonSchema>(name: &str, values: Value) -> Result<T> {
+    read_settings(&format!("algo ({name})"), values.as_object().unwrap_or(&Map::new()))
 }

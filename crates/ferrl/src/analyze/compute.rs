@@ -2,7 +2,7 @@
 
 use super::Table;
 use crate::algo::Feed;
-use crate::credit::{Continuations, Split, StepCredit, Vine, credit, mean, split};
+use crate::credit::{Continuations, StepCredit, StepSplit, Vine, credit, mean, split};
 use crate::evaluate::{calibration, evaluate};
 use crate::experience::{Experience, Metrics};
 use crate::recipe::{Recipe, Rollout, in_run};
@@ -354,7 +354,7 @@ fn states(
     let graded = rewards.score(completions, &mut experience, &mut Metrics::default())?;
     let vine = Vine {
         samples: effort.estimate + effort.truth,
-        split: Split::Tokens,
+        split: StepSplit::Tokens,
         step_tokens: effort.step_tokens,
         ..Default::default()
     };
@@ -374,7 +374,7 @@ fn judge(
     for s in &experience.sequences {
         let (Some(credit), answer) = (&credits[s.trajectory], &answers[s.trajectory]) else { continue };
         let from = s.trained.iter().position(|t| *t).unwrap_or(s.ids.len());
-        let rule = (Split::Tokens, effort.step_tokens);
+        let rule = (StepSplit::Tokens, effort.step_tokens);
         let Some(steps) = split::steps(rule, &s.ids[from..], &answer.text, tokenizer)? else { continue };
         let values = stats(&critic.model, &Batch::of([s.ids.clone()]), 1.0)?.value;
         let ends = [0].into_iter().chain(steps.iter().map(|step| step.end));

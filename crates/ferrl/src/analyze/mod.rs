@@ -9,8 +9,9 @@ mod weights;
 pub use compute::{COMPUTED, Computed, Effort};
 pub use page::page;
 
+use crate::fixes::unknown;
 use crate::run::MetricsLog;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::Result;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -101,12 +102,10 @@ pub fn find(names: &[String]) -> Result<Vec<&'static Analysis>> {
     let computed = COMPUTED.iter().filter(|c| !ANALYSES.iter().any(|a| a.name == c.name));
     let known = || ANALYSES.iter().map(|a| a.name).chain(computed.clone().map(|c| c.name));
     let one = |name: &String| {
-        ANALYSES.iter().find(|a| a.name == name).ok_or_else(|| {
-            let all = known().collect::<Vec<_>>().join(", ");
-            let near = nearest(name, known()).unwrap_or(ANALYSES[0].name);
-            Error::usage(format!("unknown analysis {name:?}, expected one of {all}"))
-                .fix(format!("ferrl analyze RUN {near}"))
-        })
+        ANALYSES
+            .iter()
+            .find(|a| a.name == name)
+            .ok_or_else(|| unknown("analysis", name, known(), |near| format!("ferrl analyze RUN {near}")))
     };
     names.iter().map(one).collect()
 }

@@ -1,7 +1,7 @@
 //! Episodes of several turns: a step is a turn, and the state before it is reached again by taking the earlier actions in a
 //! fresh environment.
 
-use super::vine::{Continuations, Continued, State, noise};
+use super::vine::{Continuations, Continued, VineState, noise};
 use crate::episode::{Branch, Episode, EpisodeLoop, Played, Prefix, Reach};
 use crate::experience::Sequence;
 use crate::reward::Completions;
@@ -55,13 +55,13 @@ pub(super) fn key(state: &Prefix) -> Vec<u32> {
 pub(super) fn play_on(
     c: (&mut Actor<'_>, &SamplingParams),
     completions: Completions<'_>,
-    wanted: &[(usize, &State, u32)],
+    wanted: &[(usize, &VineState, u32)],
 ) -> Result<Vec<Continued>> {
     let (actor, params) = c;
     let mut episodes = EpisodeLoop::new(actor, completions.prompts);
     let played = begin_and_play(&mut episodes, params, completions, wanted);
     episodes.end();
-    let answer = |(&(place, state, _), e): (&(usize, &State, u32), Episode)| {
+    let answer = |(&(place, state, _), e): (&(usize, &VineState, u32), Episode)| {
         let tokens = e.branch.as_ref().map_or(0, |b| b.sampled.0) as usize;
         let played = e.played.unwrap_or_default();
         let (text, truncated) = (played.text(), played.truncated);
@@ -81,7 +81,7 @@ fn begin_and_play(
     episodes: &mut EpisodeLoop<'_, '_>,
     params: &SamplingParams,
     completions: Completions<'_>,
-    wanted: &[(usize, &State, u32)],
+    wanted: &[(usize, &VineState, u32)],
 ) -> Result<Vec<Episode>> {
     for &(_, state, number) in wanted {
         let Some(prefix) = &state.played else { continue };

@@ -12,7 +12,7 @@ pub mod rows;
 pub(crate) mod split;
 mod vine;
 
-pub use split::Split;
+pub use split::StepSplit;
 pub use vine::Vine;
 pub(crate) use vine::{Continuations, credit};
 

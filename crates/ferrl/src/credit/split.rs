@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// How a completion is split into steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Split {
+pub enum StepSplit {
     /// Lines, the answer behind `####` with the last (VinePPO's split of GSM8K).
     #[default]
     Gsm8k,
@@ -34,7 +34,7 @@ pub(crate) struct Step {
 /// The steps of a completion of these tokens; `text` is what the policy said, without the stop. `None` where it cannot be
 /// split, or has no tokens.
 pub(crate) fn steps(
-    split: (Split, usize),
+    split: (StepSplit, usize),
     ids: &[u32],
     text: &str,
     tokenizer: &Tokenizer,
@@ -43,7 +43,7 @@ pub(crate) fn steps(
         return Ok(None);
     }
     let (split, step_tokens) = split;
-    if split == Split::Tokens {
+    if split == StepSplit::Tokens {
         let chunk = |(i, part): (usize, &[u32])| {
             let end = (i * step_tokens + step_tokens).min(ids.len());
             Ok(Step { text: tokenizer.decode(part, true)?, end })
@@ -55,12 +55,12 @@ pub(crate) fn steps(
 }
 
 /// The steps of a text; `None` where it cannot be split, and where only tokens can say.
-pub(crate) fn texts(split: Split, text: &str) -> Option<Vec<&str>> {
+pub(crate) fn texts(split: StepSplit, text: &str) -> Option<Vec<&str>> {
     match split {
-        Split::Gsm8k => solution::steps(solution::SolutionKind::Gsm8k, text).ok(),
-        Split::Math => solution::steps(solution::SolutionKind::Math, text).ok(),
-        Split::Lines => Some(text.split_inclusive('\n').collect()),
-        Split::Tokens => None,
+        StepSplit::Gsm8k => solution::steps(solution::SolutionKind::Gsm8k, text).ok(),
+        StepSplit::Math => solution::steps(solution::SolutionKind::Math, text).ok(),
+        StepSplit::Lines => Some(text.split_inclusive('\n').collect()),
+        StepSplit::Tokens => None,
     }
 }
 
@@ -116,9 +116,9 @@ mod tests {
         let said = "one\ntwo\n\nthree\n#### 4";
         let mut ids = tokenizer.encode_text(said).unwrap();
         ids.push(tokenizer.eos()[0]);
-        for split in [Split::Gsm8k, Split::Math, Split::Lines, Split::Tokens] {
+        for split in [StepSplit::Gsm8k, StepSplit::Math, StepSplit::Lines, StepSplit::Tokens] {
             let found = steps((split, 4), &ids, said, &tokenizer).unwrap().unwrap();
-            assert!(found.len() > 1 || split == Split::Math, "{split:?}");
+            assert!(found.len() > 1 || split == StepSplit::Math, "{split:?}");
             let joined: String = found.iter().map(|s| s.text.as_str()).collect();
             assert_eq!(joined, said, "{split:?}");
             assert_eq!(found.last().unwrap().end, ids.len(), "{split:?}: the end token is of the last step");
@@ -130,7 +130,7 @@ mod tests {
         }
         let twice = "a\n#### 1\n#### 2";
         let ids = tokenizer.encode_text(twice).unwrap();
-        assert_eq!(steps((Split::Gsm8k, 1), &ids, twice, &tokenizer).unwrap(), None);
-        assert_eq!(steps((Split::Lines, 1), &[], "", &tokenizer).unwrap(), None);
+        assert_eq!(steps((StepSplit::Gsm8k, 1), &ids, twice, &tokenizer).unwrap(), None);
+        assert_eq!(steps((StepSplit::Lines, 1), &[], "", &tokenizer).unwrap(), None);
     }
 }

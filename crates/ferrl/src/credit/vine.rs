@@ -7,7 +7,7 @@
 
 use super::episodes::{self, PlayedTurn};
 use super::split::{self, Step};
-use super::{Interval, Split, StepCredit, advantages, estimated_states, interval_width, mean};
+use super::{Interval, StepCredit, StepSplit, advantages, estimated_states, interval_width, mean};
 use crate::algo::math::mean_std;
 use crate::episode::Prefix;
 use crate::experience::{Experience, Metrics, Sequence};
@@ -32,7 +32,7 @@ pub struct Vine {
     /// States after the prompt whose value is estimated; later ones are back-filled. [0, 1048576]
     pub max_steps: usize,
     /// How a completion is split into steps; in an episode every turn is a step.
-    pub split: Split,
+    pub split: StepSplit,
     /// Tokens of a step with `split = "tokens"`. [1, 1048576]
     pub step_tokens: usize,
     /// Add continuations while the 95 % confidence interval of a value is wider than this; unset samples `samples` of each
@@ -49,7 +49,7 @@ impl Default for Vine {
         Vine {
             samples: 9,
             max_steps: 25,
-            split: Split::Gsm8k,
+            split: StepSplit::Gsm8k,
             step_tokens: 16,
             interval: None,
             add: 4,
@@ -79,7 +79,7 @@ pub(crate) struct Continuations<'a> {
 
 /// A prefix whose value is estimated.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct VineState {
     /// Which of the prompts.
     pub prompt: usize,
     /// Tokens of prompt and prefix.
@@ -97,7 +97,7 @@ pub(super) struct State {
 }
 
 /// A completion or an episode with its steps and the states it passes.
-struct Path {
+struct VinePath {
     trajectory: usize,
     /// Texts of the steps.
     steps: Vec<String>,
@@ -136,7 +136,7 @@ pub(crate) fn credit(
     sample_all(c, completions, &mut states, metrics)?;
     let mut out = vec![None; completions.answers.len()];
     for path in paths {
-        let own: Vec<&State> = path.states.iter().map(|&i| &states[i]).collect();
+        let own: Vec<&VineState> = path.states.iter().map(|&i| &states[i]).collect();
         let known = own.iter().all(|s| !s.rewards.is_empty());
         let Some(score) = graded[path.trajectory].reward.filter(|_| known) else { continue };
         let estimated: Vec<f64> = own.iter().map(|s| mean(&s.rewards)).collect();
@@ -188,7 +188,7 @@ fn find_states(
     c: &Continuations<'_>,
     answers: &[RolloutCompletion],
     experience: &Experience,
-) -> Result<(Vec<State>, Vec<Path>)> {
+) -> Result<(Vec<VineState>, Vec<VinePath>)> {
     let mut found = Found::default();
     for (sequence, s) in experience.sequences.iter().enumerate() {
         let answer = &answers[s.trajectory];
@@ -205,7 +205,7 @@ fn find_states(
                 let states = found.states(answer.prompt, sample, states);
                 let steps = played.turns.iter().map(|t| t.action.clone()).collect();
                 let (trajectory, tokens) = (s.trajectory, Tokens::Turns(own, turns));
-                found.paths.push(Path { trajectory, steps, states, tokens });
+                found.paths.push(VinePath { trajectory, steps, states, tokens });
             }
             continue;
         }
@@ -220,7 +220,7 @@ fn find_states(
         let states = found.states(answer.prompt, sample, states);
         let texts = steps.iter().map(|s| s.text.clone()).collect();
         let (trajectory, tokens) = (s.trajectory, Tokens::Steps(sequence, prompt, steps));
-        found.paths.push(Path { trajectory, steps: texts, states, tokens });
+        found.paths.push(VinePath { trajectory, steps: texts, states, tokens });
     }
     Ok((found.states, found.paths))
 }
@@ -228,9 +228,9 @@ fn find_states(
 /// States so far, by prompt and what led there, and the completions that pass them.
 #[derive(Default)]
 struct Found {
-    states: Vec<State>,
+    states: Vec<VineState>,
     known: HashMap<(usize, Vec<u32>), usize>,
-    paths: Vec<Path>,
+    paths: Vec<VinePath>,
 }
 
 impl Found {
@@ -248,7 +248,7 @@ impl Found {
             let states = &mut self.states;
             own.push(*self.known.entry((prompt, key)).or_insert_with(|| {
                 let noise = (sample, i as u32);
-                states.push(State { prompt, ids, prefix, played, noise, ..Default::default() });
+                states.push(VineState { prompt, ids, prefix, played, noise, ..Default::default() });
                 states.len() - 1
             }));
         }
@@ -260,7 +260,7 @@ impl Found {
 fn sample_all(
     c: &mut Continuations<'_>,
     completions: Completions<'_>,
-    states: &mut [State],
+    states: &mut [VineState],
     metrics: &mut Metrics,
 ) -> Result<()> {
     let interval = c.vine.interval();
@@ -287,7 +287,7 @@ fn sample_all(
 fn sample_round(
     c: &mut Continuations<'_>,
     completions: Completions<'_>,
-    states: &mut [State],
+    states: &mut [VineState],
     (open, count): (&[usize], usize),
     metrics: &mut Metrics,
 ) -> Result<usize> {
@@ -301,7 +301,8 @@ fn sample_round(
         }
         states[i].drawn += 1;
     }
-    let own: Vec<(usize, &State, u32)> = own.iter().map(|&(place, i, n)| (place, &states[i], n)).collect();
+    let own: Vec<(usize, &VineState, u32)> =
+        own.iter().map(|&(place, i, n)| (place, &states[i], n)).collect();
     let (plays, plain): (Vec<_>, Vec<_>) = own.into_iter().partition(|(_, s, _)| s.played.is_some());
     let params = c.params.clone();
     let sampled = c.actor.led(|actor| {
@@ -324,9 +325,9 @@ fn complete(
     actor: &mut Actor<'_>,
     params: &SamplingParams,
     completions: Completions<'_>,
-    wanted: &[(usize, &State, u32)],
+    wanted: &[(usize, &VineState, u32)],
 ) -> Result<Vec<Continued>> {
-    let request = |&(_, state, number): &(usize, &State, u32)| {
+    let request = |&(_, state, number): &(usize, &VineState, u32)| {
         let seed = noise(params.seed, state.noise.1, number);
         let left = params.max_new_tokens - state.prefix;
         let prompt = completions.prompts[state.prompt].index as u32;
@@ -341,7 +342,7 @@ fn complete(
         join(prefix, completion, &params.stop_strings, actor.tokenizer)?;
     }
     let texts = texts(actor.tokenizer, actor.stops, &sampled)?;
-    let answer = |((&(place, state, _), c), text): ((&(usize, &State, u32), Completion), String)| {
+    let answer = |((&(place, state, _), c), text): ((&(usize, &VineState, u32), Completion), String)| {
         let (prompt, truncated) = (state.prompt, c.stop == StopReason::Length);
         let answer = RolloutCompletion { prompt, text, tokens: c.ids.len(), truncated, played: None };
         Continued { place, answer, tokens: c.ids.len() - state.prefix, ids: c.ids }
@@ -391,7 +392,7 @@ fn join(prefix: &[u32], c: &mut Completion, stops: &[String], tokenizer: &Tokeni
 fn reward(
     c: &Continuations<'_>,
     completions: Completions<'_>,
-    (states, of): (&[State], &[usize]),
+    (states, of): (&[VineState], &[usize]),
     sampled: Vec<Continued>,
 ) -> Result<Vec<Option<f64>>> {
     let (mut answers, mut experience) = (Vec::with_capacity(of.len()), Experience::default());

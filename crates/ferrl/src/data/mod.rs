@@ -17,6 +17,7 @@ mod gzip;
 pub mod hub;
 mod json;
 mod jsonl;
+pub mod lines;
 pub mod loader;
 pub mod overlap;
 #[cfg(feature = "parquet")]
@@ -191,7 +192,7 @@ fn too_long(bytes: usize) -> Error {
 }
 
 /// A row from a value, which has to be an object.
-fn object(value: Value) -> Result<Row> {
+pub(crate) fn object(value: Value) -> Result<Row> {
     match value {
         Value::Object(row) => Ok(row),
         other => Err(Error::data(format!("a row is {}, expected an object with columns", kind(&other)))

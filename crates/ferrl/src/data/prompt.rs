@@ -114,16 +114,21 @@ pub struct Prompts {
 
 const NAME: &str = "data.template";
 
+/// For templates of users: what is undefined is an error, and so is one that loops or calls itself without end.
+pub(crate) fn strict_environment() -> Result<Environment<'static>> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_fuel(Some(1_000_000));
+    environment.set_recursion_limit(100);
+    let syntax = SyntaxConfig::builder().keep_trailing_newline(true).build();
+    environment.set_syntax(syntax.map_err(|e| Error::usage(format!("template syntax: {e}")))?);
+    Ok(environment)
+}
+
 impl Prompts {
     /// Compiles the template and prepares the worked examples.
     pub fn new(settings: &PromptSettings) -> Result<Self> {
-        let mut environment = Environment::new();
-        environment.set_undefined_behavior(UndefinedBehavior::Strict);
-        // A template of a recipe that loops or calls itself without end is an error, too.
-        environment.set_fuel(Some(1_000_000));
-        environment.set_recursion_limit(100);
-        let syntax = SyntaxConfig::builder().keep_trailing_newline(true).build();
-        environment.set_syntax(syntax.map_err(|e| Error::usage(format!("template syntax: {e}")))?);
+        let mut environment = strict_environment()?;
         if let Some(source) = &settings.template {
             ferrl_engine::chat::bounded(source).map_err(|e| {
                 Error::usage(format!("the template cannot be used: {e}")).at(NAME).fix("a shorter expression")

@@ -5,7 +5,7 @@
 
 use super::Inputs;
 use super::memory::weights;
-use crate::credit::Split;
+use crate::credit::StepSplit;
 use crate::recipe::Recipe;
 use ferrl_engine::model::Config;
 use ferrl_kernels::Footprint;
@@ -120,7 +120,7 @@ fn continued(r: &Recipe, completions: f64) -> f64 {
         return 0.0;
     };
     let most = r.rollout.max_new_tokens;
-    let step = if vine.split == Split::Tokens { vine.step_tokens } else { STEP_TOKENS };
+    let step = if vine.split == StepSplit::Tokens { vine.step_tokens } else { STEP_TOKENS };
     let steps = most.div_ceil(step.max(1)).max(1);
     let inner = (steps - 1).min(vine.max_steps) as f64;
     let k = if vine.interval.is_some() { vine.max_samples.max(vine.samples) } else { vine.samples } as f64;

@@ -4,7 +4,7 @@
 use super::elsewhere;
 use super::keys::nearest_to;
 use super::schema::KeySchema;
-use super::tree::{Path, ValueTree, describe, dotted};
+use super::tree::{KeyPath, ValueTree, describe, dotted};
 use super::types::{CheckFindings, TypeRules, place};
 use crate::algo::{self, Entry};
 use ferrl_engine::{Error, Result, nearest};
@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 /// limit, which the recipe fills in; numbers out of range are added to `outside`.
 pub(super) fn check(
     tree: &ValueTree,
-    full: &dyn Fn(&[String]) -> Path,
+    full: &dyn Fn(&[String]) -> KeyPath,
     length: usize,
     outside: &mut Vec<Error>,
 ) -> Result<()> {
@@ -38,12 +38,12 @@ pub(super) fn check(
     let Err(error) = build(entry, values, length) else { return Ok(()) };
     let message = error.to_string();
     let blamed = blame(entry, values, length, &message).unwrap_or_default();
-    let inner: Path = [vec!["algo".to_string()], blamed].concat();
+    let inner: KeyPath = [vec!["algo".to_string()], blamed].concat();
     Err(error.at(place(tree, &inner)))
 }
 
 /// Names, types and ranges, as the algorithm's types say them.
-fn settings(tree: &ValueTree, entry: &Entry, full: &dyn Fn(&[String]) -> Path) -> Result<CheckFindings> {
+fn settings(tree: &ValueTree, entry: &Entry, full: &dyn Fn(&[String]) -> KeyPath) -> Result<CheckFindings> {
     let schema = KeySchema::of_algorithm(entry);
     let defaults = (entry.defaults)();
     let rules = TypeRules {
@@ -94,7 +94,7 @@ fn build(entry: &Entry, values: &Map<String, Value>, length: usize) -> Result<()
 }
 
 /// The setting without which the error is not the same.
-fn blame(entry: &Entry, values: &Map<String, Value>, length: usize, message: &str) -> Option<Path> {
+fn blame(entry: &Entry, values: &Map<String, Value>, length: usize, message: &str) -> Option<KeyPath> {
     let mut paths = Vec::new();
     paths_of(&Value::Object(values.clone()), &mut Vec::new(), &mut paths);
     paths.into_iter().find(|path| {
@@ -107,7 +107,7 @@ fn blame(entry: &Entry, values: &Map<String, Value>, length: usize, message: &st
 }
 
 /// Every path, the innermost first.
-fn paths_of(value: &Value, at: &mut Path, paths: &mut Vec<Path>) {
+fn paths_of(value: &Value, at: &mut KeyPath, paths: &mut Vec<KeyPath>) {
     if let Value::Object(map) = value {
         for (key, inner) in map {
             at.push(key.clone());

@@ -4,7 +4,7 @@ use super::optim::OFFLOADS;
 use super::{InitSettings, OPTIMIZERS, Recipe, StageRecipe};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
-use crate::credit::Split;
+use crate::credit::StepSplit;
 use ferrl_engine::model::{self, FAMILIES};
 use ferrl_engine::{Error, nearest};
 use ferrl_kernels::{AUTO, BACKENDS, DType};
@@ -138,6 +138,16 @@ fn names(r: &Recipe, p: &mut Problems) {
     if let Some(dtype) = &r.model.dtype {
         p.word("model.dtype", dtype, DTYPES);
     }
+    adapter(r, p);
+    if let Some(init) = &r.model.init {
+        p.word("model.init.tokenizer", &init.tokenizer, TOKENIZERS);
+        let families: Vec<&str> = model::FAMILIES.iter().map(|f| f.name()).collect();
+        p.word("model.init.family", &init.family, &families);
+    }
+}
+
+/// An adapter, and what it leaves of the model to train.
+fn adapter(r: &Recipe, p: &mut Problems) {
     if let Some(adapter) = &r.adapter {
         const OTHERS: &[&str] = &["pissa", "olora", "eva", "corda", "loftq"];
         let other = OTHERS.iter().any(|name| adapter.init.to_lowercase().starts_with(name));
@@ -181,11 +191,6 @@ fn names(r: &Recipe, p: &mut Problems) {
             None => "model.train_router = true, or model.router_aux_loss_coef = 0.0",
         },
     );
-    if let Some(init) = &r.model.init {
-        p.word("model.init.tokenizer", &init.tokenizer, TOKENIZERS);
-        let families: Vec<&str> = model::FAMILIES.iter().map(|f| f.name()).collect();
-        p.word("model.init.family", &init.family, &families);
-    }
 }
 
 /// Whether `stage:NAME` names a stage that has run by then.
@@ -575,7 +580,7 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
             p.word(format!("reward.{i}.verifier"), verifier, verifiers);
         }
         p.when(
-            reward.step_tokens.is_some() && reward.steps != Some(Split::Tokens),
+            reward.step_tokens.is_some() && reward.steps != Some(StepSplit::Tokens),
             format!("reward.{i}.step_tokens"),
             "step_tokens is the length of a step that is counted in tokens",
             format!("reward.{i}.steps = \"tokens\""),

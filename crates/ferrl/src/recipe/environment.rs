@@ -5,7 +5,7 @@
 
 use super::keys;
 use super::schema::KeyKind;
-use super::tree::{Path, Place, ValueTree, dotted};
+use super::tree::{KeyPath, Place, ValueTree, dotted};
 use crate::secrets;
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
@@ -37,8 +37,8 @@ pub(super) fn expand(tree: &mut ValueTree) -> Result<()> {
 }
 
 /// Every text that may refer to a variable.
-fn collect(value: &Value, at: &mut Path, found: &mut Vec<(Path, String)>) {
-    let mut inner = |key: String, value: &Value, found: &mut Vec<(Path, String)>| {
+fn collect(value: &Value, at: &mut KeyPath, found: &mut Vec<(KeyPath, String)>) {
+    let mut inner = |key: String, value: &Value, found: &mut Vec<(KeyPath, String)>| {
         at.push(key);
         collect(value, at, found);
         at.pop();

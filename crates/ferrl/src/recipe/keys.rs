@@ -2,7 +2,7 @@
 
 use super::range::{Range, short};
 use super::schema::{KeyKind, KeySchema, POLICY, RECIPE};
-use super::tree::Path;
+use super::tree::KeyPath;
 use super::{AdapterSettings, InitSettings, OFF, Recipe, RewardSettings, elsewhere, rl2};
 use crate::algo::Entry;
 use crate::algo::policy::Policy;
@@ -19,6 +19,8 @@ pub struct Key {
     pub kind: KeyKind,
     /// Whether it may have no value.
     pub optional: bool,
+    /// Whether it must be given.
+    pub required: bool,
     /// What its number, or the numbers of its list, must lie in.
     pub range: Option<Range>,
     /// Its value where the recipe says nothing; null where it has none.
@@ -31,6 +33,12 @@ impl Key {
     /// What it holds, in words.
     pub fn words(&self) -> String {
         self.kind.words(self.range)
+    }
+
+    /// The key for machines.
+    pub fn json(&self) -> Value {
+        let (name, about) = (&self.path, &self.about);
+        json!({ "name": name, "type": self.words(), "default": self.default, "required": self.required, "about": about })
     }
 }
 
@@ -66,9 +74,18 @@ pub fn algorithm_keys(entry: &Entry) -> Vec<Key> {
 fn expand(schema: &KeySchema, table: &str, prefix: &str, defaults: &Value, all: &mut Vec<Key>) {
     for field in schema.fields(table) {
         let path = format!("{prefix}{}", field.name);
-        let (kind, optional, range) = (field.kind.clone(), field.optional, field.range);
+        let (kind, optional, required, range) =
+            (field.kind.clone(), field.optional, field.required, field.range);
         let (default, about) = (defaults[&field.name].clone(), field.about.clone());
-        all.push(Key { path: path.clone(), kind, optional, range, default: default.clone(), about });
+        all.push(Key {
+            path: path.clone(),
+            kind,
+            optional,
+            required,
+            range,
+            default: default.clone(),
+            about,
+        });
         let (inner, inner_path) = match &field.kind {
             KeyKind::Table(inner) => (inner, format!("{path}.")),
             KeyKind::List(of) => match &**of {
@@ -108,7 +125,7 @@ pub(super) fn nearest_to(path: &[String]) -> Option<String> {
     let all = || keys().iter().chain(policy_keys()).map(|k| k.path.as_str());
     let split = |k: &'static str| k.rsplit_once('.').unwrap_or(("", k));
     let near_here = nearest(leaf, all().map(split).filter(|k| k.0 == parent).map(|k| k.1));
-    let stage: Path = if wanted.len() < path.join(".").len() && path[0] == "stage" {
+    let stage: KeyPath = if wanted.len() < path.join(".").len() && path[0] == "stage" {
         vec![path[0].clone(), path[1].clone()]
     } else {
         Vec::new()
@@ -188,6 +205,7 @@ fn heading(table: &str) -> String {
 /// A line of a page's table.
 pub(super) fn row(key: &Key) -> String {
     let default = match &key.default {
+        _ if key.required => "must be given".into(),
         Value::Null => String::new(),
         Value::Array(list) if list.is_empty() => "`[]`".into(),
         Value::Object(map) if map.is_empty() => String::new(),

@@ -1,23 +1,31 @@
 //! What the registries of verifiers and generated tasks say, as a page of the manual, as text and as JSON.
 
 use super::keys::{Key, TABLE_HEAD, row};
-use super::schema::KeySchema;
+use super::manual::explained;
+use super::schema::{Field, KeySchema};
 use crate::task::{self, TASKS};
-use crate::verify::{self, Setting, VERIFIERS};
+use crate::verify::VERIFIERS;
+use schemars::Schema;
 use serde_json::{Value, json};
 
-/// The settings of a generated task: the keys of `data.task`.
-pub fn task_keys(entry: &task::Entry) -> Vec<Key> {
-    let (schema, defaults) = (KeySchema::read(&(entry.schema)().to_value()), (entry.defaults)());
-    let key = |f: &super::schema::Field| Key {
-        path: format!("data.task.{}", f.name),
+/// The options of a member of a registry, from their JSON Schema; `prefix` stands before their names.
+pub fn option_keys(schema: fn() -> Schema, prefix: &str) -> Vec<Key> {
+    let schema = KeySchema::read(&schema().to_value());
+    let key = |f: &Field| Key {
+        path: format!("{prefix}{}", f.name),
         kind: f.kind.clone(),
         optional: f.optional,
+        required: f.required,
         range: f.range,
-        default: defaults[&f.name].clone(),
+        default: f.default.clone(),
         about: f.about.clone(),
     };
     schema.fields(&schema.root).iter().map(key).collect()
+}
+
+/// The settings of a generated task: the keys of `data.task`.
+pub fn task_keys(entry: &task::Entry) -> Vec<Key> {
+    option_keys(entry.schema, "data.task.")
 }
 
 /// The page on verifiers and generated tasks.
@@ -30,13 +38,8 @@ pub fn verifiers_markdown() -> String {
              Python function has a scale of its own and is told in the list `truncated`. It never counts as right in an \
              evaluation.\n";
     for entry in VERIFIERS {
-        page += &format!("\n## {}\n\n{}.\n", entry.name, sentence(entry.about));
-        page += "\n| option | default | meaning |\n|---|---|---|\n";
-        for s in entry.settings {
-            let default =
-                if s.default.is_empty() { "must be given".into() } else { format!("`{}`", s.default) };
-            page += &format!("| `{}` | {default} | {} |\n", s.name, s.about.replace('|', "\\|"));
-        }
+        page += &format!("\n## {}\n\n{}.\n\n{TABLE_HEAD}", entry.name, sentence(entry.about));
+        option_keys(entry.schema, "").iter().for_each(|k| page += &row(k));
     }
     page += "\n# Generated tasks\n\n`data.train = [\"task:NAME\"]` learns from one; its settings are keys of `data.task`. Each brings \
              the verifier that fits it, and holds out questions of its own for evaluations.\n";
@@ -54,41 +57,33 @@ fn sentence(about: &str) -> String {
 
 /// Every verifier for a terminal: what it checks, its options with their defaults.
 pub fn verifiers_text() -> String {
-    let option = |s: &Setting| {
-        let default =
-            if s.default.is_empty() { " (must be given)".into() } else { format!(" = {}", s.default) };
-        format!("    {}{default}\n        {}\n", s.name, s.about)
-    };
-    let one = |e: &verify::Entry| {
-        format!("{}\n  {}\n{}", e.name, e.about, e.settings.iter().map(option).collect::<String>())
-    };
-    VERIFIERS.iter().map(one).collect::<Vec<_>>().join("\n")
+    let all = VERIFIERS.iter().map(|e| text(e.name, e.about, &option_keys(e.schema, "")));
+    all.collect::<Vec<_>>().join("\n")
 }
 
 /// The same for machines.
 pub fn verifiers_json() -> Value {
-    let option = |s: &Setting| json!({ "name": s.name, "default": s.default, "required": s.default.is_empty(), "about": s.about });
-    let one = |e: &verify::Entry| json!({ "name": e.name, "about": e.about, "options": e.settings.iter().map(option).collect::<Vec<_>>() });
-    VERIFIERS.iter().map(one).collect()
+    VERIFIERS.iter().map(|e| json(e.name, e.about, &option_keys(e.schema, ""))).collect()
 }
 
 /// Every generated task for a terminal.
 pub fn tasks_text() -> String {
-    let one = |e: &&task::Entry| {
-        let keys: String = task_keys(e).iter().map(super::manual::explained).collect();
-        format!("task:{}\n  {}\n{keys}", e.name, e.about)
-    };
-    TASKS.iter().map(one).collect::<Vec<_>>().join("\n")
+    let all = TASKS.iter().map(|e| text(&format!("task:{}", e.name), e.about, &task_keys(e)));
+    all.collect::<Vec<_>>().join("\n")
 }
 
 /// The same for machines.
 pub fn tasks_json() -> Value {
-    let key = |k: &Key| {
-        let name = k.path.trim_start_matches("data.task.");
-        json!({ "name": name, "type": k.kind.words(k.range), "default": k.default, "about": k.about })
-    };
-    let one = |e: &&task::Entry| json!({ "name": e.name, "about": e.about, "options": task_keys(e).iter().map(key).collect::<Vec<_>>() });
-    TASKS.iter().map(one).collect()
+    TASKS.iter().map(|e| json(e.name, e.about, &option_keys(e.schema, ""))).collect()
+}
+
+fn text(name: &str, about: &str, options: &[Key]) -> String {
+    format!("{name}\n  {about}\n{}", options.iter().map(explained).collect::<String>())
+}
+
+fn json(name: &str, about: &str, options: &[Key]) -> Value {
+    let options: Vec<Value> = options.iter().map(Key::json).collect();
+    json!({ "name": name, "about": about, "options": options })
 }
 
 #[cfg(test)]
@@ -98,16 +93,13 @@ mod tests {
     #[test]
     fn every_setting_of_every_task_is_listed_with_its_meaning() {
         for entry in TASKS {
-            let (keys, defaults) = (task_keys(entry), (entry.defaults)());
-            let listed: Vec<&str> = keys.iter().map(|k| k.path.trim_start_matches("data.task.")).collect();
-            let wanted: Vec<&str> = defaults.as_object().unwrap().keys().map(String::as_str).collect();
-            assert_eq!(listed, wanted, "{}", entry.name);
-            assert!(
-                keys.iter().all(|k| k.about.len() > 3 && k.kind != super::super::KeyKind::Free),
-                "{}",
-                entry.name
-            );
-            (entry.build)(defaults.as_object().unwrap(), 0).unwrap();
+            let keys = task_keys(entry);
+            let told = |k: &Key| k.about.len() > 3 && k.kind != super::super::KeyKind::Free;
+            assert!(!keys.is_empty() && keys.iter().all(told), "{}", entry.name);
+            let given = keys.iter().filter(|k| !k.default.is_null());
+            let given =
+                given.map(|k| (k.path.trim_start_matches("data.task.").to_string(), k.default.clone()));
+            (entry.build)(&given.collect(), 0).unwrap();
         }
     }
 }

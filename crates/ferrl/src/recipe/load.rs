@@ -1,6 +1,7 @@
 //! From a file and the command line's overrides to a checked recipe, stage by stage.
 
-use super::tree::{Path, ValueTree, describe, dotted, path};
+use super::schema::RECIPE;
+use super::tree::{KeyPath, ValueTree, describe, dotted, path};
 use super::{DEFAULT_ALGORITHM, Recipe, algorithm, check, environment, options, overrides, rl2, types};
 use crate::algo;
 use crate::data::nearest_path;
@@ -124,7 +125,7 @@ impl Resolved {
     fn place(&self, stage: &StageRecipe, key: &str) -> (String, String) {
         let own = [stage_path(stage.index), path(key)].concat();
         let base = path(key);
-        let exact = |p: &Path| self.tree.get(p).is_some();
+        let exact = |p: &KeyPath| self.tree.get(p).is_some();
         let (key, at) = match stage.staged {
             true if exact(&own) => (own.clone(), own),
             true if exact(&base) => (base.clone(), base),
@@ -218,10 +219,10 @@ fn source(text: &str, file: &str, order: usize) -> Result<ValueTree> {
 fn written_out(text: &str, file: &str, order: usize) -> Result<ValueTree> {
     let mut tree = ValueTree::parse(text, order, |line| format!("{file}:{line}"))?;
     let count = stage_count(&tree);
-    let bases = std::iter::once(Path::new()).chain((0..count).map(stage_path)).collect::<Vec<_>>();
+    let bases = std::iter::once(KeyPath::new()).chain((0..count).map(stage_path)).collect::<Vec<_>>();
     for base in bases {
         for key in ["algo", "reward"] {
-            let at: Path = [base.clone(), path(key)].concat();
+            let at: KeyPath = [base.clone(), path(key)].concat();
             let Some(value) = tree.get(&at).cloned() else { continue };
             let written_out = shorthand(&at, value.clone(), false);
             if written_out != value {
@@ -272,7 +273,7 @@ fn stage_count(tree: &ValueTree) -> usize {
     tree.get(&path("stage")).and_then(Value::as_array).map_or(0, Vec::len)
 }
 
-fn stage_path(index: usize) -> Path {
+fn stage_path(index: usize) -> KeyPath {
     vec!["stage".into(), index.to_string()]
 }
 
@@ -348,7 +349,7 @@ fn unique(name: &str, stages: &[StageRecipe]) -> String {
 
 fn typed(tree: &ValueTree) -> Result<Recipe> {
     let mut values = tree.root.clone();
-    types::switch_off(&mut values, "Recipe");
+    RECIPE.switch_off(&mut values, &RECIPE.root);
     serde_json::from_value(values).map_err(|e| Error::usage(e.to_string()).at("recipe"))
 }
 

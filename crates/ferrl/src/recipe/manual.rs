@@ -102,6 +102,7 @@ fn matters(table: Option<&str>, entry: &Entry, needs: Needs) -> bool {
 /// A key for a terminal: name, default where it has one, type, and its meaning below.
 pub fn explained(key: &Key) -> String {
     let default = match &key.default {
+        _ if key.required => " (must be given)".into(),
         Value::Null => String::new(),
         Value::Number(n) => format!(" = {}", short(n)),
         Value::Object(map) if map.is_empty() => " = {}".into(),

@@ -37,7 +37,9 @@ pub use env::EnvSettings;
 pub use in_run::in_run;
 pub use json_schema::json_schema;
 pub use keys::{Key, algorithm_keys, keys, keys_markdown, policy_keys};
-pub use listing::{task_keys, tasks_json, tasks_text, verifiers_json, verifiers_markdown, verifiers_text};
+pub use listing::{
+    option_keys, task_keys, tasks_json, tasks_text, verifiers_json, verifiers_markdown, verifiers_text,
+};
 pub use load::{Resolved, StageRecipe};
 pub use manual::{algorithms_markdown, explained, keys_that_matter, metrics_explained};
 pub use optim::OPTIMIZERS;
@@ -46,7 +48,7 @@ pub use range::Range;
 pub use schema::KeyKind;
 pub use settings::*;
 pub use size::bytes;
-pub(crate) use types::check_settings;
+pub(crate) use types::{read_settings, unknown_key};
 pub use warn::warn;
 
 use ferrl_engine::Error;

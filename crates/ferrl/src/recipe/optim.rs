@@ -1,9 +1,10 @@
 //! What `[optim]` means: the engine's options, and the bytes of its moments.
 
 use super::settings::Optim;
+use crate::fixes::unknown;
+use ferrl_engine::Result;
 use ferrl_engine::model::ParamShape;
 use ferrl_engine::train::{OptimizerOptions, Rule, StateKind, is_coded};
-use ferrl_engine::{Error, Result, nearest};
 
 /// What may leave the card between steps.
 pub const OFFLOADS: &[&str] = &["none", "moments"];
@@ -18,9 +19,8 @@ impl Optim {
             "adamw" | "adamw8" => Rule::AdamW { beta1: self.beta1, beta2: self.beta2, eps: self.eps },
             "sgd" => Rule::Sgd { momentum: self.beta1 },
             other => {
-                let hint = nearest(other, OPTIMIZERS.iter().copied()).unwrap_or("adamw");
-                let what = format!("unknown optimizer {other:?}, expected one of {}", OPTIMIZERS.join(", "));
-                return Err(Error::usage(what).at("optim.name").fix(format!("optim.name = \"{hint}\"")));
+                let fix = |near: &str| format!("optim.name = {near:?}");
+                return Err(unknown("optimizer", other, OPTIMIZERS.iter().copied(), fix).at("optim.name"));
             }
         };
         Ok(OptimizerOptions {

@@ -5,7 +5,7 @@ use super::keys;
 use super::load::{latest, shorthand};
 use super::rl2;
 use super::schema::KeyKind;
-use super::tree::{Path, Place, ValueTree, dotted};
+use super::tree::{KeyPath, Place, ValueTree, dotted};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 
@@ -83,12 +83,12 @@ fn grow(tree: &mut ValueTree, path: &[String], place: &Place) -> Result<()> {
 }
 
 /// A dotted key, read as TOML reads it.
-fn read_key(key: &str, place: &Place) -> Result<Path> {
+fn read_key(key: &str, place: &Place) -> Result<KeyPath> {
     let parsed = ValueTree::parse(&format!("{key} = 0"), 0, |_| String::new());
     let error =
         || Error::usage(format!("{key:?} is not a dotted key")).at(&place.text).fix("such as optim.lr=1e-6");
     let tree = parsed.map_err(|_| error())?;
-    let (mut path, mut at) = (Path::new(), &tree.root);
+    let (mut path, mut at) = (KeyPath::new(), &tree.root);
     while let Value::Object(map) = at {
         let (key, inner) = map.iter().next().filter(|_| map.len() == 1).ok_or_else(error)?;
         path.push(key.clone());

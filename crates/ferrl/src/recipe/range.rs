@@ -52,6 +52,8 @@ impl fmt::Display for Range {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (low, high) = (number(self.low), number(self.high));
         match (self.above, self.below) {
+            (false, true) if self.high == f64::INFINITY => write!(f, "of at least {low}"),
+            (true, true) if self.high == f64::INFINITY => write!(f, "above {low}"),
             (false, false) => write!(f, "from {low} to {high}"),
             (true, false) => write!(f, "above {low}, up to {high}"),
             (false, true) => write!(f, "from {low} to below {high}"),
@@ -90,6 +92,8 @@ mod tests {
         assert_eq!(range.to_string(), "above 0, up to 1");
         assert_eq!(Range::split("Half the square (OpenAI, TRL)"), ("Half the square (OpenAI, TRL)", None));
         assert_eq!(Range::split("Threads.").1, None);
+        assert_eq!(Range::split("Reward. [0, inf)").1.unwrap().to_string(), "of at least 0");
+        assert_eq!(Range::split("Seconds. (0, inf)").1.unwrap().to_string(), "above 0");
         assert_eq!(
             Range::split("Seed. [0, 9223372036854775807]").1.unwrap().to_string(),
             "from 0 to 9223372036854775807"

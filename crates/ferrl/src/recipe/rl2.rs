@@ -8,7 +8,7 @@
 mod names;
 
 use super::keys::keys;
-use super::tree::{Path, Place, ValueTree, dotted, path};
+use super::tree::{KeyPath, Place, ValueTree, dotted, path};
 use crate::algo;
 use ferrl_engine::{Error, Result, nearest};
 use names::{NOTED, PER_DEVICE, REFUSED, RENAMED, SAME, STOP};
@@ -61,7 +61,7 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// The key of an override in the words that [`translate`] reads: `data.train.path`, where `data.train` is a list here.
-pub(super) fn key(path: Path) -> Path {
+pub(super) fn key(path: KeyPath) -> KeyPath {
     names::TABLES.iter().fold(path, |path, (from, to)| {
         let from = super::tree::path(from);
         let inner =
@@ -116,8 +116,8 @@ fn one_name(tree: &mut ValueTree) -> Result<()> {
             // What a recipe says of a critic of Ferrl's stays where it is.
             let ours = |key: &str| keys().iter().any(|k| k.path == format!("{from}.{key}"));
             for key in map.keys().filter(|key| !ours(key)).cloned().collect::<Vec<_>>() {
-                let inner: Path = at.iter().cloned().chain([key.clone()]).collect();
-                let to: Path = path(to).into_iter().chain([key]).collect();
+                let inner: KeyPath = at.iter().cloned().chain([key.clone()]).collect();
+                let to: KeyPath = path(to).into_iter().chain([key]).collect();
                 if let Some((value, place)) = tree.take(&inner) {
                     tree.set(&to, value, place)?;
                 }
@@ -236,7 +236,7 @@ fn same(a: &Value, b: &Value) -> bool {
 /// What is left under RL2's tables is no option of it that is known here.
 fn refuse_leftovers(tree: &ValueTree) -> Result<()> {
     for table in TABLES {
-        let mut at: Path = path(table);
+        let mut at: KeyPath = path(table);
         if tree.get(&at).is_none() {
             continue;
         }

@@ -2,6 +2,7 @@
 //!
 //! The schema is derived from the types (`schemars`), so that errors, the manual and editors cannot drift from the code.
 
+use super::OFF;
 use super::range::Range;
 use crate::algo::Entry;
 use crate::algo::policy::Policy;
@@ -22,6 +23,8 @@ pub enum KeyKind {
     Flag,
     /// One of these words.
     Choice(Vec<String>),
+    /// One of several kinds.
+    Either(Vec<KeyKind>),
     /// A list.
     List(Box<KeyKind>),
     /// A table whose keys are the fields of this type.
@@ -42,6 +45,9 @@ impl KeyKind {
             KeyKind::Choice(words) => {
                 format!("one of {}", words.iter().map(|w| format!("{w:?}")).collect::<Vec<_>>().join(", "))
             }
+            KeyKind::Either(kinds) => {
+                kinds.iter().map(|kind| kind.words(range)).collect::<Vec<_>>().join(" or ")
+            }
             KeyKind::List(of) => match **of {
                 KeyKind::Text => "a list of texts".into(),
                 KeyKind::Number => format!("a list of numbers{within}"),
@@ -60,6 +66,10 @@ pub(super) struct Field {
     pub kind: KeyKind,
     /// Whether it may be left out without having a value then.
     pub optional: bool,
+    /// Whether it must be given.
+    pub required: bool,
+    /// Its value where nothing is given; null where it has none.
+    pub default: Value,
     /// What a number, or the numbers of a list, must lie in.
     pub range: Option<Range>,
     pub about: String,
@@ -108,6 +118,36 @@ impl KeySchema {
         self.tables.iter().find(|t| t.0 == table).map_or(&[], |t| &t.2)
     }
 
+    /// The field of that path, through tables.
+    pub fn field(&self, path: &[String]) -> Option<&Field> {
+        let (mut table, mut found) = (self.root.as_str(), None);
+        for key in path {
+            found = self.fields(table).iter().find(|f| f.name == *key);
+            if let KeyKind::Table(inner) = &found?.kind {
+                table = inner;
+            }
+        }
+        found
+    }
+
+    /// Takes out what is switched off in a table that fits the types.
+    pub fn switch_off(&self, value: &mut Value, table: &str) {
+        let Value::Object(map) = value else { return };
+        for field in self.fields(table) {
+            let Some(inner) = map.get_mut(&field.name) else { continue };
+            match (&field.kind, inner) {
+                (_, inner) if field.optional && inner == OFF => *inner = Value::Null,
+                (KeyKind::Table(table), inner) => self.switch_off(inner, table),
+                (KeyKind::List(of), Value::Array(list)) => {
+                    if let KeyKind::Table(table) = &**of {
+                        list.iter_mut().for_each(|entry| self.switch_off(entry, table));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// The comment of a type.
     pub fn about(&self, table: &str) -> &str {
         self.tables.iter().find(|t| t.0 == table).map_or("", |t| &t.1)
@@ -119,7 +159,8 @@ impl Field {
         let comment = text(field);
         let (about, range) = Range::split(&comment);
         let (kind, optional) = kind(field, root);
-        Field { name: name.into(), kind, optional, range, about: about.into() }
+        let (default, required) = (field["default"].clone(), field["required"] == true);
+        Field { name: name.into(), kind, optional, required, default, range, about: about.into() }
     }
 }
 
@@ -136,8 +177,15 @@ fn kind(schema: &Value, root: &Value) -> (KeyKind, bool) {
         return (kind(inner, root).0, true);
     }
     if let Some(name) = schema["$ref"].as_str().and_then(|r| r.strip_prefix("#/$defs/")) {
-        let words = words(&root["$defs"][name]);
-        return (if words.is_empty() { KeyKind::Table(name.into()) } else { KeyKind::Choice(words) }, false);
+        let definition = &root["$defs"][name];
+        return match words(definition) {
+            words if !words.is_empty() => (KeyKind::Choice(words), false),
+            _ if definition["anyOf"].is_array() => kind(definition, root),
+            _ => (KeyKind::Table(name.into()), false),
+        };
+    }
+    if let Some(kinds) = schema["anyOf"].as_array() {
+        return (KeyKind::Either(kinds.iter().map(|one| kind(one, root).0).collect()), false);
     }
     let (of, optional) = match &schema["type"] {
         Value::Array(types) => (&types[0], types.iter().any(|t| t == "null")),

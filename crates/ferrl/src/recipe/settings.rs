@@ -1,7 +1,7 @@
 //! Everything a recipe may say, with defaults. The doc comments are the manual's text.
 
 use super::{AdapterSettings, EnvSettings, Parallel};
-use crate::credit::Split;
+use crate::credit::StepSplit;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -349,7 +349,7 @@ pub struct RewardSettings {
     pub truncated: Option<String>,
     /// Reward every step of a completion, each on its last token: how it is split into steps. What rewards: a Python function that
     /// returns a list for each completion, a verifier that finds the first wrong step, or a model.
-    pub steps: Option<Split>,
+    pub steps: Option<StepSplit>,
     /// Tokens of a step with `steps = "tokens"`, 16 by default. [1, 1048576]
     pub step_tokens: Option<usize>,
 }
@@ -382,7 +382,7 @@ impl RewardSettings {
     }
 
     /// How completions are split into steps, where each step is rewarded, and the tokens of a step.
-    pub fn steps(&self) -> Option<(Split, usize)> {
+    pub fn steps(&self) -> Option<(StepSplit, usize)> {
         self.steps.map(|split| (split, self.step_tokens.unwrap_or(STEP_TOKENS)))
     }
 

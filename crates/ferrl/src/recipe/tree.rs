@@ -10,7 +10,7 @@ use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
 /// Keys from the outermost in; entries of lists by their number.
-pub(super) type Path = Vec<String>;
+pub(super) type KeyPath = Vec<String>;
 
 /// Where a value was written.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,7 +28,7 @@ pub(super) struct Place {
 pub(super) struct ValueTree {
     /// A table; nothing in it is null.
     pub root: Value,
-    places: BTreeMap<Path, Place>,
+    places: BTreeMap<KeyPath, Place>,
 }
 
 impl Default for ValueTree {
@@ -45,7 +45,7 @@ pub(super) fn dotted(path: &[String]) -> String {
 }
 
 /// The path of a plain dotted key.
-pub(super) fn path(key: &str) -> Path {
+pub(super) fn path(key: &str) -> KeyPath {
     key.split('.').map(String::from).collect()
 }
 
@@ -100,13 +100,13 @@ impl ValueTree {
     }
 
     /// What was written for values that are variables', by path.
-    pub fn references(&self) -> impl Iterator<Item = (&Path, &String)> {
+    pub fn references(&self) -> impl Iterator<Item = (&KeyPath, &String)> {
         self.places.iter().filter_map(|(path, place)| Some((path, place.reference.as_ref()?)))
     }
 
     /// The same path with entries of lists by number where they were given by their `name`.
-    pub fn numbered(&self, path: &[String]) -> Path {
-        let mut out: Path = Vec::new();
+    pub fn numbered(&self, path: &[String]) -> KeyPath {
+        let mut out: KeyPath = Vec::new();
         for key in path {
             let found = match self.get(&out) {
                 Some(Value::Array(list)) => list.iter().position(|e| e["name"] == key.as_str()),
@@ -154,7 +154,7 @@ impl ValueTree {
             Some(Value::Array(list)) => {
                 let mut longer = list.clone();
                 longer.push(value);
-                let entry: Path = path.iter().cloned().chain([list.len().to_string()]).collect();
+                let entry: KeyPath = path.iter().cloned().chain([list.len().to_string()]).collect();
                 let kept: Vec<_> = self.under(path);
                 self.set(path, Value::Array(longer), place.clone())?;
                 self.places.extend(kept);
@@ -202,7 +202,7 @@ impl ValueTree {
         map.iter().try_for_each(|(key, value)| self.merge_at(vec![key.clone()], value, over))
     }
 
-    fn merge_at(&mut self, path: Path, value: &Value, over: &ValueTree) -> Result<()> {
+    fn merge_at(&mut self, path: KeyPath, value: &Value, over: &ValueTree) -> Result<()> {
         if let (Some(Value::Object(_)), Value::Object(map)) = (self.get(&path), value) {
             return map.iter().try_for_each(|(key, value)| {
                 let inner = path.iter().cloned().chain([key.clone()]).collect();
@@ -227,13 +227,13 @@ impl ValueTree {
     pub fn graft(&mut self, path: &[String], tree: ValueTree) -> Result<()> {
         let place = self.place(path).cloned().unwrap_or_default();
         self.set(path, tree.root, place)?;
-        let whole = |p: Path| path.iter().cloned().chain(p).collect::<Path>();
+        let whole = |p: KeyPath| path.iter().cloned().chain(p).collect::<KeyPath>();
         self.places
             .extend(tree.places.into_iter().filter(|(p, _)| !p.is_empty()).map(|(p, at)| (whole(p), at)));
         Ok(())
     }
 
-    fn under(&self, path: &[String]) -> Vec<(Path, Place)> {
+    fn under(&self, path: &[String]) -> Vec<(KeyPath, Place)> {
         let range = self.places.range(path.to_vec()..);
         range.take_while(|(p, _)| p.starts_with(path)).map(|(p, place)| (p.clone(), place.clone())).collect()
     }
@@ -249,11 +249,11 @@ struct TomlReader<'a> {
     lines: Vec<usize>,
     order: usize,
     name: &'a dyn Fn(usize) -> String,
-    places: &'a mut BTreeMap<Path, Place>,
+    places: &'a mut BTreeMap<KeyPath, Place>,
 }
 
 impl TomlReader<'_> {
-    fn table(&mut self, table: &DeTable<'_>, at: &mut Path) -> Result<Value> {
+    fn table(&mut self, table: &DeTable<'_>, at: &mut KeyPath) -> Result<Value> {
         let mut map = Map::new();
         for (key, value) in table {
             at.push(key.get_ref().to_string());
@@ -264,7 +264,7 @@ impl TomlReader<'_> {
         Ok(Value::Object(map))
     }
 
-    fn value(&mut self, value: &DeValue<'_>, span: &Range<usize>, at: &mut Path) -> Result<Value> {
+    fn value(&mut self, value: &DeValue<'_>, span: &Range<usize>, at: &mut KeyPath) -> Result<Value> {
         let place = (self.name)(line_of(&self.lines, span));
         let wrong = |what: String| Error::usage(what).at(dotted(at)).at(place);
         Ok(match value {
@@ -293,7 +293,7 @@ impl TomlReader<'_> {
         })
     }
 
-    fn note(&mut self, at: &Path, span: &Range<usize>) {
+    fn note(&mut self, at: &KeyPath, span: &Range<usize>) {
         let text = (self.name)(line_of(&self.lines, span));
         self.places.insert(at.clone(), Place { order: self.order, text, reference: None });
     }

@@ -2,17 +2,19 @@
 
 use super::keys::{self, nearest_to};
 use super::schema::{Field, KeyKind, KeySchema, RECIPE};
-use super::tree::{Path, Place, ValueTree, describe, dotted};
+use super::tree::{KeyPath, Place, ValueTree, describe, dotted};
 use super::{OFF, elsewhere};
 use ferrl_engine::{Error, Result};
-use serde_json::Value;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 /// What the keys below a type are checked against.
 pub(super) struct TypeRules<'a> {
     /// The types.
     pub schema: &'a KeySchema,
     /// A key's full name, for errors.
-    pub full: &'a dyn Fn(&[String]) -> Path,
+    pub full: &'a dyn Fn(&[String]) -> KeyPath,
     /// The error for a key that a type does not have.
     pub unknown: &'a dyn Fn(&ValueTree, &[String], &str) -> Error,
     /// A key's value where the recipe says nothing.
@@ -25,13 +27,12 @@ pub(super) struct TypeRules<'a> {
 #[derive(Default)]
 pub(super) struct CheckFindings {
     /// Lone values where a list is expected.
-    lone: Vec<Path>,
+    lone: Vec<KeyPath>,
     /// Numbers out of range: all are reported at once.
     pub outside: Vec<Error>,
 }
 
-/// Refuses what the types do not allow; gives the numbers that are out of range. A lone value where a list is expected
-/// becomes a list of one.
+/// Refuses what the types of a recipe do not allow; gives the numbers that are out of range.
 pub(super) fn check(tree: &mut ValueTree) -> Result<Vec<Error>> {
     let rules = TypeRules {
         schema: &RECIPE,
@@ -40,49 +41,72 @@ pub(super) fn check(tree: &mut ValueTree) -> Result<Vec<Error>> {
         default: &|path| keys::find(path).map_or(Value::Null, |k| k.default.clone()),
         place: &place,
     };
-    let mut found = CheckFindings::default();
-    rules.table(tree, &mut Vec::new(), "Recipe", &mut found)?;
-    for path in found.lone {
-        if let Some((value, place)) = tree.take(&path) {
-            tree.set(&path, Value::Array(vec![value]), place)?;
-        }
-    }
-    Ok(found.outside)
+    rules.check(tree)
 }
 
-/// Refuses settings with unknown keys, wrong types or numbers out of range; `place` names them in errors.
-pub(crate) fn check_settings<T: schemars::JsonSchema>(place: &str, values: &Value) -> Result<()> {
+/// Settings of a type. Unknown keys, wrong types, numbers out of the range that ends a comment and missing values are
+/// refused; `place` names the settings in errors. `"off"` is no value where there need be none, and a lone value is a list
+/// of one.
+pub(crate) fn read_settings<T: DeserializeOwned + JsonSchema>(
+    place: &str,
+    values: &Map<String, Value>,
+) -> Result<T> {
     let schema = KeySchema::of::<T>();
-    let mut tree = ValueTree::default();
-    tree.root = values.clone();
     let rules = TypeRules {
         schema: &schema,
         full: &|path| path.to_vec(),
         unknown: &|_, at, table| {
             let (parent, leaf) = at.split_at(at.len() - 1);
+            let beside = |name: &str| dotted(&[parent, &[name.to_string()]].concat());
             let known: Vec<&str> = schema.fields(table).iter().map(|f| f.name.as_str()).collect();
-            let beside = |near: &str| dotted(&[parent, &[near.to_string()]].concat());
-            let error =
-                Error::usage(format!("unknown key {:?}, expected one of {}", dotted(at), known.join(", ")));
-            match ferrl_engine::nearest(&leaf[0], known.iter().copied()) {
-                Some(near) => error.at(place).fix(format!("did you mean {:?}?", beside(near))),
-                None => error.at(place),
-            }
+            unknown_key(place, &leaf[0], &known, &beside)
         },
-        default: &|_| Value::Null,
+        default: &|path| schema.field(path).map_or(Value::Null, |f| f.default.clone()),
         place: &|_, _| place.to_string(),
     };
-    let mut found = CheckFindings::default();
-    rules.table(&tree, &mut Vec::new(), &schema.root, &mut found)?;
-    found.outside.into_iter().next().map_or(Ok(()), Err)
+    let mut tree = ValueTree::default();
+    tree.root = Value::Object(values.clone());
+    if let Some(outside) = rules.check(&mut tree)?.into_iter().next() {
+        return Err(outside);
+    }
+    if let Some(missing) =
+        schema.fields(&schema.root).iter().find(|f| f.required && !values.contains_key(&f.name))
+    {
+        return Err(Error::usage(format!("option {:?} is missing", missing.name)).at(place));
+    }
+    schema.switch_off(&mut tree.root, &schema.root);
+    serde_json::from_value(tree.root).map_err(|e| Error::usage(e.to_string()).at(place))
+}
+
+/// The error for a key that is none of these; `full` writes one out.
+pub(crate) fn unknown_key(place: &str, key: &str, known: &[&str], full: &dyn Fn(&str) -> String) -> Error {
+    let what = format!("unknown key {:?}, expected one of {}", full(key), known.join(", "));
+    let error = Error::usage(what).at(place);
+    match ferrl_engine::nearest(key, known.iter().copied()) {
+        Some(near) => error.fix(format!("did you mean {:?}?", full(near))),
+        None => error,
+    }
 }
 
 impl TypeRules<'_> {
+    /// Checks a whole tree; gives the numbers that are out of range. A lone value where a list is expected becomes a list of
+    /// one.
+    fn check(&self, tree: &mut ValueTree) -> Result<Vec<Error>> {
+        let mut found = CheckFindings::default();
+        self.table(tree, &mut Vec::new(), &self.schema.root, &mut found)?;
+        for path in found.lone {
+            if let Some((value, place)) = tree.take(&path) {
+                tree.set(&path, Value::Array(vec![value]), place)?;
+            }
+        }
+        Ok(found.outside)
+    }
+
     /// Checks the table there, whose keys are the fields of a type.
     pub fn table(
         &self,
         tree: &ValueTree,
-        at: &mut Path,
+        at: &mut KeyPath,
         name: &str,
         found: &mut CheckFindings,
     ) -> Result<()> {
@@ -108,7 +132,7 @@ impl TypeRules<'_> {
     fn stages(
         &self,
         tree: &ValueTree,
-        at: &mut Path,
+        at: &mut KeyPath,
         value: &Value,
         found: &mut CheckFindings,
     ) -> Result<()> {
@@ -131,7 +155,7 @@ impl TypeRules<'_> {
     fn entry(
         &self,
         tree: &ValueTree,
-        at: &mut Path,
+        at: &mut KeyPath,
         (field, kind): (&Field, &KeyKind),
         value: &Value,
         found: &mut CheckFindings,
@@ -152,6 +176,17 @@ impl TypeRules<'_> {
                 return self
                     .entry(tree, at, (field, of), value, found)
                     .map_err(|e| if value.is_object() { e } else { self.wrong(tree, at, &words, value) });
+            }
+            (KeyKind::Either(kinds), value) => {
+                for kind in kinds {
+                    let mut own = CheckFindings::default();
+                    let tried = self.entry(tree, &mut at.clone(), (field, kind), value, &mut own);
+                    if tried.is_ok() && own.lone.is_empty() {
+                        found.outside.extend(own.outside);
+                        return Ok(());
+                    }
+                }
+                false
             }
             (KeyKind::Text, Value::String(_)) | (KeyKind::Flag, Value::Bool(_)) => true,
             (KeyKind::Number, Value::Number(_)) | (KeyKind::Free, Value::Object(_)) => true,
@@ -205,26 +240,6 @@ impl TypeRules<'_> {
         let got = reference.map_or_else(|| describe(got), |r| format!("the value of {r}"));
         let what = format!("expected {expected}, got {got}");
         Error::usage(what).at(dotted(&(self.full)(at))).at((self.place)(tree, at))
-    }
-}
-
-/// Takes out what is switched off; the tree has passed [`check`].
-pub(super) fn switch_off(value: &mut Value, table: &str) {
-    let Value::Object(map) = value else { return };
-    for field in RECIPE.fields(table) {
-        let Some(inner) = map.get_mut(&field.name) else { continue };
-        match (&field.kind, inner) {
-            (_, inner) if field.optional && inner == OFF => {
-                map.shift_remove(&field.name);
-            }
-            (KeyKind::Table(table), inner) => switch_off(inner, table),
-            (KeyKind::List(of), Value::Array(list)) => {
-                if let KeyKind::Table(table) = &**of {
-                    list.iter_mut().for_each(|entry| switch_off(entry, table));
-                }
-            }
-            _ => {}
-        }
     }
 }
 

@@ -7,7 +7,7 @@
 //! language model that learned to write `red; blue` or `No Answer`; `task:calibration` has data for both.
 
 use super::{Reward, RewardModel};
-use crate::algo::settings;
+use crate::recipe::read_settings;
 use crate::recipe::{Recipe, RewardSettings as Source};
 use crate::task::calibration::{ASKED, NO_ANSWER};
 use crate::verify::calibration::{Decision, top};
@@ -86,7 +86,7 @@ impl DecisionReward {
         dtype: DType,
         backend: &Arc<dyn Backend>,
     ) -> Result<Self> {
-        let reader: DecisionOptions = settings("reward.options", Value::Object(source.options.clone()))?;
+        let reader: DecisionOptions = read_settings("reward.options", &source.options)?;
         if reader.extractor.is_empty() {
             return Err(Error::usage("a decision reward needs a model that extracts answers")
                 .at("reward.options.extractor")

@@ -7,10 +7,10 @@
 
 use super::Reward;
 use super::reading::Reading;
-use crate::algo::settings;
 use crate::credit::gains;
 use crate::data::Encoder;
 use crate::data::prompt::{Apply, PromptSettings};
+use crate::recipe::read_settings;
 use crate::recipe::{Recipe, RewardSettings as Source};
 use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::chat::ChatTemplate;
@@ -25,7 +25,6 @@ use ferrl_kernels::philox::name_words;
 use ferrl_kernels::{Backend, DType};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -113,7 +112,7 @@ impl GenerativeVerifier {
         dtype: DType,
         backend: &Arc<dyn Backend>,
     ) -> Result<Self> {
-        let judgement: Judgement = settings("reward.options", Value::Object(source.options.clone()))?;
+        let judgement: Judgement = read_settings("reward.options", &source.options)?;
         let opened = ModelDir::open(dir)?;
         if !opened.config.head.has_lm() {
             return Err(Error::model("has a score head and writes no verdicts")

@@ -2,9 +2,9 @@
 
 use super::Reward;
 use super::reading::{Reading, start};
-use crate::algo::settings;
-use crate::credit::{Split, split};
+use crate::credit::{StepSplit, split};
 use crate::data::MaskedTokens;
+use crate::recipe::read_settings;
 use crate::recipe::{Recipe, RewardSettings as Source};
 use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::checkpoint::ModelDir;
@@ -14,7 +14,6 @@ use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, DType};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,7 +39,7 @@ pub struct Implicit {
     /// Scale of the log-ratio. (0, 1000]
     pub beta: f64,
     /// How a completion is split into steps.
-    pub split: Split,
+    pub split: StepSplit,
     /// Tokens of a step with `split = "tokens"`. [1, 1048576]
     pub step_tokens: usize,
     /// How the rewards of steps become one.
@@ -53,7 +52,7 @@ impl Default for Implicit {
             kind: "implicit".into(),
             reference: String::new(),
             beta: 0.05,
-            split: Split::Lines,
+            split: StepSplit::Lines,
             step_tokens: 16,
             reduce: Reduce::Sum,
         }
@@ -78,7 +77,7 @@ impl ImplicitReward {
         dtype: DType,
         backend: &Arc<dyn Backend>,
     ) -> Result<Self> {
-        let options: Implicit = settings("reward.options", Value::Object(source.options.clone()))?;
+        let options: Implicit = read_settings("reward.options", &source.options)?;
         if options.reference.is_empty() {
             return Err(Error::usage("an implicit reward is measured against a reference")
                 .at("reward.options.reference")

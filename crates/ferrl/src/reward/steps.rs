@@ -4,14 +4,14 @@
 //! of all. The rewards of the steps of a completion add up to its reward, so that a method which looks at returns alone sees
 //! no difference.
 
-use crate::credit::{Split, split};
+use crate::credit::{StepSplit, split};
 use crate::experience::Sequence;
 use crate::rollout::RolloutCompletion;
 use ferrl_engine::Result;
 use ferrl_engine::tokenizer::Tokenizer;
 
 /// How a source's completions are split into steps: the rule, and the tokens of a step where it counts tokens.
-pub(super) type Rule = (Split, usize);
+pub(super) type StepRule = (StepSplit, usize);
 
 /// The steps of one completion.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,7 +25,7 @@ pub(super) struct CompletionSteps {
 impl CompletionSteps {
     /// Of a completion of these tokens. One that cannot be split is one step.
     pub fn of(
-        rule: Rule,
+        rule: StepRule,
         answer: &RolloutCompletion,
         ids: &[u32],
         tokenizer: Option<&Tokenizer>,
@@ -91,9 +91,9 @@ mod tests {
         let mut ids = tokenizer.encode_text(said).unwrap();
         ids.push(tokenizer.eos()[0]);
         let answer = RolloutCompletion { text: said.into(), tokens: ids.len(), ..Default::default() };
-        let steps = CompletionSteps::of((Split::Lines, 1), &answer, &ids, Some(&tokenizer)).unwrap();
+        let steps = CompletionSteps::of((StepSplit::Lines, 1), &answer, &ids, Some(&tokenizer)).unwrap();
         assert_eq!(steps, CompletionSteps { ends: vec![6, 12], tokens: vec![6, 13] });
-        let unread = CompletionSteps::of((Split::Lines, 1), &answer, &[], None).unwrap();
+        let unread = CompletionSteps::of((StepSplit::Lines, 1), &answer, &[], None).unwrap();
         assert_eq!(unread, CompletionSteps { ends: vec![6, 12], tokens: vec![] }, "by the text alone");
         // Behind a prompt of two tokens: position i predicts token i + 1.
         let all = [vec![0, 0], ids].concat();

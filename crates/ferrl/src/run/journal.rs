@@ -6,6 +6,7 @@
 
 use super::files::error;
 use super::folder::{RunFolder, unix_seconds};
+use crate::data::lines::json_lines;
 use crate::warnings::{Printed, Warning};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -72,10 +73,10 @@ impl RunFolder {
 /// The lines of a run's log; what is torn or no object is left out.
 pub fn read(run: &Path) -> Result<Vec<Value>> {
     let path = run.join(NAME);
-    let text = match std::fs::read(&path) {
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(error("cannot read", &path, &e)),
     };
-    Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).filter(Value::is_object).collect())
+    Ok(json_lines(&bytes, NAME).filter_map(|(_, line)| line.ok()).filter(Value::is_object).collect())
 }

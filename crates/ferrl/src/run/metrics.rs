@@ -4,6 +4,7 @@
 //! they are written as the strings `"NaN"`, `"Infinity"` and `"-Infinity"`.
 
 use super::files::{Files, OutFile, error};
+use crate::data::lines::json_lines;
 use crate::experience::Metrics;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -173,13 +174,10 @@ impl MetricsLog {
     pub fn history(path: &Path) -> Result<Vec<StepRecord>> {
         let bytes = fs::read(path).map_err(|e| error("cannot read", path, &e))?;
         let end = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
-        let lines = bytes[..end].split(|&b| b == b'\n').enumerate();
-        let mut out = Vec::new();
-        for (i, line) in lines.filter(|(_, line)| !line.is_empty()) {
-            let record = serde_json::from_slice(line).ok().as_ref().and_then(StepRecord::from_json);
-            let bad = || Error::data("not a step's metrics").at(format!("{}:{}", path.display(), i + 1));
-            out.push(record.ok_or_else(bad)?);
-        }
-        Ok(out)
+        let step = |(number, line): (usize, Result<Value>)| {
+            let bad = || Error::data("not a step's metrics").at(format!("{}:{number}", path.display()));
+            line.ok().as_ref().and_then(StepRecord::from_json).ok_or_else(bad)
+        };
+        json_lines(&bytes[..end], path.display()).map(step).collect()
     }
 }

@@ -3,6 +3,7 @@
 use super::files::{Files, error};
 use super::metrics::number;
 use crate::credit::StepCredit;
+use crate::data::lines::json_lines;
 use crate::env::Lost;
 use crate::episode::TurnRecord;
 use ferrl_engine::{Error, Result};
@@ -160,12 +161,8 @@ impl Rollouts {
     /// The rollouts of a step, as they were written.
     pub fn read(dir: &Path, step: u64) -> Result<Vec<Value>> {
         let path = dir.join(format!("step_{step}.jsonl"));
-        let text = fs::read_to_string(&path).map_err(|e| error("cannot read", &path, &e))?;
-        let line = |(i, line): (usize, &str)| {
-            let bad = |e| Error::data(format!("not JSON: {e}")).at(format!("{}:{}", path.display(), i + 1));
-            serde_json::from_str(line).map_err(bad)
-        };
-        text.lines().enumerate().map(line).collect()
+        let bytes = fs::read(&path).map_err(|e| error("cannot read", &path, &e))?;
+        json_lines(&bytes, path.display()).map(|(_, line)| line).collect()
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::files::{Files, error};
 use super::manifest::{FilePart, hex};
-use super::tensor_file::{StateFile, StateTensor};
+use super::tensor_file::{FileTensor, StateFile};
 use crate::ranks::gather;
 use ferrl_engine::checkpoint::{FileLayout, SaveOptions, StorageFormat};
 use ferrl_engine::model::Model;
@@ -95,7 +95,7 @@ fn write_state(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<File
 }
 
 /// The numbers of a tensor that this rank owns.
-fn own_numbers(trainer: &Trainer, t: &StateTensor) -> std::ops::Range<usize> {
+fn own_numbers(trainer: &Trainer, t: &FileTensor) -> std::ops::Range<usize> {
     let own = trainer.model.params[t.place.0].own.clone();
     t.place.1.checked_sub(1).map_or(own.clone(), |kind| StateKind::ALL[kind].range(&own))
 }

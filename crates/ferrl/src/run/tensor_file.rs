@@ -23,7 +23,7 @@ pub(super) struct StateFile {
     /// Its first bytes.
     pub header: Vec<u8>,
     /// What follows.
-    pub tensors: Vec<StateTensor>,
+    pub tensors: Vec<FileTensor>,
 }
 
 impl StateFile {
@@ -32,7 +32,7 @@ impl StateFile {
         for (i, param) in trainer.model.params.iter().enumerate().filter(|(i, _)| trainer.is_stored(*i)) {
             let buffers = [Some(&param.master)].into_iter().chain(trainer.optimizer.buffers(i));
             for (kind, (name, buffer)) in names().zip(buffers).enumerate() {
-                tensors.extend(buffer.map(|b| StateTensor {
+                tensors.extend(buffer.map(|b| FileTensor {
                     name: format!("{name}.{}", param.shape.id),
                     shape: shape(kind, &param.shape),
                     place: (i, kind),
@@ -56,7 +56,7 @@ impl StateFile {
 
     /// Length of the file.
     pub fn bytes(&self) -> u64 {
-        (self.header.len() + self.tensors.iter().map(StateTensor::bytes).sum::<usize>()) as u64
+        (self.header.len() + self.tensors.iter().map(FileTensor::bytes).sum::<usize>()) as u64
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec
 }
 
 /// A tensor of the file.
-pub(super) struct StateTensor {
+pub(super) struct FileTensor {
     pub name: String,
     shape: [usize; 2],
     /// Parameter and kind: 0 for the weights, then [`StateKind`].
@@ -103,7 +103,7 @@ pub(super) struct StateTensor {
     pub dtype: DType,
 }
 
-impl StateTensor {
+impl FileTensor {
     fn len(&self) -> usize {
         self.shape[0] * self.shape[1]
     }

@@ -42,6 +42,7 @@ pub use python::{PythonSandbox, PythonTask};
 
 use crate::interrupt::{self, interrupted};
 use ferrl_engine::{Error, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -50,7 +51,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// How much confinement is asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum SandboxMode {
     /// Every layer there is; which are missing is said.
     #[default]
@@ -59,12 +61,6 @@ pub enum SandboxMode {
     On,
     /// None: limits of time and output, and a scratch folder as the working directory.
     Off,
-}
-
-impl SandboxMode {
-    /// The modes by their names in recipes.
-    pub const ALL: [(&'static str, SandboxMode); 3] =
-        [("auto", SandboxMode::Auto), ("on", SandboxMode::On), ("off", SandboxMode::Off)];
 }
 
 /// How a sandbox is made.

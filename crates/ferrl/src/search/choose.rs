@@ -1,10 +1,13 @@
 //! The result of a search: one of the whole completions in its tree.
 
 use super::{Node, Tree};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// A rule that chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum ChoiceRule {
     /// The highest score.
     Best,
@@ -17,14 +20,6 @@ pub enum ChoiceRule {
 }
 
 impl ChoiceRule {
-    /// By their names in options.
-    pub const ALL: &'static [(&'static str, ChoiceRule)] = &[
-        ("best", ChoiceRule::Best),
-        ("vote", ChoiceRule::Vote),
-        ("weighted", ChoiceRule::Weighted),
-        ("visits", ChoiceRule::Visits),
-    ];
-
     /// The completion that it chooses; none where there is no whole completion.
     pub fn of(self, tree: &Tree) -> Option<usize> {
         match self {

@@ -4,12 +4,12 @@
 //! tree becomes depends on its own draws alone. A draw is a branch of an episode, of one turn where nothing plays: its prompt is
 //! the prefix, a generator with a prefix cache computes none of it again, and `shared` counts what it found.
 
-use super::Scorer;
 use super::extract::{AnswerReader, Extractor};
-use super::grow::{Draft, Live, Sampling, Slot};
+use super::grow::{BranchDraft, BranchSlot, Live, Sampling};
 use super::record::Record;
 use super::scorer::{Judged, grade_whole, unit};
-use super::strategy::{self, Common, Entry};
+use super::strategy::{self, Entry};
+use super::{Facts, Scorer};
 use crate::episode::{Branch, Episode, EpisodeLoop, Prefix, Reach};
 use crate::interrupt;
 use crate::reward::{Graded, Rewards};
@@ -87,8 +87,8 @@ impl Driver<'_> {
     }
 
     /// What decides that the options do not.
-    pub fn facts(&self) -> Common {
-        Common {
+    pub fn facts(&self) -> Facts {
+        Facts {
             budgeted: self.settings.budget.is_some(),
             judges_steps: self.scorer.judges_steps(),
             informed: self.scorer.name() != super::LogpScorer.name(),
@@ -107,9 +107,9 @@ struct Search<'s, 'a> {
     entry: &'static Entry,
     options: &'s Map<String, Value>,
     with_system: Option<WithSystem<'s>>,
-    facts: Common,
+    facts: Facts,
     /// The branches under way: question, and what they are for there.
-    under_way: HashMap<usize, (usize, Slot)>,
+    under_way: HashMap<usize, (usize, BranchSlot)>,
 }
 
 /// Questions under way, by their places.
@@ -169,14 +169,14 @@ impl Search<'_, '_> {
     fn begin(&mut self, place: usize, number: u64) -> Result<Live> {
         let prompt = &self.prompts[place];
         let turns = self.episodes.actor.environments.plays(prompt);
-        let facts = Common { turns, ..self.facts.clone() };
-        let built = strategy::build(self.entry, self.options, &facts)?;
+        let facts = Facts { turns, ..self.facts };
+        let built = strategy::build(self.entry, self.options, facts)?;
         let mut question = Live::new((place, number), prompt, built, turns);
         match turns {
             true => {
                 question.outstanding = 1;
-                let draft = Draft::opening(&self.settings.params);
-                self.submit(place, Slot::Opening, draft)?;
+                let draft = BranchDraft::opening(&self.settings.params);
+                self.submit(place, BranchSlot::Opening, draft)?;
             }
             false => self.open(&mut question)?,
         }
@@ -195,10 +195,10 @@ impl Search<'_, '_> {
     }
 
     /// Begins a branch of a question's episode.
-    fn submit(&mut self, place: usize, slot: Slot, draft: Draft) -> Result<()> {
+    fn submit(&mut self, place: usize, slot: BranchSlot, draft: BranchDraft) -> Result<()> {
         let prompt = &self.prompts[place];
         let environment = self.episodes.actor.environments.open(prompt)?;
-        let Draft { prefix, reach, first, opening, params, stream } = draft;
+        let BranchDraft { prefix, reach, first, opening, params, stream } = draft;
         let episode = Episode::new(place, prompt, environment, (&Arc::new(params), stream));
         let mut branch = Branch::new(prefix, reach);
         (branch.first, branch.opening) = (first, opening);
@@ -301,7 +301,7 @@ impl Search<'_, '_> {
             strategy: self.entry.name.into(),
             options: strategy::resolved(self.entry, self.options),
             scorer: self.scorer.name().into(),
-            facts: live.built.common.clone().into(),
+            facts: live.built.common.facts,
             seed: self.settings.params.seed,
             answer: node.and_then(|n| n.answer.clone()).unwrap_or_default(),
             answer_node: answer,
@@ -316,11 +316,11 @@ impl Search<'_, '_> {
     }
 }
 
-impl Draft {
+impl BranchDraft {
     /// A branch that only begins.
     fn opening(params: &SamplingParams) -> Self {
         let (first, opening, stream) = (None, None, [0; 3]);
-        Draft {
+        BranchDraft {
             prefix: Prefix::default(),
             reach: Reach::Start,
             first,

@@ -2,10 +2,11 @@
 
 use super::Judged;
 use crate::evaluate::estimate::vote;
+use crate::fixes::unknown;
 use crate::reward::Rewards;
 use crate::rollout::Actor;
+use ferrl_engine::Result;
 use ferrl_engine::generate::{GenerationRequest, SamplingParams};
-use ferrl_engine::{Error, Result, nearest};
 use serde_json::json;
 
 /// What an extractor may read.
@@ -90,13 +91,8 @@ impl Extractor {
     /// The extractor of that name.
     pub fn find(name: &str) -> Result<&'static Extractor> {
         EXTRACTORS.iter().find(|e| e.name == name).ok_or_else(|| {
-            let names = EXTRACTORS.iter().map(|e| e.name);
-            let all = names.clone().collect::<Vec<_>>().join(", ");
-            let error = Error::usage(format!("unknown extractor {name:?}, expected one of {all}"));
-            match nearest(name, names) {
-                Some(near) => error.fix(format!("--option extractor={near}")),
-                None => error,
-            }
+            let fix = |near: &str| format!("--option extractor={near}");
+            unknown("extractor", name, EXTRACTORS.iter().map(|e| e.name), fix)
         })
     }
 

@@ -58,7 +58,7 @@ pub(super) struct Live {
 
 /// What a branch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
+pub(super) enum BranchSlot {
     /// What the environment says first.
     Opening,
     /// A draw: expansion and number there.
@@ -66,7 +66,7 @@ pub(super) enum Slot {
 }
 
 /// A branch to begin.
-pub(super) struct Draft {
+pub(super) struct BranchDraft {
     pub prefix: Prefix,
     pub reach: Reach,
     /// How the action is sampled that the prefix ends in.
@@ -79,7 +79,7 @@ pub(super) struct Draft {
 }
 
 /// What of a node is read by those who judge it.
-pub(super) struct Texts {
+pub(super) struct BranchTexts {
     /// The completion; of an episode its last action.
     completion: String,
     /// The completion; of an episode everything that was said.
@@ -115,16 +115,16 @@ impl Live {
     }
 
     /// A branch has come as far as it was to go; whether it opened the question.
-    pub fn fill(&mut self, slot: Slot, mut episode: Episode) -> bool {
+    pub fn fill(&mut self, slot: BranchSlot, mut episode: Episode) -> bool {
         self.outstanding -= 1;
         match slot {
-            Slot::Opening => {
+            BranchSlot::Opening => {
                 self.prompt = episode.begun.take().unwrap_or_else(|| self.prompt.clone());
                 let lost = episode.played.and_then(|p| p.lost);
                 self.tree.node_mut(0).lost = lost.map(|l| l.message);
                 true
             }
-            Slot::ChildDraw(expansion, draw) => {
+            BranchSlot::ChildDraw(expansion, draw) => {
                 let (sampled, shared) = episode.branch.as_ref().map_or((0, 0), |b| b.sampled);
                 self.generated += sampled;
                 self.shared += shared;
@@ -135,20 +135,20 @@ impl Live {
     }
 
     /// What those read who judge a node.
-    pub fn texts(&self, id: usize, sampling: Sampling<'_>) -> Result<Texts> {
+    pub fn texts(&self, id: usize, sampling: Sampling<'_>) -> Result<BranchTexts> {
         let Some(reached) = &self.tree.node(id).drawn.reached else {
             let text = completion_text(&self.tree, id, sampling)?;
             let context = [self.prompt.ids.clone(), self.tree.tokens(id)].concat();
-            return Ok(Texts { transcript: text.clone(), completion: text, context });
+            return Ok(BranchTexts { transcript: text.clone(), completion: text, context });
         };
         let completion = reached.played.turns.last().map_or_else(String::new, |t| t.action.clone());
         let acting = reached.prefix.acting.iter().flat_map(|c| c.ids.iter().copied());
         let context = reached.prefix.context.iter().copied().chain(acting).collect();
-        Ok(Texts { completion, transcript: self.tree.text(id), context })
+        Ok(BranchTexts { completion, transcript: self.tree.text(id), context })
     }
 
     /// A node to be judged.
-    pub fn judged<'l>(&'l self, id: usize, texts: &'l Texts) -> Judged<'l> {
+    pub fn judged<'l>(&'l self, id: usize, texts: &'l BranchTexts) -> Judged<'l> {
         let node = self.tree.node(id);
         Judged {
             prompt: &self.prompt,
@@ -201,7 +201,7 @@ impl Live {
         &mut self,
         sampling: Sampling<'_>,
         budget: Option<u64>,
-    ) -> Result<Option<Vec<(Slot, Draft)>>> {
+    ) -> Result<Option<Vec<(BranchSlot, BranchDraft)>>> {
         if self.tree.node(0).lost.is_some() {
             return Ok(None);
         }
@@ -241,7 +241,7 @@ impl Live {
     }
 
     /// The draws that expanders still want.
-    fn draw(&mut self, sampling: Sampling<'_>) -> Vec<(Slot, Draft)> {
+    fn draw(&mut self, sampling: Sampling<'_>) -> Vec<(BranchSlot, BranchDraft)> {
         let mut wanted = Vec::new();
         for (e, growing) in self.growing.iter_mut().enumerate() {
             let accepted: Vec<&Node> = growing.accepted.iter().map(|&a| self.tree.node(a)).collect();
@@ -274,8 +274,8 @@ impl Live {
                 let reach = if until == Until::Step { Reach::Step } else { Reach::End };
                 let params = SamplingParams { temperature: first.temperature, ..sampling.params.clone() };
                 let opening = system.map(|_| opening.clone());
-                let draft = Draft { prefix, reach, first: Some(first), opening, params, stream };
-                wanted.push((Slot::ChildDraw(e, slot), draft));
+                let draft = BranchDraft { prefix, reach, first: Some(first), opening, params, stream };
+                wanted.push((BranchSlot::ChildDraw(e, slot), draft));
                 growing.draws.push((draw, key));
             }
         }

@@ -33,7 +33,7 @@ pub struct PathStep {
 
 /// One completion of a tree.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Path {
+pub struct TreePath {
     /// From the first step to the last.
     pub steps: Vec<PathStep>,
     /// Whether the completion is right.
@@ -43,7 +43,7 @@ pub struct Path {
     pub weight: f64,
 }
 
-impl Path {
+impl TreePath {
     /// Score of the whole completion.
     pub fn score(&self) -> f64 {
         self.steps.last().map_or(0.0, |s| s.score)
@@ -59,7 +59,7 @@ impl Path {
 
 /// The paths of a tree, in the order of their ends. Weights are those of a tree that branches as this one does where it is
 /// deepest.
-pub fn paths(tree: &Tree) -> Vec<Path> {
+pub fn paths(tree: &Tree) -> Vec<TreePath> {
     let deepest = tree.terminals().map(|n| n.depth).max().unwrap_or(0);
     // The branching factor at each depth: that of the node with the most children.
     let mut branch = vec![1usize; deepest];
@@ -76,7 +76,7 @@ pub fn paths(tree: &Tree) -> Vec<Path> {
             advantage: n.advantage,
         }
     };
-    let path = |end: &super::Node| Path {
+    let path = |end: &super::Node| TreePath {
         steps: tree.path(end.id).into_iter().skip(1).map(step).collect(),
         correct: end.correct.unwrap_or(end.value >= 1.0),
         weight: branch[end.depth..].iter().map(|&b| b as f64).product(),
@@ -125,12 +125,12 @@ impl Pipeline {
     }
 
     /// Filters, aggregates and processes the paths of a tree.
-    pub fn run(&self, tree: &Tree) -> Result<Vec<Path>> {
+    pub fn run(&self, tree: &Tree) -> Result<Vec<TreePath>> {
         let filter = find("path filter", FILTERS, &self.filter)?;
         let aggregator = find("path aggregator", AGGREGATORS, &self.aggregator.0)?;
         let post = self.post.iter().map(|name| find("path post-processor", POST_PROCESSORS, name));
         let post = post.collect::<Result<Vec<_>>>()?;
-        let mut kept: Vec<Path> = paths(tree).into_iter().filter(|p| (filter.apply)(p)).collect();
+        let mut kept: Vec<TreePath> = paths(tree).into_iter().filter(|p| (filter.apply)(p)).collect();
         kept = (aggregator.apply)(kept, self.aggregator.1);
         kept.iter_mut().for_each(|path| post.iter().for_each(|p| (p.apply)(path)));
         kept.retain(|p| !p.steps.is_empty());
@@ -161,7 +161,7 @@ mod tests {
     fn paths_have_scores_advantages_and_weights() {
         let all = paths(&tree());
         assert_eq!(
-            all.iter().map(Path::text).collect::<Vec<_>>(),
+            all.iter().map(TreePath::text).collect::<Vec<_>>(),
             ["early", "step good", "step bad", "step good"]
         );
         assert_eq!(

@@ -1,7 +1,7 @@
 //! What is kept of a search: its tree and figures, as `tree-N.json`, and the replay of such files without a model.
 
 use super::Tree;
-use super::strategy::{self, Common};
+use super::strategy;
 use crate::evaluate::estimate::{interval, mean};
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -57,13 +57,6 @@ pub struct Facts {
     pub turns: bool,
 }
 
-impl From<Common> for Facts {
-    fn from(c: Common) -> Self {
-        let Common { budgeted, judges_steps, informed, turns, .. } = c;
-        Facts { budgeted, judges_steps, informed, turns }
-    }
-}
-
 impl Record {
     /// Writes it as `tree-N.json` into a folder that exists.
     pub fn save(&self, dir: &Path) -> Result<PathBuf> {
@@ -90,12 +83,10 @@ impl Record {
     /// rule. An error where the file says something else.
     pub fn replayed(&self) -> Result<Record> {
         let entry = strategy::find(&self.strategy)?;
-        let Facts { budgeted, judges_steps, informed, turns } = self.facts;
-        let facts = Common { budgeted, judges_steps, informed, turns, ..Default::default() };
         // Defaults that depend on facts are empty among the stored options.
         let given = self.options.iter().filter(|(_, v)| v.as_str() != Some(""));
         let options: Map<String, Value> = given.map(|(k, v)| (k.clone(), v.clone())).collect();
-        let built = strategy::build(entry, &options, &facts)?;
+        let built = strategy::build(entry, &options, self.facts)?;
         let (backup, prior) = (built.strategy.backup(), built.strategy.prior());
         self.nodes.check(backup, prior)?;
         let mut again = self.clone();

@@ -10,7 +10,7 @@
 use super::strategy::Entry;
 use super::tree::Reached;
 use super::{
-    Common, Driver, LogpScorer, Node, Oracle, Record, RewardScorer, Scorer, SearchBudget, StepOracle, Tree,
+    Driver, Facts, LogpScorer, Node, Oracle, Record, RewardScorer, Scorer, SearchBudget, StepOracle, Tree,
     build, find,
 };
 use crate::algo::Feed;
@@ -56,7 +56,7 @@ impl Searcher {
             dir => Box::new(RewardScorer::of_model(dir, &s.scorer_options, recipe, backend)?),
         };
         let searcher = Searcher { entry, options: s.options.clone(), budget: s.budget, scorer };
-        build(entry, &searcher.options, &any_task()).map_err(|e| e.at("search.options"))?;
+        build(entry, &searcher.options, any_task()).map_err(|e| e.at("search.options"))?;
         Ok(Some(searcher))
     }
 
@@ -262,12 +262,12 @@ pub fn path_share(tree: &Tree, end: usize) -> f64 {
 pub(crate) fn check(s: &SearchSettings) -> Result<()> {
     let Some(name) = &s.strategy else { return Ok(()) };
     let entry = find(name).map_err(|e| e.at("search.strategy"))?;
-    build(entry, &s.options, &any_task()).map_err(|e| e.at("search.options")).map(|_| ())
+    build(entry, &s.options, any_task()).map_err(|e| e.at("search.options")).map(|_| ())
 }
 
 /// What is assumed before the first prompt: the driver checks the options again for each of them.
-fn any_task() -> Common {
-    Common { turns: true, ..Default::default() }
+fn any_task() -> Facts {
+    Facts { turns: true, ..Default::default() }
 }
 
 #[cfg(test)]

@@ -47,10 +47,6 @@ pub trait Scorer: Send {
     fn judges_steps(&self) -> bool {
         false
     }
-    /// Whether it reads the answer that decides accuracy.
-    fn is_oracle(&self) -> bool {
-        false
-    }
 }
 
 /// Scorers that need nothing but what a search has, by name.
@@ -75,9 +71,6 @@ impl Scorer for Oracle {
     }
     fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>> {
         judged.iter().map(|j| judged_whole(j, "oracle").map(|()| j.graded.map_or(0.0, unit))).collect()
-    }
-    fn is_oracle(&self) -> bool {
-        true
     }
 }
 
@@ -109,9 +102,6 @@ impl Scorer for StepOracle {
         judged.iter().map(one).collect()
     }
     fn judges_steps(&self) -> bool {
-        true
-    }
-    fn is_oracle(&self) -> bool {
         true
     }
 }

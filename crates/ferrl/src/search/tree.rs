@@ -8,6 +8,7 @@ use crate::episode::{Played, Prefix};
 use crate::experience::Sequence;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::philox4x32;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -168,7 +169,8 @@ pub enum Backup {
 }
 
 /// How siblings get their prior.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Prior {
     /// Softmax of the mean log-probability of their tokens.
     #[default]

@@ -4,7 +4,7 @@ use super::data::tasks;
 use crate::data::Encoder;
 use crate::data::prompt::PromptSettings as Encoding;
 use crate::env::openenv::Servers;
-use crate::env::python::{self, EpisodeStart, OfRows, What, WorkerSettings, Workers};
+use crate::env::python::{self, EpisodeStart, OfRows, PythonEnv, WorkerSettings, Workers};
 use crate::env::tools::{ToolEpisode, ToolLimits};
 use crate::env::{Environment, Numbered};
 use crate::episode::{Environments, RowEpisodes};
@@ -112,9 +112,9 @@ impl Own {
         let timeout = Duration::from_secs_f64(env.timeout);
         let what = match env.named().first() {
             Some(("url", url)) => return Ok(Some(Own::Servers(Servers::new(url, &env.options, timeout)?))),
-            Some(("gem", name)) => What::Gem(name.to_string()),
-            Some(("reasoning_gym", name)) => What::ReasoningGym(name.to_string()),
-            Some((_, path)) => What::file(path),
+            Some(("gem", name)) => PythonEnv::Gem(name.to_string()),
+            Some(("reasoning_gym", name)) => PythonEnv::ReasoningGym(name.to_string()),
+            Some((_, path)) => PythonEnv::file(path),
             None if env.tools.is_empty() => return Ok(None),
             None => return Ok(Some(Own::Tools(tools(recipe)?))),
         };

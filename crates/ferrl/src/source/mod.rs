@@ -61,7 +61,7 @@ pub struct RewardedGroup {
 }
 
 /// Called with the number of rows that are done and of all rows; `false` ends the work early, without an error.
-pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> bool;
+pub type SurveyProgress<'a> = &'a mut dyn FnMut(usize, usize) -> bool;
 
 /// An example as it is looked at before the first step.
 #[derive(Clone, Copy)]
@@ -121,11 +121,11 @@ pub trait ExampleSource: Send {
     }
     /// Reads every example once, in the order of the files, and refuses the first that cannot be learned from. What is only
     /// doubtful is raised as a warning. Where the stream stands does not change.
-    fn check(&mut self, progress: Progress<'_>) -> Result<()> {
+    fn check(&mut self, progress: SurveyProgress<'_>) -> Result<()> {
         self.check_with(&|_| Ok(()), progress)
     }
     /// The same with a look of the caller's at every example.
-    fn check_with(&mut self, _look: Look<'_>, _progress: Progress<'_>) -> Result<()> {
+    fn check_with(&mut self, _look: Look<'_>, _progress: SurveyProgress<'_>) -> Result<()> {
         Ok(())
     }
     /// What is there to learn from: exact after [`ExampleSource::check`].

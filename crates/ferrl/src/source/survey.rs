@@ -2,7 +2,7 @@
 
 use super::item::item;
 use super::mixture::{Mixture, MixturePart};
-use super::{Item, Look, Progress, SourceSummary, SurveyedExample};
+use super::{Item, Look, SourceSummary, SurveyProgress, SurveyedExample};
 use crate::data::overlap::{self, Meeting, OverlapIndex, RowMarks};
 use crate::data::{Finding, Findings, PORTION, RowCounts, portions, strings};
 use crate::experience::Sequence;
@@ -197,7 +197,7 @@ impl Mixture {
     }
 
     /// Looks at all that is held out, then at all that is learned from, and says what is doubtful.
-    pub(super) fn look(&mut self, look: Look<'_>, progress: Progress<'_>) -> Result<()> {
+    pub(super) fn look(&mut self, look: Look<'_>, progress: SurveyProgress<'_>) -> Result<()> {
         let held: usize = self.held_out.iter().map(Mixture::row_count).sum();
         let (total, mut known, mut before) = (held + self.row_count(), HeldOut::default(), 0);
         for other in &self.held_out {

@@ -16,9 +16,10 @@ mod qa;
 pub use page::{markdown, table};
 
 use crate::data::Row;
+use crate::fixes::unknown;
 use crate::task::TASK;
 use crate::verify::{self, Verifier};
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use published::Published;
 use serde_json::{Map, Value};
 
@@ -117,12 +118,11 @@ pub const SUITES: &[&Entry] = &[
 /// The suite of that name; capitals, `-` and `_` make no difference.
 pub fn find(name: &str) -> Result<&'static Entry> {
     let plain = |s: &str| s.to_lowercase().replace(['-', '_', ' '], "");
-    SUITES.iter().copied().find(|s| plain(s.name) == plain(name)).ok_or_else(|| {
-        let names: Vec<&str> = SUITES.iter().map(|s| s.name).collect();
-        let hint = nearest(name, names.iter().copied()).unwrap_or(names[0]);
-        Error::usage(format!("unknown suite {name:?}, expected one of {}", names.join(", ")))
-            .fix(format!("suite:{hint}"))
-    })
+    SUITES
+        .iter()
+        .copied()
+        .find(|s| plain(s.name) == plain(name))
+        .ok_or_else(|| unknown("suite", name, SUITES.iter().map(|s| s.name), |near| format!("suite:{near}")))
 }
 
 /// The suite that an entry of `data.train` or `eval.data` names, where it names one that exists.

@@ -8,7 +8,7 @@
 
 use super::{Entry, Task, TaskExample, options};
 use crate::verify::calibration::stated;
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "calibration",
     about: "facts of more or less certainty, stated with probabilities; paragraphs, extraction, forecasts",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(CalibrationTask { options: options(values)?, seed })),
 };
 
@@ -61,15 +60,15 @@ struct CalibrationTask {
 
 impl CalibrationTask {
     /// What is asked about, its distribution over colours, and the random numbers of the question.
-    fn question(&self, index: u64, held_out: bool) -> (usize, [f64; 4], Draw) {
+    fn question(&self, index: u64, held_out: bool) -> (usize, [f64; 4], TaskDraw) {
         let name = if held_out { "calibration held out" } else { "calibration" };
-        let mut draw = Draw::new(name, self.seed, index);
+        let mut draw = TaskDraw::new(name, self.seed, index);
         let entity = draw.below(self.options.entities);
         (entity, distribution(entity), draw)
     }
 
     /// A paragraph on something: the summary of a few draws from its distribution, now and then none.
-    fn paragraph(&self, probabilities: &[f64; 4], draw: &mut Draw) -> String {
+    fn paragraph(&self, probabilities: &[f64; 4], draw: &mut TaskDraw) -> String {
         if draw.chance(0.05) {
             return IDEA.into();
         }
@@ -88,14 +87,14 @@ impl CalibrationTask {
 fn distribution(entity: usize) -> [f64; 4] {
     const KINDS: [[f64; 4]; 4] =
         [[1.0, 0.0, 0.0, 0.0], [0.8, 0.2, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0], [0.4, 0.3, 0.2, 0.1]];
-    let mut draw = Draw::new("calibration facts", 0, entity as u64);
+    let mut draw = TaskDraw::new("calibration facts", 0, entity as u64);
     let (first, kind) = (draw.below(4), &KINDS[entity % 4]);
     let mut out = [0.0; 4];
     (0..4).for_each(|i| out[(first + i) % 4] = kind[i]);
     out
 }
 
-fn colour(probabilities: &[f64; 4], draw: &mut Draw) -> usize {
+fn colour(probabilities: &[f64; 4], draw: &mut TaskDraw) -> usize {
     let mut at = draw.below(10_000) as f64 / 10_000.0;
     for (i, p) in probabilities.iter().enumerate() {
         if at < *p {

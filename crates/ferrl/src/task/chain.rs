@@ -5,7 +5,7 @@
 use super::{Entry, StepPair, Task, TaskExample, options};
 use crate::reward::{QUESTION, RATIONALE};
 use crate::verify::chain::Chain;
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::{name_words, philox4x32};
 use schemars::{JsonSchema, schema_for};
@@ -16,7 +16,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "chain",
     about: "sums worked out term by term; with pairs, labels and steps to learn from",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(ChainTask { options: options(values)?, seed })),
 };
 
@@ -69,8 +68,8 @@ fn is_held_out(terms: &[i64]) -> bool {
 
 impl ChainTask {
     /// The sum of that number and the random numbers that go on from it.
-    fn chain(&self, index: u64, held_out: bool) -> Result<(Chain, Draw)> {
-        let mut draw = Draw::new(if held_out { "chain held out" } else { "chain" }, self.seed, index);
+    fn chain(&self, index: u64, held_out: bool) -> Result<(Chain, TaskDraw)> {
+        let mut draw = TaskDraw::new(if held_out { "chain held out" } else { "chain" }, self.seed, index);
         let most = self.options.max_number as usize;
         for _ in 0..10_000 {
             let mut terms = vec![1 + draw.below(most) as i64];
@@ -86,7 +85,7 @@ impl ChainTask {
     }
 
     /// A step and by how much it is wrong.
-    fn slip(&self, draw: &mut Draw) -> (usize, i64) {
+    fn slip(&self, draw: &mut TaskDraw) -> (usize, i64) {
         let off = [1, -1, 2, -2, 10, -10][draw.below(6)];
         (draw.below(self.options.steps), off)
     }

@@ -1,7 +1,8 @@
 //! Short Python functions to write, each with its tests: unit-tested code without a file.
 
 use super::{Entry, Task, TaskExample, options};
-use crate::verify::countdown::Draw;
+use crate::sandbox::SandboxMode;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "code",
     about: "a short Python function to write, run on test cases in the sandbox",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         Ok(Box::new(CodeTask { seed, o }))
@@ -27,12 +27,12 @@ struct Options {
     /// Reward the fraction of cases passed, not all or nothing.
     partial: bool,
     /// Confinement: `auto`, `on` or `off`, as in the verifier `code`.
-    sandbox: String,
+    sandbox: SandboxMode,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { cases: 4, partial: false, sandbox: "auto".into() }
+        Options { cases: 4, partial: false, sandbox: SandboxMode::Auto }
     }
 }
 
@@ -46,7 +46,7 @@ const HELD_OUT: u64 = 8;
 
 impl Task for CodeTask {
     fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
-        let mut draw = Draw::new(if held_out { "code held out" } else { "code" }, self.seed, index);
+        let mut draw = TaskDraw::new(if held_out { "code held out" } else { "code" }, self.seed, index);
         let (function, prompt) = loop {
             let function = Function::drawn(&mut draw);
             let prompt = format!(
@@ -57,7 +57,7 @@ impl Task for CodeTask {
                 break (function, prompt);
             }
         };
-        let case = |draw: &mut Draw| {
+        let case = |draw: &mut TaskDraw| {
             let list: Vec<i64> = (0..draw.below(8)).map(|_| draw.below(41) as i64 - 20).collect();
             json!({ "args": [&list], "expect": function.value(&list) })
         };
@@ -109,7 +109,7 @@ enum CodeFold {
 }
 
 impl Function {
-    fn drawn(draw: &mut Draw) -> Self {
+    fn drawn(draw: &mut TaskDraw) -> Self {
         let keep = match draw.below(5) {
             0 => CodeKeep::All,
             1 => CodeKeep::Even,
@@ -213,6 +213,13 @@ mod tests {
 
     fn task() -> Box<dyn Task> {
         (ENTRY.build)(&Map::new(), 1).unwrap()
+    }
+
+    /// Was: `"off"` was taken for no value, and refused as no text.
+    #[test]
+    fn the_sandbox_can_be_switched_off() {
+        let task = (ENTRY.build)(json!({ "sandbox": "off" }).as_object().unwrap(), 1).unwrap();
+        assert_eq!(task.reward().unwrap().1["sandbox"], "off");
     }
 
     /// The values were computed here; Python computes them again.

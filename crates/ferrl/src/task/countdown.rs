@@ -14,7 +14,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "countdown",
     about: "reach a target from a few numbers, each used once",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(CountdownTask::new(values, seed)?)),
 };
 

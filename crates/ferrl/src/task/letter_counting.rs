@@ -4,7 +4,7 @@
 //! about a held-out text is ever trained on, whichever letter it asks for.
 
 use super::{Entry, Task, TaskExample, options};
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::{name_words, philox4x32};
 use schemars::{JsonSchema, schema_for};
@@ -15,7 +15,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "letter_counting",
     about: "how often a letter stands in a short text, answered in \\boxed{}",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(LetterCounting { options: Options::read(values)?, seed })),
 };
 
@@ -176,7 +175,7 @@ impl LetterCounting {
     /// A text and a letter that may stand in it.
     fn question(&self, index: u64, held_out: bool) -> Result<(String, char)> {
         let stream = if held_out { "letter counting held out" } else { "letter counting" };
-        let mut draw = Draw::new(stream, self.seed, index);
+        let mut draw = TaskDraw::new(stream, self.seed, index);
         let o = &self.options;
         for _ in 0..10_000 {
             let words = o.min_words + draw.below(o.max_words - o.min_words + 1);

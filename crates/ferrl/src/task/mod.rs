@@ -7,7 +7,7 @@ mod countdown;
 mod letter_counting;
 mod questions;
 
-use crate::algo::{Feed, settings};
+use crate::algo::Feed;
 use crate::data::Encoder;
 use crate::env::Environment;
 use crate::env::game::GAMES;
@@ -15,10 +15,12 @@ use crate::env::tools::TOOL_TASKS;
 use crate::env::{tabular, trading};
 use crate::episode::EpisodeKey;
 use crate::experience::{Evidence, Sequence};
+use crate::fixes::unknown;
+use crate::recipe::read_settings;
 use crate::source::{Item, Prompt};
 use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -33,18 +35,16 @@ pub struct Entry {
     pub about: &'static str,
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
-    /// Its settings where a recipe says nothing.
-    pub defaults: fn() -> Value,
     /// Builds it from `data.task`; unknown settings are refused.
-    pub build: Build,
+    pub build: BuildTask,
 }
 
 /// Builds a task from its settings and the run's seed.
-pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
+pub type BuildTask = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 
 /// The settings of a task, checked: `data.task` of the recipe.
 pub(crate) fn options<T: DeserializeOwned + JsonSchema>(values: &Map<String, Value>) -> Result<T> {
-    settings("data.task", Value::Object(values.clone()))
+    read_settings("data.task", values)
 }
 
 /// The lists that make up the registry.
@@ -135,11 +135,8 @@ pub struct TaskExample {
 /// The task of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     TASKS.iter().copied().find(|t| t.name == name).ok_or_else(|| {
-        let names: Vec<&str> = TASKS.iter().map(|t| t.name).collect();
-        let hint = nearest(name, names.iter().copied()).unwrap_or(names[0]);
-        Error::usage(format!("unknown task {name:?}, expected one of {}", names.join(", ")))
-            .at("data.train")
-            .fix(format!("data.train = [\"task:{hint}\"]"))
+        let fix = |near: &str| format!("data.train = [\"task:{near}\"]");
+        unknown("task", name, TASKS.iter().map(|t| t.name), fix).at("data.train")
     })
 }
 

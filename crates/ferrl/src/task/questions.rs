@@ -2,8 +2,9 @@
 //! Without a file there are a few rows of the same shape, to try an environment with.
 
 use super::{Entry, Task, TaskExample, options};
-use crate::data::{Row, format_of};
-use crate::verify::countdown::Draw;
+use crate::data::lines::json_lines;
+use crate::data::{Row, format_of, object};
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -27,8 +28,8 @@ const QA: Entry =
         build(&KINDS[3], values, seed)
     });
 
-const fn entry(name: &'static str, about: &'static str, build: super::Build) -> Entry {
-    Entry { name, about, schema: || schema_for!(Options), defaults: || json!(Options::default()), build }
+const fn entry(name: &'static str, about: &'static str, build: super::BuildTask) -> Entry {
+    Entry { name, about, schema: || schema_for!(Options), build }
 }
 
 #[derive(Clone, Deserialize, Serialize, JsonSchema)]
@@ -200,9 +201,8 @@ fn build(kind: &'static QuestionKind, values: &Map<String, Value>, seed: u64) ->
             }
         }
         None => {
-            let parse =
-                |line| serde_json::from_str(line).map_err(|e| Error::data(format!("{}: {e}", kind.name)));
-            rows = kind.samples.lines().map(parse).collect::<Result<_>>()?;
+            let samples = json_lines(kind.samples.as_bytes(), kind.name);
+            rows = samples.map(|(_, row)| row.and_then(object)).collect::<Result<_>>()?;
         }
     }
     Ok(Box::new(QuestionTask { kind, rows, held_out: o.held_out, seed }))
@@ -228,7 +228,7 @@ impl Task for QuestionTask {
         let kept = (((1.0 - self.held_out) * count as f64).round() as usize).clamp(1, count);
         let number = match held_out && kept < count {
             true => kept + index as usize % (count - kept),
-            false => Draw::new(self.kind.name, self.seed, index).below(kept),
+            false => TaskDraw::new(self.kind.name, self.seed, index).below(kept),
         };
         self.kind.ask(&self.rows[number])
     }

@@ -1,20 +1,19 @@
 //! A calculator: exact results of arithmetic expressions.
 
 use super::{Entry, Tool, number, one_text, text_argument};
-use crate::algo::settings;
+use crate::recipe::read_settings;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "calculator",
     about: "the exact value of an arithmetic expression",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values| {
-        settings::<Options>("env.tool.calculator", Value::Object(values.clone()))?;
+        read_settings::<Options>("env.tool.calculator", values)?;
         Ok(Arc::new(Calculator))
     },
 };

@@ -34,7 +34,7 @@ pub struct ToolCall {
 
 /// A call as it stands in an action.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Written {
+pub struct WrittenCall {
     /// How it was written.
     pub format: CallFormat,
     /// Where it begins, in bytes.
@@ -44,7 +44,7 @@ pub struct Written {
 }
 
 /// The calls of an action in their order; none where it calls nothing.
-pub fn parse(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<Written> {
+pub fn parse(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<WrittenCall> {
     let mut found = hermes(action, tools);
     // What stands inside a Hermes call is its JSON.
     let inside: Vec<(usize, usize)> = found.iter().map(|(written, end)| (written.at, *end)).collect();
@@ -62,7 +62,7 @@ pub fn parse(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<Written> {
 }
 
 /// `<name>text</name>` of one tool. The end of the action closes the last one: a stop string may have cut off the tag.
-fn tags(action: &str, number: usize, tool: &dyn Tool) -> Vec<(Written, usize)> {
+fn tags(action: &str, number: usize, tool: &dyn Tool) -> Vec<(WrittenCall, usize)> {
     let (open, close) = (format!("<{}>", tool.name()), format!("</{}>", tool.name()));
     let (mut calls, mut from) = (Vec::new(), 0);
     while let Some(at) = action[from..].find(&open).map(|at| from + at) {
@@ -77,7 +77,7 @@ fn tags(action: &str, number: usize, tool: &dyn Tool) -> Vec<(Written, usize)> {
             }
         };
         from = (end + close.len()).min(action.len());
-        calls.push((Written { format: CallFormat::Tag, at, call }, from));
+        calls.push((WrittenCall { format: CallFormat::Tag, at, call }, from));
     }
     calls
 }
@@ -85,7 +85,7 @@ fn tags(action: &str, number: usize, tool: &dyn Tool) -> Vec<(Written, usize)> {
 const HERMES: (&str, &str) = ("<tool_call>", "</tool_call>");
 
 /// `<tool_call>` with one JSON object each, and where each ends.
-fn hermes(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<(Written, usize)> {
+fn hermes(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<(WrittenCall, usize)> {
     let (mut calls, mut from) = (Vec::new(), 0);
     while let Some(at) = action[from..].find(HERMES.0).map(|at| from + at) {
         let start = at + HERMES.0.len();
@@ -101,7 +101,7 @@ fn hermes(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<(Written, usize)> {
             Ok(value) => call(&value, tools),
             Err(why) => Err(format!("error: the tool call is no JSON: {why}; {}", example(tools))),
         };
-        calls.push((Written { format: CallFormat::Hermes, at, call }, close));
+        calls.push((WrittenCall { format: CallFormat::Hermes, at, call }, close));
         from = close;
     }
     calls
@@ -110,13 +110,13 @@ fn hermes(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<(Written, usize)> {
 const PYTHON_TAG: &str = "<|python_tag|>";
 
 /// Llama 3's calls: JSON objects as the whole action, separated by `;` where there are several.
-fn llama(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<Written> {
+fn llama(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<WrittenCall> {
     let (at, text) = match action.find(PYTHON_TAG) {
         Some(at) => (at, &action[at + PYTHON_TAG.len()..]),
         None => (0, action),
     };
     let (tagged, text) = (text.len() < action.len(), ended(text));
-    let written = |call| Written { format: CallFormat::Llama, at, call };
+    let written = |call| WrittenCall { format: CallFormat::Llama, at, call };
     if text.starts_with('{') {
         let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
         let mut calls = Vec::new();
@@ -359,7 +359,7 @@ mod tests {
             ".call(",
             "=",
         ];
-        let (tools, mut draw) = (tools(), crate::verify::countdown::Draw::new("call fuzz", 1, 0));
+        let (tools, mut draw) = (tools(), crate::verify::countdown::TaskDraw::new("call fuzz", 1, 0));
         for _ in 0..20_000 {
             let text: String = (0..draw.below(14)).map(|_| parts[draw.below(parts.len())]).collect();
             parse(&text, &tools);

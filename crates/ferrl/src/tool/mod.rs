@@ -14,7 +14,8 @@ pub(crate) use calculator::calculate;
 pub(crate) use search::SearchTool;
 pub use search::{Document, SearchIndex};
 
-use ferrl_engine::{Error, Result, nearest};
+use crate::fixes::unknown;
+use ferrl_engine::Result;
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -46,14 +47,12 @@ pub struct Entry {
     pub about: &'static str,
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
-    /// Its settings where a recipe says nothing.
-    pub defaults: fn() -> Value,
     /// Builds it from its settings; unknown ones are refused.
-    pub build: Build,
+    pub build: BuildTool,
 }
 
 /// Builds a tool from its settings.
-pub type Build = fn(&Map<String, Value>) -> Result<Arc<dyn Tool>>;
+pub type BuildTool = fn(&Map<String, Value>) -> Result<Arc<dyn Tool>>;
 
 /// Every tool.
 pub const TOOLS: &[&Entry] = &[&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
@@ -61,12 +60,8 @@ pub const TOOLS: &[&Entry] = &[&calculator::ENTRY, &search::ENTRY, &python::ENTR
 /// The tool of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     TOOLS.iter().copied().find(|tool| tool.name == name).ok_or_else(|| {
-        let names: Vec<&str> = TOOLS.iter().map(|tool| tool.name).collect();
-        let error = Error::usage(format!("unknown tool {name:?}, expected one of {}", names.join(", ")));
-        match nearest(name, names) {
-            Some(near) => error.at("env.tools").fix(format!("env.tools = [{near:?}]")),
-            None => error.at("env.tools"),
-        }
+        let fix = |near: &str| format!("env.tools = [{near:?}]");
+        unknown("tool", name, TOOLS.iter().map(|tool| tool.name), fix).at("env.tools")
     })
 }
 

@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn random_texts_never_panic() {
         let signs: Vec<char> = "0123456789.,+-*/%^() sqrtmax".chars().collect();
-        let mut draw = crate::verify::countdown::Draw::new("calculator fuzz", 1, 0);
+        let mut draw = crate::verify::countdown::TaskDraw::new("calculator fuzz", 1, 0);
         for _ in 0..20_000 {
             let text: String = (0..draw.below(24)).map(|_| signs[draw.below(signs.len())]).collect();
             of(&text);

@@ -1,22 +1,21 @@
 //! A Python interpreter: a fresh one for each call, in the sandbox.
 
 use super::{Entry, Tool, one_text, text_argument};
-use crate::algo::settings;
+use crate::recipe::read_settings;
 use crate::sandbox::{self, Limits, PythonSandbox, PythonTask, Ran, SandboxMode};
-use ferrl_engine::{Error, Result};
+use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::sync::{Arc, Mutex};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "python",
     about: "runs a Python program in the sandbox and gives what it prints",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values| {
-        let options: Options = settings("env.tool.python", Value::Object(values.clone()))?;
-        let (mode, limits) = (options.mode()?, options.limits()?);
+        let options: Options = read_settings("env.tool.python", values)?;
+        let (mode, limits) = (options.sandbox, options.limits());
         let (command, started) = (options.python, Mutex::new(None));
         Ok(Arc::new(PythonTool { command, mode, limits, started }))
     },
@@ -26,7 +25,7 @@ pub(super) const ENTRY: Entry = Entry {
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Confinement: `auto` (every layer the kernel has), `on` (an error where one is missing) or `off` (none).
-    sandbox: String,
+    sandbox: SandboxMode,
     /// Seconds that a call may take. [0.05, 86400]
     wall_s: f64,
     /// Memory of the program and what it starts. [32, 1048576]
@@ -44,38 +43,15 @@ struct Options {
 impl Default for Options {
     fn default() -> Self {
         let Limits { memory_mib, processes, scratch_mib, output_kib, .. } = Limits::default();
-        let (sandbox, python) = ("auto".into(), "python3".into());
+        let (sandbox, python) = (SandboxMode::Auto, "python3".into());
         Options { sandbox, wall_s: 5.0, memory_mib, processes, scratch_mib, output_kib, python }
     }
 }
 
 impl Options {
-    fn mode(&self) -> Result<SandboxMode> {
-        SandboxMode::ALL.iter().find(|(name, _)| *name == self.sandbox).map(|(_, mode)| *mode).ok_or_else(
-            || {
-                Error::usage(format!("sandbox must be auto, on or off, got {:?}", self.sandbox))
-                    .at("env.tool.python.sandbox")
-                    .fix("sandbox = \"auto\"")
-            },
-        )
-    }
-
-    fn limits(&self) -> Result<Limits> {
-        let within = [
-            ("wall_s", self.wall_s, 0.05..=86_400.0),
-            ("memory_mib", self.memory_mib as f64, 32.0..=1_048_576.0),
-            ("processes", self.processes as f64, 1.0..=4096.0),
-            ("scratch_mib", self.scratch_mib as f64, 1.0..=1_048_576.0),
-            ("output_kib", self.output_kib as f64, 1.0..=262_144.0),
-        ];
-        for (name, value, range) in within {
-            if !range.contains(&value) {
-                let what = format!("{name} must lie from {} to {}, got {value}", range.start(), range.end());
-                return Err(Error::usage(what).at(format!("env.tool.python.{name}")));
-            }
-        }
+    fn limits(&self) -> Limits {
         let Options { wall_s, memory_mib, processes, scratch_mib, output_kib, .. } = *self;
-        Ok(Limits { wall_s, memory_mib, processes, scratch_mib, output_kib, ..Default::default() })
+        Limits { wall_s, memory_mib, processes, scratch_mib, output_kib, ..Default::default() }
     }
 }
 
@@ -141,10 +117,17 @@ fn shown(ran: &Ran) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn call(code: &str) -> String {
         let tool = (ENTRY.build)(json!({"wall_s": 1.0}).as_object().unwrap()).unwrap();
         tool.call(json!({ "code": code }).as_object().unwrap()).unwrap()
+    }
+
+    /// Was: `"off"` was taken for no value, and refused as no text.
+    #[test]
+    fn the_sandbox_can_be_switched_off() {
+        assert!((ENTRY.build)(json!({"sandbox": "off"}).as_object().unwrap()).is_ok());
     }
 
     #[test]
@@ -161,7 +144,7 @@ mod tests {
     #[test]
     fn settings_out_of_range_are_refused() {
         for (options, part) in [
-            (json!({"sandbox": "maybe"}), "auto, on or off"),
+            (json!({"sandbox": "maybe"}), "one of \"auto\", \"on\", \"off\""),
             (json!({"memory_mib": 1}), "memory_mib"),
             (json!({"wall_s": 0.0}), "wall_s"),
             (json!({"speed": 1}), "speed"),

@@ -2,9 +2,9 @@
 //! Search-R1's `POST /retrieve`.
 
 use super::{Entry, Tool, one_text, text_argument};
-use crate::algo::settings;
 use crate::data::format_of;
 use crate::http::Url;
+use crate::recipe::read_settings;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -18,9 +18,8 @@ pub(super) const ENTRY: Entry = Entry {
     name: "search",
     about: "the documents that fit a query best: BM25 over a file, or a retrieval service",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values| {
-        let options: Options = settings(PLACE, Value::Object(values.clone()))?;
+        let options: Options = read_settings(PLACE, values)?;
         Ok(Arc::new(SearchTool::new(&options)?))
     },
 };

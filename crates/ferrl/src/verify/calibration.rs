@@ -4,44 +4,18 @@
 //! `R = log max(p(y*), 1e-4) - lambda |sum_k p_k - 1| + constant`, where `y*` is the right answer and `p` what is stated for it,
 //! 0 where it is not named. `rule = "brier"` has `1 - sum_k (p_k - [k = y*])^2` in place of the logarithm.
 
-use super::{Entry, Sample, Score, Setting, Verifier, required};
-use ferrl_engine::{Error, Result};
+use super::{Entry, Sample, Score, Verifier, required};
+use ferrl_engine::Result;
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Its place in the registry.
 pub const ENTRY: Entry = Entry {
     name: "calibration",
     about: "answers with stated probabilities by a proper scoring rule; accuracy and confidence",
-    settings: &[
-        Setting {
-            name: "column",
-            default: "\"answer\"",
-            about: "the right answer: a text or a list of texts",
-        },
-        Setting { name: "rule", default: "\"log\"", about: "scoring rule: log or brier" },
-        Setting {
-            name: "lambda",
-            default: "5.0",
-            about: "weight of the distance of the sum of probabilities from 1",
-        },
-        Setting { name: "constant", default: "5.0", about: "added to every reward" },
-    ],
-    build: |options| {
-        let rule = options.text("rule", "log")?;
-        if !["log", "brier"].contains(&rule.as_str()) {
-            return Err(Error::usage(format!("unknown rule {rule:?}, expected log or brier"))
-                .at(ENTRY.name)
-                .fix("rule = \"log\""));
-        }
-        Ok(Box::new(Calibration {
-            column: options.text("column", "answer")?,
-            brier: rule == "brier",
-            decision: Decision {
-                lambda: options.number("lambda", 5.0, 0.0)?,
-                constant: options.number("constant", 5.0, f64::MIN)?,
-            },
-        }))
-    },
+    schema: || schema_for!(Calibration),
+    build: |given| Ok(Box::new(given.read::<Calibration>()?)),
 };
 
 /// A probability counts as no less in a logarithm.
@@ -102,10 +76,30 @@ pub(crate) fn top(all: &[(String, f64)], truth: &Value) -> (f64, bool) {
     best.map_or((0.0, false), |(name, p)| (*p, is_answer(name, truth)))
 }
 
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 struct Calibration {
+    /// Column with the right answer: a text or a list of texts.
     column: String,
-    brier: bool,
-    decision: Decision,
+    /// Scoring rule.
+    rule: ScoringRule,
+    /// Weight of the distance of the sum of probabilities from 1. [0, inf)
+    lambda: f64,
+    /// Added to every reward.
+    constant: f64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum ScoringRule {
+    Log,
+    Brier,
+}
+
+impl Default for Calibration {
+    fn default() -> Self {
+        Calibration { column: "answer".into(), rule: ScoringRule::Log, lambda: 5.0, constant: 5.0 }
+    }
 }
 
 impl Verifier for Calibration {
@@ -123,15 +117,16 @@ impl Verifier for Calibration {
         let p: f64 = all.iter().filter(|(name, _)| is_answer(name, truth)).map(|(_, p)| p).sum();
         let (confidence, right) = top(&all, truth);
         let correct = f64::from(u8::from(right));
-        let reward = match self.brier {
-            false => self.decision.reward(p, sum),
-            true => {
+        let decision = Decision { lambda: self.lambda, constant: self.constant };
+        let reward = match self.rule {
+            ScoringRule::Log => decision.reward(p, sum),
+            ScoringRule::Brier => {
                 let named: f64 = all
                     .iter()
                     .map(|(name, p)| (p - f64::from(u8::from(is_answer(name, truth)))).powi(2))
                     .sum();
                 let missing = f64::from(u8::from(p == 0.0 && !all.iter().any(|(n, _)| is_answer(n, truth))));
-                1.0 - named - missing + self.decision.rest(sum)
+                1.0 - named - missing + decision.rest(sum)
             }
         };
         let components = [

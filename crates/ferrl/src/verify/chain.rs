@@ -1,8 +1,10 @@
 //! A sum worked out term by term: of `7+5-3:` the right answer is the lines `7+5=12` and `12-3=9`. Each line is a step
 //! that is right or wrong by itself.
 
-use super::{Entry, Sample, Score, Setting, Verifier, required};
+use super::{Entry, Sample, Score, Verifier, required};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::ops::Range;
 
@@ -10,18 +12,8 @@ use std::ops::Range;
 pub const ENTRY: Entry = Entry {
     name: "chain",
     about: "1 when a sum is worked out term by term without a wrong line, otherwise 0",
-    settings: &[
-        Setting { name: "column", default: "\"terms\"", about: "the numbers to add up, as a list" },
-        Setting {
-            name: "partial",
-            default: "0.0",
-            about: "reward of an answer whose lines are all right but the last; fewer right lines get less",
-        },
-    ],
-    build: |options| {
-        let partial = options.number("partial", 0.0, 0.0)?;
-        Ok(Box::new(ChainVerifier { column: options.text("column", "terms")?, partial }))
-    },
+    schema: || schema_for!(ChainVerifier),
+    build: |given| Ok(Box::new(given.read::<ChainVerifier>()?)),
 };
 
 /// A sum of terms, worked out one after the other.
@@ -86,9 +78,19 @@ impl Chain {
     }
 }
 
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 struct ChainVerifier {
+    /// Column with the numbers to add up, as a list.
     column: String,
+    /// Reward of an answer whose lines are all right but the last; fewer right lines get less. [0, inf)
     partial: f64,
+}
+
+impl Default for ChainVerifier {
+    fn default() -> Self {
+        ChainVerifier { column: "terms".into(), partial: 0.0 }
+    }
 }
 
 impl ChainVerifier {

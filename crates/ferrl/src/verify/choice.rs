@@ -4,9 +4,11 @@
 //! what follows `####`, a completion that is nothing but a choice, the last marked letter (`(B)`, `**B**`, `B)`), the only
 //! option whose text stands in the last sentence. Two different choices at once are no answer.
 
-use super::{Entry, Options, Sample, Score, Setting, Verifier, last_answer, last_boxed, required};
+use super::{Entry, Sample, Score, Verifier, last_answer, last_boxed, required};
 use ferrl_engine::{Error, Result};
 use regex::Regex;
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::LazyLock;
 
@@ -14,26 +16,25 @@ use std::sync::LazyLock;
 pub const ENTRY: Entry = Entry {
     name: "choice",
     about: "1 when the option that the completion chooses is the right one, otherwise 0",
-    settings: &[
-        Setting {
-            name: "column",
-            default: "\"answer\"",
-            about: "the right option: its letter, its text, or its number from 0",
-        },
-        Setting {
-            name: "choices",
-            default: "\"choices\"",
-            about: "column with the options: a list of texts, {\"text\": [...], \"label\": [...]}, or {\"A\": text, ...}; \
-                    \"options\" is found too; rows may leave it out",
-        },
-    ],
-    build: |options| Ok(Box::new(Choice::new(options)?)),
+    schema: || schema_for!(Choice),
+    build: |given| Ok(Box::new(given.read::<Choice>()?)),
 };
 
 /// The verifier.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct Choice {
+    /// Column with the right option: its letter, its text, or its number from 0.
     column: String,
+    /// Column with the options: a list of texts, {"text": [...], "label": [...]}, or {"A": text, ...}; "options" is found too;
+    /// rows may leave it out.
     choices: String,
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Choice { column: "answer".into(), choices: "choices".into() }
+    }
 }
 
 /// The options of a row: letters with their texts, which are empty where nothing says them.
@@ -59,10 +60,6 @@ static MARKED: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"\(([A-Ja-j])\)|\*\*\(?([A-J])[).:]?\)?\*\*|(?:^|\s)([A-J])\)").ok());
 
 impl Choice {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        Ok(Choice { column: options.text("column", "answer")?, choices: options.text("choices", "choices")? })
-    }
-
     fn listed(&self, sample: &Sample<'_>) -> Result<Listed> {
         let other = if self.choices == "choices" { sample.column("options") } else { None };
         let Some(value) = sample.column(&self.choices).or(other) else {

@@ -7,13 +7,15 @@ pub mod expression;
 pub mod puzzle;
 pub mod solve;
 
-use super::{Entry, Options, Sample, Score, Setting, Verifier, column, last_answer, required};
+use super::{Entry, Sample, Score, Verifier, column, last_answer, required};
 use expression::{CountdownExpr, Fraction, MAX_BYTES};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use demonstration::{DemonstrationOptions, demonstrate};
-pub(crate) use puzzle::Draw;
+pub(crate) use puzzle::TaskDraw;
 pub use puzzle::{CountdownOptions, Puzzle, PuzzleSplit, generate, held_out};
 pub use solve::{solve, solve_with};
 
@@ -21,38 +23,13 @@ pub use solve::{solve, solve_with};
 pub const ENTRY: Entry = Entry {
     name: "countdown",
     about: "an expression that makes the target from the given numbers",
-    settings: &[
-        Setting {
-            name: "mode",
-            default: "\"last\"",
-            about: "last (exact, the answer where format says, which may end in \"= target\"), or the verdicts of others: first \
-                    (RL2: the first <answer> on one line), tinyzero (TinyZero: the last <answer> on the last line); both \
-                    pay format_reward for any answer that is wrong, even for one that is no expression",
-        },
-        Setting {
-            name: "format",
-            default: "\"answer\"",
-            about: "answer (last <answer> tag), think_answer (</think> then <answer>), line (last line), plain (all of it)",
-        },
-        Setting { name: "use_all", default: "true", about: "every number exactly once; false: at most once" },
-        Setting { name: "correct_reward", default: "1.0", about: "reward for a right answer" },
-        Setting {
-            name: "format_reward",
-            default: "0.1",
-            about: "reward for a well-formed expression that is wrong",
-        },
-        Setting {
-            name: "numbers_column",
-            default: "\"nums\"",
-            about: "the numbers; \"numbers\" is found too",
-        },
-        Setting { name: "target_column", default: "\"target\"", about: "the target" },
-    ],
-    build: |options| Ok(Box::new(Countdown::new(options)?)),
+    schema: || schema_for!(Countdown),
+    build: |given| Ok(Box::new(given.read::<Countdown>()?)),
 };
 
 /// Where the answer stands in a completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum AnswerFormat {
     /// In the last `<answer>…</answer>`.
     Answer,
@@ -65,14 +42,6 @@ pub enum AnswerFormat {
 }
 
 impl AnswerFormat {
-    /// Their names in recipes.
-    pub const ALL: [(&'static str, AnswerFormat); 4] = [
-        ("answer", AnswerFormat::Answer),
-        ("think_answer", AnswerFormat::ThinkAnswer),
-        ("line", AnswerFormat::Line),
-        ("plain", AnswerFormat::Plain),
-    ];
-
     /// The answer's text, if the completion has this form.
     pub fn answer(self, completion: &str) -> Option<&str> {
         match self {
@@ -92,7 +61,8 @@ impl AnswerFormat {
 }
 
 /// Whose verdicts to give.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum CountdownMode {
     /// Our own: exact, malformed answers earn nothing.
     Last,
@@ -102,29 +72,45 @@ pub enum CountdownMode {
     TinyZero,
 }
 
-impl CountdownMode {
-    /// Their names in recipes.
-    pub const ALL: [(&'static str, CountdownMode); 3] = [
-        ("last", CountdownMode::Last),
-        ("first", CountdownMode::First),
-        ("tinyzero", CountdownMode::TinyZero),
-    ];
+/// The verifier.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Countdown {
+    /// Whose verdicts: last (exact, the answer where format says, which may end in "= target"), or those of others: first (RL2: the
+    /// first <answer> on one line), tinyzero (TinyZero: the last <answer> on the last line); both pay format_reward for any
+    /// answer that is wrong, even for one that is no expression.
+    mode: CountdownMode,
+    /// Where the answer stands: answer (last <answer> tag), think_answer (</think> then <answer>), line (last line), plain (all of it).
+    format: AnswerFormat,
+    /// Every number exactly once; false: at most once.
+    use_all: bool,
+    /// Reward for a right answer. [0, inf)
+    correct_reward: f64,
+    /// Reward for a well-formed expression that is wrong. [0, inf)
+    format_reward: f64,
+    /// Column with the numbers; "numbers" is found too.
+    numbers_column: String,
+    /// Column with the target.
+    target_column: String,
 }
 
-/// The verifier.
-pub struct Countdown {
-    mode: CountdownMode,
-    format: AnswerFormat,
-    use_all: bool,
-    correct_reward: f64,
-    format_reward: f64,
-    numbers_column: String,
-    target_column: String,
+impl Default for Countdown {
+    fn default() -> Self {
+        Countdown {
+            mode: CountdownMode::Last,
+            format: AnswerFormat::Answer,
+            use_all: true,
+            correct_reward: 1.0,
+            format_reward: 0.1,
+            numbers_column: "nums".into(),
+            target_column: "target".into(),
+        }
+    }
 }
 
 /// What an answer turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CountdownVerdict {
     /// No answer, or one that is not an expression.
     Malformed,
     /// An expression with the wrong numbers or the wrong value.
@@ -134,18 +120,6 @@ pub enum Verdict {
 }
 
 impl Countdown {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        Ok(Countdown {
-            mode: options.choice("mode", CountdownMode::Last, &CountdownMode::ALL)?,
-            format: options.choice("format", AnswerFormat::Answer, &AnswerFormat::ALL)?,
-            use_all: options.flag("use_all", true)?,
-            correct_reward: options.number("correct_reward", 1.0, 0.0)?,
-            format_reward: options.number("format_reward", 0.1, 0.0)?,
-            numbers_column: options.text("numbers_column", "nums")?,
-            target_column: options.text("target_column", "target")?,
-        })
-    }
-
     /// The text of the answer.
     fn answer<'a>(&self, completion: &'a str) -> Option<&'a str> {
         match self.mode {
@@ -156,13 +130,13 @@ impl Countdown {
     }
 
     /// What an answer is: the graders of others compare without the equation's right side, and know only right and wrong.
-    fn judged(&self, answer: &str, numbers: &[i64], target: i64) -> Verdict {
+    fn judged(&self, answer: &str, numbers: &[i64], target: i64) -> CountdownVerdict {
         let verdict = match self.mode {
             CountdownMode::Last => return judge(answer, numbers, target, self.use_all),
-            _ if answer.contains('=') => Verdict::Wrong,
+            _ if answer.contains('=') => CountdownVerdict::Wrong,
             _ => judge(answer, numbers, target, true),
         };
-        if verdict == Verdict::Right { verdict } else { Verdict::Wrong }
+        if verdict == CountdownVerdict::Right { verdict } else { CountdownVerdict::Wrong }
     }
 
     fn numbers(&self, sample: &Sample<'_>) -> Result<Vec<i64>> {
@@ -221,9 +195,9 @@ fn whole(value: &Value) -> Option<i64> {
 }
 
 /// Judges the text of an answer, which may end in `= target`.
-pub fn judge(answer: &str, numbers: &[i64], target: i64, use_all: bool) -> Verdict {
+pub fn judge(answer: &str, numbers: &[i64], target: i64, use_all: bool) -> CountdownVerdict {
     if answer.len() > MAX_BYTES {
-        return Verdict::Malformed;
+        return CountdownVerdict::Malformed;
     }
     let (left, claim) = match answer.split_once('=') {
         Some((left, right)) => (left, Some(right.trim())),
@@ -231,9 +205,9 @@ pub fn judge(answer: &str, numbers: &[i64], target: i64, use_all: bool) -> Verdi
     };
     let digits = |c: &str| !c.is_empty() && c.bytes().all(|b| b.is_ascii_digit());
     if claim.is_some_and(|c| !digits(c.strip_prefix('-').unwrap_or(c))) {
-        return Verdict::Malformed;
+        return CountdownVerdict::Malformed;
     }
-    let Some(expr) = CountdownExpr::parse(left) else { return Verdict::Malformed };
+    let Some(expr) = CountdownExpr::parse(left) else { return CountdownVerdict::Malformed };
     let claimed = claim.is_none_or(|c| c.parse() == Ok(target));
     let mut free = numbers.to_vec();
     let given = expr.numbers().into_iter().all(|n| {
@@ -242,7 +216,7 @@ pub fn judge(answer: &str, numbers: &[i64], target: i64, use_all: bool) -> Verdi
     });
     let used = given && (free.is_empty() || !use_all);
     let reached = expr.value() == Some(Fraction::whole(target));
-    if claimed && used && reached { Verdict::Right } else { Verdict::Wrong }
+    if claimed && used && reached { CountdownVerdict::Right } else { CountdownVerdict::Wrong }
 }
 
 impl Verifier for Countdown {
@@ -261,19 +235,20 @@ impl Verifier for Countdown {
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let (numbers, target) = (self.numbers(sample)?, self.target(sample)?);
         let answer = self.answer(sample.completion);
-        let verdict = answer.map_or(Verdict::Malformed, |answer| self.judged(answer, &numbers, target));
+        let verdict =
+            answer.map_or(CountdownVerdict::Malformed, |answer| self.judged(answer, &numbers, target));
         let (reward, correct, format) = match verdict {
-            Verdict::Malformed => (0.0, 0.0, 0.0),
-            Verdict::Wrong => (self.format_reward, 0.0, 1.0),
-            Verdict::Right => (self.correct_reward, 1.0, 1.0),
+            CountdownVerdict::Malformed => (0.0, 0.0, 0.0),
+            CountdownVerdict::Wrong => (self.format_reward, 0.0, 1.0),
+            CountdownVerdict::Right => (self.correct_reward, 1.0, 1.0),
         };
         let components = vec![("correct".into(), correct), ("format".into(), format)];
-        let found = Some(verdict != Verdict::Malformed);
+        let found = Some(verdict != CountdownVerdict::Malformed);
         let why = match (verdict, answer) {
-            (Verdict::Malformed, Some(_)) => {
+            (CountdownVerdict::Malformed, Some(_)) => {
                 Some("the answer is no expression of numbers, + - * / and brackets".into())
             }
-            (Verdict::Wrong, Some(_)) => {
+            (CountdownVerdict::Wrong, Some(_)) => {
                 Some("the answer does not make the target from the given numbers".into())
             }
             _ => None,

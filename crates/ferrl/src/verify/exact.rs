@@ -1,59 +1,54 @@
 //! An answer that must equal a column's text.
 
 use super::take::TakeText;
-use super::{Entry, Options, Sample, Score, Setting, Verifier, f1, required};
+use super::{Entry, Sample, Score, Verifier, f1, required};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Its place in the registry.
 pub const ENTRY: Entry = Entry {
     name: "exact",
     about: "1 when the answer equals a column's text, otherwise 0",
-    settings: &[
-        Setting {
-            name: "column",
-            default: "\"answer\"",
-            about: "the expected text, a list of which any will do, or SQuAD's {\"text\": [...]}",
-        },
-        Setting {
-            name: "take",
-            default: "\"whole\"",
-            about: "the answer: whole, answer (last <answer> tag), last_line, auto (the tag, else the whole)",
-        },
-        Setting {
-            name: "normalize",
-            default: "\"none\"",
-            about: "none, squad (without case, punctuation and articles: exact match of question answering)",
-        },
-        Setting { name: "ignore_case", default: "false", about: "upper and lower case are the same" },
-        Setting { name: "ignore_punctuation", default: "false", about: "ASCII punctuation does not count" },
-    ],
-    build: |options| Ok(Box::new(Exact::new(options)?)),
+    schema: || schema_for!(Exact),
+    build: |given| Ok(Box::new(given.read::<Exact>()?)),
 };
 
 /// The verifier.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct Exact {
+    /// Column with the expected text, a list of which any will do, or SQuAD's {"text": [...]}.
     column: String,
+    /// The answer: whole, answer (last <answer> tag), last_line, auto (the tag, else the whole).
     take: TakeText,
-    squad: bool,
+    /// Texts are compared as they are, or by squad without case, punctuation and articles (exact match of question answering).
+    normalize: Normalize,
+    /// Upper and lower case are the same.
     ignore_case: bool,
+    /// ASCII punctuation does not count.
     ignore_punctuation: bool,
 }
 
-impl Exact {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        Ok(Exact {
-            column: options.text("column", "answer")?,
-            take: options.choice("take", TakeText::Whole, TakeText::ALL)?,
-            squad: options.choice("normalize", false, &[("none", false), ("squad", true)])?,
-            ignore_case: options.flag("ignore_case", false)?,
-            ignore_punctuation: options.flag("ignore_punctuation", false)?,
-        })
-    }
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Normalize {
+    None,
+    Squad,
+}
 
+impl Default for Exact {
+    fn default() -> Self {
+        let (column, take, normalize) = ("answer".into(), TakeText::Whole, Normalize::None);
+        Exact { column, take, normalize, ignore_case: false, ignore_punctuation: false }
+    }
+}
+
+impl Exact {
     /// Single spaces, and what the options ignore left out.
     fn normal(&self, text: &str) -> String {
-        if self.squad {
+        if self.normalize == Normalize::Squad {
             return f1::normal(text);
         }
         let kept: String = text

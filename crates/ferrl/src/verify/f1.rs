@@ -4,8 +4,10 @@
 //! is empty too: the question has no answer, as in SQuAD 2.0.
 
 use super::take::TakeText;
-use super::{Entry, Options, Sample, Score, Setting, Verifier, required};
+use super::{Entry, Sample, Score, Verifier, required};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -13,25 +15,24 @@ use std::collections::HashMap;
 pub const ENTRY: Entry = Entry {
     name: "f1",
     about: "F1 of the answer's words with the best expected answer (SQuAD), from 0 to 1",
-    settings: &[
-        Setting {
-            name: "column",
-            default: "\"answer\"",
-            about: "the expected text, a list of which the best counts, or SQuAD's {\"text\": [...]}",
-        },
-        Setting {
-            name: "take",
-            default: "\"auto\"",
-            about: "the answer: auto (the last <answer> tag, else the whole completion), answer, last_line, whole",
-        },
-    ],
-    build: |options| Ok(Box::new(F1::new(options)?)),
+    schema: || schema_for!(F1),
+    build: |given| Ok(Box::new(given.read::<F1>()?)),
 };
 
 /// The verifier.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct F1 {
+    /// Column with the expected text, a list of which the best counts, or SQuAD's {"text": [...]}.
     column: String,
+    /// The answer: auto (the last <answer> tag, else the whole completion), answer, last_line, whole.
     take: TakeText,
+}
+
+impl Default for F1 {
+    fn default() -> Self {
+        F1 { column: "answer".into(), take: TakeText::Auto }
+    }
 }
 
 /// A text by SQuAD's normalisation: lower case, without ASCII punctuation and articles, single spaces.
@@ -77,15 +78,6 @@ pub(super) fn golds(value: &Value) -> Option<Vec<String>> {
             ["text", "aliases", "value"].iter().find_map(|name| golds(fields.get(*name)?))
         }
         Value::Null => None,
-    }
-}
-
-impl F1 {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        Ok(F1 {
-            column: options.text("column", "answer")?,
-            take: options.choice("take", TakeText::Auto, TakeText::ALL)?,
-        })
     }
 }
 

@@ -3,52 +3,58 @@
 //! A completion that repeats a tag, leaves one open or writes around them is not rewarded: a model that is paid for tags
 //! otherwise learns to write more of them. Mode `count` pays every tag that stands there exactly once, for a start.
 
-use super::{Entry, Options, Sample, Score, Setting, Verifier};
+use super::{Entry, Sample, Score, Verifier};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 
 /// Its place in the registry.
 pub const ENTRY: Entry = Entry {
     name: "format",
     about: "1 when the completion is <think>…</think><answer>…</answer>, each once, otherwise 0",
-    settings: &[
-        Setting {
-            name: "tags",
-            default: "[\"think\", \"answer\"]",
-            about: "names of the tags, in their order",
-        },
-        Setting {
-            name: "mode",
-            default: "\"all\"",
-            about: "all (everything must be right), count (the fraction of tags that stand there exactly once)",
-        },
-        Setting {
-            name: "prefilled",
-            default: "false",
-            about: "the prompt ends with the first opening tag, which the completion then leaves out",
-        },
-        Setting {
-            name: "outside",
-            default: "false",
-            about: "text before, between and behind the tags is allowed",
-        },
-        Setting { name: "empty", default: "false", about: "tags may hold nothing" },
-    ],
-    build: |options| Ok(Box::new(Format::new(options)?)),
+    schema: || schema_for!(Options),
+    build: |given| Ok(Box::new(Format::new(given.read()?)?)),
 };
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Names of the tags, in their order.
+    tags: Vec<String>,
+    /// What is rewarded: all (everything must be right), count (the fraction of tags that stand there exactly once).
+    mode: FormatMode,
+    /// The prompt ends with the first opening tag, which the completion then leaves out.
+    prefilled: bool,
+    /// Text before, between and behind the tags is allowed.
+    outside: bool,
+    /// Tags may hold nothing.
+    empty: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum FormatMode {
+    All,
+    Count,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let tags = vec!["think".into(), "answer".into()];
+        Options { tags, mode: FormatMode::All, prefilled: false, outside: false, empty: false }
+    }
+}
 
 /// The verifier.
 pub struct Format {
     /// Opening and closing tag of each.
     tags: Vec<(String, String)>,
-    count: bool,
-    prefilled: bool,
-    outside: bool,
-    empty: bool,
+    options: Options,
 }
 
 impl Format {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        let names = options.texts("tags", &["think", "answer"])?;
+    fn new(options: Options) -> Result<Self> {
+        let names = &options.tags;
         let odd = |name: &str| name.is_empty() || name.contains(['<', '>', '/']) || name.trim() != name;
         let wrong = match names.iter().enumerate().find(|(at, name)| odd(name) || names[..*at].contains(name))
         {
@@ -60,13 +66,8 @@ impl Format {
         if !wrong.is_empty() {
             return Err(Error::usage(wrong).at(ENTRY.name).fix("tags = [\"think\", \"answer\"]"));
         }
-        Ok(Format {
-            tags: names.iter().map(|name| (format!("<{name}>"), format!("</{name}>"))).collect(),
-            count: options.choice("mode", false, &[("all", false), ("count", true)])?,
-            prefilled: options.flag("prefilled", false)?,
-            outside: options.flag("outside", false)?,
-            empty: options.flag("empty", false)?,
-        })
+        let tags = names.iter().map(|name| (format!("<{name}>"), format!("</{name}>"))).collect();
+        Ok(Format { tags, options })
     }
 
     /// What is wrong with a completion's form; none where all is right.
@@ -76,11 +77,11 @@ impl Format {
             if let Some(tag) = [open, close].into_iter().find(|tag| occurrences(completion, tag) > 1) {
                 return Some(format!("{tag} stands there more than once"));
             }
-            let opened = self.prefilled && at == 0;
+            let opened = self.options.prefilled && at == 0;
             let inner = match (opened, rest.split_once(open.as_str())) {
                 (true, None) => rest,
                 (true, Some(_)) => return Some(format!("{open} is already in the prompt")),
-                (false, Some((before, inner))) if self.outside || before.trim().is_empty() => inner,
+                (false, Some((before, inner))) if self.options.outside || before.trim().is_empty() => inner,
                 (false, Some(_)) => return Some(format!("there is text before {open}")),
                 (false, None) => return Some(format!("{open} is missing, or not in its place")),
             };
@@ -92,17 +93,22 @@ impl Format {
             if let Some(tag) = stray {
                 return Some(format!("{tag} stands inside {open}"));
             }
-            if !self.empty && inner.trim().is_empty() {
+            if !self.options.empty && inner.trim().is_empty() {
                 return Some(format!("{open} holds nothing"));
             }
             rest = after;
         }
-        (!self.outside && !rest.trim().is_empty()).then(|| "there is text behind the last tag".to_string())
+        (!self.options.outside && !rest.trim().is_empty())
+            .then(|| "there is text behind the last tag".to_string())
     }
 
     /// The fraction of tags that stand there exactly once.
     fn counted(&self, completion: &str) -> f64 {
-        let all = self.tags.iter().flat_map(|(open, close)| [open, close]).skip(usize::from(self.prefilled));
+        let all = self
+            .tags
+            .iter()
+            .flat_map(|(open, close)| [open, close])
+            .skip(usize::from(self.options.prefilled));
         let (mut tags, mut once) = (0u32, 0u32);
         for tag in all {
             tags += 1;
@@ -124,7 +130,10 @@ impl Verifier for Format {
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let why = self.problem(sample.completion);
         let fits = why.is_none();
-        let reward = if self.count { self.counted(sample.completion) } else { f64::from(u8::from(fits)) };
+        let reward = match self.options.mode {
+            FormatMode::Count => self.counted(sample.completion),
+            FormatMode::All => f64::from(u8::from(fits)),
+        };
         Ok(Score { score: None, why, ..Score::single("format", reward) })
     }
 }

@@ -5,9 +5,11 @@
 //! equal.
 
 use super::numeric::{after_hashes, last_number};
-use super::{Entry, Options, Sample, Score, Setting, Verifier, required};
+use super::{Entry, Sample, Score, Verifier, required};
 use ferrl_engine::{Error, Result};
 use regex::Regex;
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -16,31 +18,31 @@ use std::sync::LazyLock;
 pub const ENTRY: Entry = Entry {
     name: "gsm8k",
     about: "1 when the number after ####, or else the last one, is the row's (GSM8K), otherwise 0",
-    settings: &[
-        Setting {
-            name: "column",
-            default: "\"answer\"",
-            about: "a GSM8K answer, whose number stands after ####, or the number alone",
-        },
-        Setting {
-            name: "mode",
-            default: "\"number\"",
-            about: "number (equal values), text (equal texts without commas and case, as VinePPO grades)",
-        },
-    ],
-    build: |options| Ok(Box::new(Gsm8k::new(options)?)),
+    schema: || schema_for!(Gsm8k),
+    build: |given| Ok(Box::new(given.read::<Gsm8k>()?)),
 };
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 enum Gsm8kMode {
     Number,
     Text,
 }
 
 /// The verifier.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct Gsm8k {
+    /// Column with a GSM8K answer, whose number stands after ####, or the number alone.
     column: String,
+    /// What must be equal: number (values), text (texts without commas and case, as VinePPO grades).
     mode: Gsm8kMode,
+}
+
+impl Default for Gsm8k {
+    fn default() -> Self {
+        Gsm8k { column: "answer".into(), mode: Gsm8kMode::Number }
+    }
 }
 
 /// Annotations of the calculator that worked out the dataset's solutions.
@@ -54,14 +56,6 @@ fn without_calculator(text: &str) -> Cow<'_, str> {
 }
 
 impl Gsm8k {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        let modes = [("number", Gsm8kMode::Number), ("text", Gsm8kMode::Text)];
-        Ok(Gsm8k {
-            column: options.text("column", "answer")?,
-            mode: options.choice("mode", Gsm8kMode::Number, &modes)?,
-        })
-    }
-
     /// The answer of a worked solution.
     fn answer(&self, text: &str) -> Option<String> {
         let text = without_calculator(text);

@@ -8,147 +8,153 @@
 //!
 //! `budget` and `cosine` ask another verifier, named in `of`, whether the answer is right.
 
-use super::{Entry, Options, Sample, Score, Setting, Verifier, build_with, required};
+use super::{Entry, Hooks, Sample, Score, Verifier, build_with, required};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// Its place in the registry.
 pub const ENTRY: Entry = Entry {
     name: "length",
     about: "a reward by length in tokens: DAPO's overlong penalty, L1's targets, the cosine",
-    settings: &[
-        Setting {
-            name: "mode",
-            default: "\"overlong\"",
-            about: "overlong (DAPO), exact (L1-Exact: -alpha * |target - tokens|), budget (L1-Max, with of), cosine (with of)",
-        },
-        Setting {
-            name: "max",
-            default: "none",
-            about: "overlong: tokens from which the penalty is -1; cosine: end of the curve; both need it",
-        },
-        Setting {
-            name: "cache",
-            default: "max / 5",
-            about: "overlong: tokens below max over which the penalty grows",
-        },
-        Setting {
-            name: "column",
-            default: "the completion's own length",
-            about: "column with the length in tokens, where the rows bring it",
-        },
-        Setting {
-            name: "target",
-            default: "\"target_tokens\"",
-            about: "exact, budget: the length asked for, a number of tokens or the column that has it",
-        },
-        Setting { name: "alpha", default: "0.0003", about: "exact, budget: reward per token off the target" },
-        Setting {
-            name: "delta",
-            default: "0.5",
-            about: "budget: reward of a right answer of exactly the target's length",
-        },
-        Setting {
-            name: "right",
-            default: "[1.0, 0.5]",
-            about: "cosine: reward of a right answer of no tokens and of max tokens",
-        },
-        Setting {
-            name: "wrong",
-            default: "[-1.0, -0.5]",
-            about: "cosine: reward of a wrong answer of no tokens and of max tokens",
-        },
-        Setting { name: "overlong_reward", default: "-1.0", about: "cosine: reward beyond max" },
-        Setting {
-            name: "of",
-            default: "none",
-            about: "budget, cosine: the verifier that says what is right, { verifier = \"math\", options = { ... } }",
-        },
-    ],
-    build: |options| Ok(Box::new(Length::new(options)?)),
+    schema: || schema_for!(Options),
+    build: |given| Ok(Box::new(Length::new(given.read()?, given.hooks)?)),
 };
 
 /// The column with the length, for completions without tokens.
 const COUNTED: &str = "completion_tokens";
 
-/// What is rewarded.
-#[derive(Clone, Debug, PartialEq)]
-enum LengthRule {
-    Overlong { max: u64, cache: u64 },
-    Exact { target: LengthTarget, alpha: f64 },
-    Budget { target: LengthTarget, alpha: f64, delta: f64 },
-    Cosine { max: u64, right: [f64; 2], wrong: [f64; 2], overlong: f64 },
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// What is rewarded: overlong (DAPO), exact (L1-Exact: -alpha * |target - tokens|), budget (L1-Max, with of), cosine (with of).
+    mode: LengthMode,
+    /// Overlong: tokens from which the penalty is -1; cosine: end of the curve; both need it. [1, inf)
+    max: Option<u64>,
+    /// Overlong: tokens below max over which the penalty grows; max / 5 by default.
+    cache: Option<u64>,
+    /// Column with the length in tokens, where the rows bring it; the completion's own length by default.
+    column: Option<String>,
+    /// Exact, budget: the length asked for, a number of tokens or the column that has it. [1, inf)
+    target: LengthTarget,
+    /// Exact, budget: reward per token off the target. [0, inf)
+    alpha: f64,
+    /// Budget: reward of a right answer of exactly the target's length. [0, inf)
+    delta: f64,
+    /// Cosine: reward of a right answer of no tokens and of max tokens.
+    right: Vec<f64>,
+    /// Cosine: reward of a wrong answer of no tokens and of max tokens.
+    wrong: Vec<f64>,
+    /// Cosine: reward beyond max.
+    overlong_reward: f64,
+    /// Budget, cosine: the verifier that says what is right, { verifier = "math", options = { ... } }.
+    of: Option<Judge>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum LengthMode {
+    Overlong,
+    Exact,
+    Budget,
+    Cosine,
 }
 
 /// The length that is asked for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(untagged)]
 enum LengthTarget {
     Tokens(u64),
     Column(String),
 }
 
+/// Another verifier.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Judge {
+    /// Its name.
+    verifier: String,
+    /// Its options.
+    #[serde(default)]
+    options: Map<String, Value>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            mode: LengthMode::Overlong,
+            max: None,
+            cache: None,
+            column: None,
+            target: LengthTarget::Column("target_tokens".into()),
+            alpha: 3e-4,
+            delta: 0.5,
+            right: vec![1.0, 0.5],
+            wrong: vec![-1.0, -0.5],
+            overlong_reward: -1.0,
+            of: None,
+        }
+    }
+}
+
 /// The verifier.
 pub struct Length {
-    shape: LengthRule,
-    column: Option<String>,
+    options: Options,
+    /// What `max` and `cache` are in the mode; 0 where it has none.
+    max: u64,
+    cache: u64,
     of: Option<Box<dyn Verifier>>,
 }
 
 impl Length {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        let modes = [("overlong", 0), ("exact", 1), ("budget", 2), ("cosine", 3)];
-        let mode = options.choice("mode", 0, &modes)?;
-        let shape = match mode {
-            0 => {
-                let max = max(options)?;
-                let cache = options.count("cache", max / 5, 0)?;
-                if cache > max {
-                    return Err(
-                        Error::usage(format!("cache = {cache} is more than max = {max}")).at(ENTRY.name)
-                    );
-                }
-                LengthRule::Overlong { max, cache }
+    fn new(options: Options, hooks: &Hooks) -> Result<Self> {
+        let wrong = |what: String| Error::usage(what).at(ENTRY.name);
+        let limited = matches!(options.mode, LengthMode::Overlong | LengthMode::Cosine);
+        let max = match options.max {
+            None if limited => {
+                return Err(wrong("option \"max\" is missing".into()).fix("set it to max_new_tokens"));
             }
-            1 => LengthRule::Exact { target: target(options)?, alpha: options.number("alpha", 3e-4, 0.0)? },
-            2 => LengthRule::Budget {
-                target: target(options)?,
-                alpha: options.number("alpha", 3e-4, 0.0)?,
-                delta: options.number("delta", 0.5, 0.0)?,
-            },
-            _ => LengthRule::Cosine {
-                max: max(options)?,
-                right: two(options, "right", [1.0, 0.5])?,
-                wrong: two(options, "wrong", [-1.0, -0.5])?,
-                overlong: options.number("overlong_reward", -1.0, f64::NEG_INFINITY)?,
-            },
+            max => max.unwrap_or(0),
         };
-        let column = options.has("column").then(|| options.required_text("column")).transpose()?;
-        let of = options.value("of").map(|value| nested(value, options)).transpose()?;
-        let judges = matches!(shape, LengthRule::Budget { .. } | LengthRule::Cosine { .. });
-        match (judges, of.is_some()) {
-            (true, false) => Err(Error::usage("this mode needs to know which answers are right")
-                .at(ENTRY.name)
-                .fix("of = { verifier = \"math\" }")),
-            (false, true) => Err(Error::usage("of belongs to the modes budget and cosine")
-                .at(ENTRY.name)
-                .fix("name that verifier in a [[reward]] of its own")),
-            _ => Ok(Length { shape, column, of }),
+        let cache = options.cache.unwrap_or(max / 5);
+        if cache > max && options.mode == LengthMode::Overlong {
+            return Err(wrong(format!("cache = {cache} is more than max = {max}")));
         }
+        for (key, ends) in [("right", &options.right), ("wrong", &options.wrong)] {
+            if ends.len() != 2 {
+                return Err(wrong(format!("{key} must be two numbers, got {}", ends.len())));
+            }
+        }
+        let judges = matches!(options.mode, LengthMode::Budget | LengthMode::Cosine);
+        let of = match &options.of {
+            None if judges => {
+                return Err(wrong("this mode needs to know which answers are right".into())
+                    .fix("of = { verifier = \"math\" }"));
+            }
+            Some(_) if !judges => {
+                return Err(wrong("of belongs to the modes budget and cosine".into())
+                    .fix("name that verifier in a [[reward]] of its own"));
+            }
+            of => of.as_ref().map(|of| build_with(&of.verifier, &of.options, hooks)),
+        };
+        let of = of.transpose().map_err(|e| e.at("of").at(ENTRY.name))?;
+        Ok(Length { options, max, cache, of })
     }
 
     /// Length of a completion in tokens.
     fn tokens(&self, sample: &Sample<'_>) -> Result<u64> {
-        if let (None, Some(tokens)) = (&self.column, sample.tokens) {
+        if let (None, Some(tokens)) = (&self.options.column, sample.tokens) {
             return Ok(tokens as u64);
         }
-        if self.column.is_none() && sample.columns.get(COUNTED).is_none() {
+        if self.options.column.is_none() && sample.columns.get(COUNTED).is_none() {
             let what = "length needs the number of tokens of a completion, and it is not known";
             let fix = format!(
                 "ferrl verify --model DIR counts them with the model's tokenizer; or give rows a column {COUNTED:?}"
             );
             return Err(sample.error(Error::data(what)).fix(fix));
         }
-        let column = self.column.as_deref().unwrap_or(COUNTED);
+        let column = self.options.column.as_deref().unwrap_or(COUNTED);
         let value = required(sample, column, ENTRY.name)?;
         value.as_u64().ok_or_else(|| {
             sample.error(Error::data(format!("column {column:?} must be a whole number, got {value}")))
@@ -158,8 +164,9 @@ impl Length {
     /// The reward for that many tokens; `right` where another verifier says whether the answer is.
     fn reward(&self, tokens: u64, wanted: u64, right: bool) -> f64 {
         let off = wanted as f64 - tokens as f64;
-        match self.shape {
-            LengthRule::Overlong { max, cache } => {
+        let (o, max, cache) = (&self.options, self.max, self.cache);
+        match o.mode {
+            LengthMode::Overlong => {
                 let soft = max - cache;
                 if tokens <= soft {
                     0.0
@@ -169,13 +176,12 @@ impl Length {
                     -((tokens - soft) as f64) / cache as f64
                 }
             }
-            LengthRule::Exact { alpha, .. } => -alpha * off.abs(),
-            LengthRule::Budget { alpha, delta, .. } => {
-                f64::from(u8::from(right)) * (alpha * off + delta).clamp(0.0, 1.0)
-            }
-            LengthRule::Cosine { max, overlong, .. } if tokens > max => overlong,
-            LengthRule::Cosine { max, right: good, wrong: bad, .. } => {
-                let [start, end] = if right { good } else { bad };
+            LengthMode::Exact => -o.alpha * off.abs(),
+            LengthMode::Budget => f64::from(u8::from(right)) * (o.alpha * off + o.delta).clamp(0.0, 1.0),
+            LengthMode::Cosine if tokens > max => o.overlong_reward,
+            LengthMode::Cosine => {
+                let ends = if right { &o.right } else { &o.wrong };
+                let (start, end) = (ends[0], ends[1]);
                 let turn = std::f64::consts::PI * tokens as f64 / max as f64;
                 end + 0.5 * (start - end) * (1.0 + turn.cos())
             }
@@ -183,10 +189,8 @@ impl Length {
     }
 
     fn wanted(&self, sample: &Sample<'_>) -> Result<u64> {
-        let (LengthRule::Exact { target, .. } | LengthRule::Budget { target, .. }) = &self.shape else {
-            return Ok(0);
-        };
-        match target {
+        match &self.options.target {
+            _ if !matches!(self.options.mode, LengthMode::Exact | LengthMode::Budget) => Ok(0),
             LengthTarget::Tokens(tokens) => Ok(*tokens),
             LengthTarget::Column(column) => {
                 let value = required(sample, column, ENTRY.name)?;
@@ -197,49 +201,6 @@ impl Length {
             }
         }
     }
-}
-
-fn max(options: &Options<'_>) -> Result<u64> {
-    if !options.has("max") {
-        let error = Error::usage("option \"max\" is missing").at(ENTRY.name);
-        return Err(error.fix("set it to max_new_tokens"));
-    }
-    options.count("max", 0, 1)
-}
-
-fn target(options: &Options<'_>) -> Result<LengthTarget> {
-    match options.value("target") {
-        Some(Value::Number(_)) => options.count("target", 0, 1).map(LengthTarget::Tokens),
-        _ => options.text("target", "target_tokens").map(LengthTarget::Column),
-    }
-}
-
-fn two(options: &Options<'_>, key: &str, default: [f64; 2]) -> Result<[f64; 2]> {
-    match options.numbers(key)?.as_deref() {
-        None => Ok(default),
-        Some([start, end]) => Ok([*start, *end]),
-        Some(list) => {
-            Err(Error::usage(format!("{key} must be two numbers, got {}", list.len())).at(ENTRY.name))
-        }
-    }
-}
-
-/// The verifier that a table names.
-fn nested(value: &Value, options: &Options<'_>) -> Result<Box<dyn Verifier>> {
-    let fix = "of = { verifier = \"math\", options = { column = \"answer\" } }";
-    let wrong = |what: String| Error::usage(what).at("of").at(ENTRY.name).fix(fix);
-    let table = value.as_object().ok_or_else(|| wrong(format!("must be a table, got {value}")))?;
-    if let Some(key) = table.keys().find(|key| !["verifier", "options"].contains(&key.as_str())) {
-        return Err(wrong(format!("unknown key {key:?}, expected verifier and options")));
-    }
-    let name = table.get("verifier").and_then(Value::as_str);
-    let name = name.ok_or_else(|| wrong("names no verifier".into()))?;
-    let own = match table.get("options") {
-        None => Map::new(),
-        Some(Value::Object(own)) => own.clone(),
-        Some(other) => return Err(wrong(format!("options must be a table, got {other}"))),
-    };
-    build_with(name, &own, options.hooks()).map_err(|e| e.at("of").at(ENTRY.name))
 }
 
 impl Verifier for Length {
@@ -280,17 +241,17 @@ mod tests {
     use crate::verify::build;
     use serde_json::json;
 
-    fn plain(shape: LengthRule) -> Length {
-        Length { shape, column: None, of: None }
+    fn overlong(max: u64, cache: u64) -> Length {
+        Length { options: Options::default(), max, cache, of: None }
     }
 
     #[test]
     fn the_penalty_grows_over_the_cache() {
-        let length = plain(LengthRule::Overlong { max: 100, cache: 20 });
+        let length = overlong(100, 20);
         for (tokens, want) in [(0, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0), (5000, -1.0)] {
             assert_eq!(length.reward(tokens, 0, false), want, "{tokens}");
         }
-        let hard = plain(LengthRule::Overlong { max: 100, cache: 0 });
+        let hard = overlong(100, 0);
         assert_eq!((hard.reward(100, 0, false), hard.reward(101, 0, false)), (0.0, -1.0));
     }
 

@@ -21,8 +21,10 @@ pub mod regex_format;
 mod take;
 
 use crate::credit::gains;
+use crate::fixes::unknown;
 use ferrl_engine::{Error, Result, nearest};
-pub use options::{Hooks, Options, Setting};
+pub use options::{Given, Hooks};
+use schemars::Schema;
 use serde_json::{Map, Value};
 use std::ops::Range;
 use std::path::Path;
@@ -302,10 +304,10 @@ pub struct Entry {
     pub name: &'static str,
     /// One line for listings.
     pub about: &'static str,
-    /// Every option with its default and meaning.
-    pub settings: &'static [Setting],
-    /// Makes one from checked options.
-    pub build: fn(&Options<'_>) -> Result<Box<dyn Verifier>>,
+    /// The JSON Schema of its options.
+    pub schema: fn() -> Schema,
+    /// Makes one from its options; unknown ones are refused.
+    pub build: fn(&Given<'_>) -> Result<Box<dyn Verifier>>,
 }
 
 /// All verifiers.
@@ -334,16 +336,10 @@ pub fn build(name: &str, options: &Map<String, Value>) -> Result<Box<dyn Verifie
 
 /// The same for a run, which hears what user code prints and may end its waits.
 pub fn build_with(name: &str, options: &Map<String, Value>, hooks: &Hooks) -> Result<Box<dyn Verifier>> {
-    let names = VERIFIERS.iter().map(|e| e.name);
-    let Some(entry) = VERIFIERS.iter().find(|e| e.name == name) else {
-        let all = names.clone().collect::<Vec<_>>().join(", ");
-        let error = Error::usage(format!("unknown verifier {name:?}, expected one of {all}"));
-        return Err(match nearest(name, names) {
-            Some(near) => error.fix(format!("verifier = {near:?}")),
-            None => error,
-        });
-    };
-    (entry.build)(&Options::checked(entry.name, entry.settings, options, hooks)?)
+    let fix = |near: &str| format!("verifier = {near:?}");
+    let found = VERIFIERS.iter().find(|e| e.name == name);
+    let entry = found.ok_or_else(|| unknown("verifier", name, VERIFIERS.iter().map(|e| e.name), fix))?;
+    (entry.build)(&Given { verifier: entry.name, options, hooks })
 }
 
 /// The column at a dotted path, such as `extra_info.target`.

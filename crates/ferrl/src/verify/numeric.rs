@@ -1,35 +1,22 @@
 //! A final number, as in GSM8K: what follows `####`, or the last number of the text.
 
 use super::take::TAG;
-use super::{Entry, Options, Sample, Score, Setting, Verifier, last_answer, required};
+use super::{Entry, Sample, Score, Verifier, last_answer, required};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Its place in the registry.
 pub const ENTRY: Entry = Entry {
     name: "numeric",
     about: "1 when the final number equals the column's (GSM8K), otherwise 0",
-    settings: &[
-        Setting {
-            name: "column",
-            default: "\"answer\"",
-            about: "a number, or a text with the number after ####",
-        },
-        Setting {
-            name: "take",
-            default: "\"auto\"",
-            about: "auto (#### or else the last number), hashes, last, answer",
-        },
-        Setting {
-            name: "tolerance",
-            default: "0",
-            about: "largest difference still right; 0 compares decimals exactly",
-        },
-    ],
-    build: |options| Ok(Box::new(Numeric::new(options)?)),
+    schema: || schema_for!(Numeric),
+    build: |given| Ok(Box::new(given.read::<Numeric>()?)),
 };
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 enum TakeNumber {
     Auto,
     Hashes,
@@ -38,25 +25,20 @@ enum TakeNumber {
 }
 
 /// The verifier.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct Numeric {
+    /// Column with a number, or a text with the number after ####.
     column: String,
+    /// The answer: auto (#### or else the last number), hashes, last, answer (last <answer> tag).
     take: TakeNumber,
+    /// Largest difference still right; 0 compares decimals exactly. [0, inf)
     tolerance: f64,
 }
 
-impl Numeric {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        let takes = [
-            ("auto", TakeNumber::Auto),
-            ("hashes", TakeNumber::Hashes),
-            ("last", TakeNumber::Last),
-            ("answer", TakeNumber::Answer),
-        ];
-        Ok(Numeric {
-            column: options.text("column", "answer")?,
-            take: options.choice("take", TakeNumber::Auto, &takes)?,
-            tolerance: options.number("tolerance", 0.0, 0.0)?,
-        })
+impl Default for Numeric {
+    fn default() -> Self {
+        Numeric { column: "answer".into(), take: TakeNumber::Auto, tolerance: 0.0 }
     }
 }
 

@@ -1,11 +1,13 @@
 //! Rewards from a user's Python file: `reward(prompts, completions, **columns)`, as TRL calls it.
 
-use super::{Entry, Options, Outcome, Progress, Sample, Score, Setting, Verifier};
+use super::{Entry, Hooks, Outcome, Progress, Sample, Score, Verifier};
 use crate::worker::{Arguments, Called, WorkerOptions, WorkerPool};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,33 +17,49 @@ use std::time::Duration;
 pub const ENTRY: Entry = Entry {
     name: "python",
     about: "functions of a Python file, in supervised worker processes",
-    settings: &[
-        Setting { name: "file", default: "", about: "the Python file" },
-        Setting { name: "function", default: "\"reward\"", about: "the function to call" },
-        Setting {
-            name: "functions",
-            default: "\"reward\"",
-            about: "several functions to call instead, whose rewards are added",
-        },
-        Setting { name: "weights", default: "1 each", about: "what each function's reward is multiplied by" },
-        Setting { name: "workers", default: "1", about: "how many processes" },
-        Setting {
-            name: "batch",
-            default: "0",
-            about: "samples per call; 0 shares a batch out among the workers",
-        },
-        Setting { name: "timeout", default: "30", about: "seconds a call may take" },
-        Setting { name: "start_timeout", default: "120", about: "seconds that loading the file may take" },
-        Setting { name: "python", default: "\"python3\"", about: "the Python to run it" },
-    ],
-    build: |options| Ok(Box::new(Python::new(options)?)),
+    schema: || schema_for!(Options),
+    build: |given| Ok(Box::new(Python::new(given.read()?, given.hooks)?)),
 };
 
-/// Processes at most: each holds a Python and whatever the file imports.
-const MOST_WORKERS: u64 = 256;
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// The Python file.
+    #[schemars(extend("required" = true))]
+    file: String,
+    /// The function to call; "reward" by default.
+    function: Option<String>,
+    /// Several functions to call instead, whose rewards are added.
+    functions: Option<Vec<String>>,
+    /// What each function's reward is multiplied by; 1 by default.
+    weights: Option<Vec<f64>>,
+    /// Processes; each holds a Python and whatever the file imports. [1, 256]
+    workers: usize,
+    /// Samples per call; 0 shares a batch out among the workers.
+    batch: usize,
+    /// Seconds a call may take. [0.001, 1000000]
+    timeout: f64,
+    /// Seconds that loading the file may take. [0.001, 1000000]
+    start_timeout: f64,
+    /// The Python to run it.
+    python: String,
+}
 
-/// What a call may be given: a millisecond to eleven days.
-const SECONDS: RangeInclusive<f64> = 0.001..=1e6;
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            file: String::new(),
+            function: None,
+            functions: None,
+            weights: None,
+            workers: 1,
+            batch: 0,
+            timeout: 30.0,
+            start_timeout: 120.0,
+            python: "python3".into(),
+        }
+    }
+}
 
 /// The verifier.
 pub struct Python {
@@ -55,30 +73,28 @@ pub struct Python {
 }
 
 impl Python {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        let functions = match options.has("function") {
-            true if options.has("functions") => {
+    fn new(options: Options, hooks: &Hooks) -> Result<Self> {
+        let functions = match (options.function, options.functions) {
+            (Some(_), Some(_)) => {
                 return Err(Error::usage("both function and functions are given")
                     .at(ENTRY.name)
                     .fix("functions = [\"first\", \"second\"]"));
             }
-            true => vec![options.required_text("function")?],
-            false => options.texts("functions", &["reward"])?,
+            (Some(one), None) => vec![one],
+            (None, all) => all.unwrap_or_else(|| vec!["reward".into()]),
         };
         let names: Vec<&str> = functions.iter().map(String::as_str).collect();
-        let seconds =
-            |key: &str, default: f64| options.between(key, default, SECONDS).map(Duration::from_secs_f64);
         let workers = WorkerOptions {
-            python: options.text("python", "python3")?,
-            workers: options.size("workers", 1, 1..=MOST_WORKERS)? as usize,
-            timeout: seconds("timeout", 30.0)?,
-            start_timeout: seconds("start_timeout", 120.0)?,
-            log: Some(options.hooks().prints()),
-            interrupt: options.hooks().interrupt.clone(),
-            ..WorkerOptions::new(options.required_text("file")?, &names)
+            python: options.python,
+            workers: options.workers,
+            timeout: Duration::from_secs_f64(options.timeout),
+            start_timeout: Duration::from_secs_f64(options.start_timeout),
+            log: Some(hooks.prints()),
+            interrupt: hooks.interrupt.clone(),
+            ..WorkerOptions::new(options.file, &names)
         };
-        let weights = options.numbers("weights")?.unwrap_or_else(|| vec![1.0; functions.len()]);
-        Python::with(workers, weights, options.count("batch", 0, 0)? as usize)
+        let weights = options.weights.unwrap_or_else(|| vec![1.0; functions.len()]);
+        Python::with(workers, weights, options.batch)
     }
 
     /// One over these workers, with a weight for each of their functions.

@@ -1,19 +1,34 @@
 //! The shape of a completion as a regular expression (linear time whatever the pattern).
 
-use super::{Entry, Options, Sample, Score, Setting, Verifier};
+use super::{Entry, Sample, Score, Verifier};
 use ferrl_engine::{Error, Result};
 use regex::{Regex, RegexBuilder};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 
 /// Its place in the registry.
 pub const ENTRY: Entry = Entry {
     name: "regex",
     about: "1 when the completion matches a regular expression, otherwise 0",
-    settings: &[
-        Setting { name: "pattern", default: "", about: "the expression; a dot also matches a line's end" },
-        Setting { name: "whole", default: "true", about: "it must match the whole completion, trimmed" },
-    ],
-    build: |options| Ok(Box::new(RegexFormat::new(options)?)),
+    schema: || schema_for!(Options),
+    build: |given| Ok(Box::new(RegexFormat::new(given.read()?)?)),
 };
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// The expression; a dot also matches a line's end.
+    #[schemars(extend("required" = true))]
+    pattern: String,
+    /// It must match the whole completion, trimmed.
+    whole: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { pattern: String::new(), whole: true }
+    }
+}
 
 /// The verifier.
 pub struct RegexFormat {
@@ -21,9 +36,7 @@ pub struct RegexFormat {
 }
 
 impl RegexFormat {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        let pattern = options.required_text("pattern")?;
-        let whole = options.flag("whole", true)?;
+    fn new(Options { pattern, whole }: Options) -> Result<Self> {
         let build = |p: &str| RegexBuilder::new(p).dot_matches_new_line(true).size_limit(1 << 20).build();
         // Alone first: inside the group a stray parenthesis could pass for another expression.
         let regex = build(&pattern)

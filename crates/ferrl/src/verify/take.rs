@@ -1,11 +1,15 @@
 //! Which part of a completion is its answer, for verifiers of texts.
 
 use super::last_answer;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// Where the answer stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum TakeText {
     /// In the last answer tag, or else the whole completion.
+    #[default]
     Auto,
     /// In the last answer tag.
     Answer,
@@ -19,14 +23,6 @@ pub(super) enum TakeText {
 pub(super) const TAG: &[&str] = &["<answer>", "</answer>"];
 
 impl TakeText {
-    /// By their names in recipes.
-    pub const ALL: &[(&str, TakeText)] = &[
-        ("auto", TakeText::Auto),
-        ("answer", TakeText::Answer),
-        ("last_line", TakeText::LastLine),
-        ("whole", TakeText::Whole),
-    ];
-
     /// The answer, trimmed; none where its tag or line is missing.
     pub fn from(self, completion: &str) -> Option<&str> {
         match self {

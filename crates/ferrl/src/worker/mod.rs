@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Told each line a worker writes to stdout or stderr: the worker's label and the line.
-pub type Log = Arc<dyn Fn(&str, &str) + Send + Sync>;
+pub type WorkerLog = Arc<dyn Fn(&str, &str) + Send + Sync>;
 
 /// What a call gave for one rollout: a finite number, `None` where the function gave none, or why nothing came.
 pub type Answer = std::result::Result<Option<f64>, Box<Failure>>;
@@ -79,7 +79,7 @@ pub struct WorkerOptions {
     /// The longest answer in bytes.
     pub max_line: usize,
     /// Who wants to see what the workers print.
-    pub log: Option<Log>,
+    pub log: Option<WorkerLog>,
     /// Ends every wait when it is raised.
     pub interrupt: Arc<AtomicBool>,
 }

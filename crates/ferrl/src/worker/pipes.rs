@@ -1,6 +1,6 @@
 //! The three pipes of a worker, each with a thread of its own, so that nothing blocks the caller.
 
-use super::Log;
+use super::WorkerLog;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -73,7 +73,7 @@ struct TailState {
 
 impl Tail {
     /// Reads the pipe in the background and tells `log` each line.
-    pub(super) fn follow(mut pipe: impl Read + Send + 'static, label: &str, log: Option<Log>) -> Tail {
+    pub(super) fn follow(mut pipe: impl Read + Send + 'static, label: &str, log: Option<WorkerLog>) -> Tail {
         let shared = Arc::new((Mutex::new(TailState::default()), Condvar::new()));
         let theirs = Arc::clone(&shared);
         let label = label.to_string();

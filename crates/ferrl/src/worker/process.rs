@@ -1,7 +1,7 @@
 //! One worker process: started, spoken to under a deadline, and ended with everything it started.
 
 use super::failure::FailureKind;
-use super::{Log, pipes};
+use super::{WorkerLog, pipes};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -31,7 +31,7 @@ pub(crate) struct Spawn<'a> {
     /// The most resident memory in bytes, looked at while a call is waited for.
     pub memory: Option<u64>,
     /// Who wants to see what the worker prints.
-    pub log: Option<Log>,
+    pub log: Option<WorkerLog>,
     /// Ends every wait when it is raised.
     pub interrupt: Arc<AtomicBool>,
 }

@@ -59,9 +59,6 @@ impl Generator for Scripted {
         let (_, request) = self.queued.remove(at);
         Some(Completion { stop: StopReason::Cancelled, ..self.complete(&request, 0) })
     }
-    fn is_idle(&self) -> bool {
-        self.queued.is_empty() && self.events.is_empty()
-    }
     fn is_exact(&self) -> bool {
         self.exact
     }

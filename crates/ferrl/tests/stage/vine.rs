@@ -136,9 +136,6 @@ impl Generator for Counted {
     fn cancel(&mut self, id: Id) -> Option<Completion> {
         self.0.lock().unwrap().cancel(id)
     }
-    fn is_idle(&self) -> bool {
-        self.0.lock().unwrap().is_idle()
-    }
     fn is_exact(&self) -> bool {
         self.0.lock().unwrap().is_exact()
     }

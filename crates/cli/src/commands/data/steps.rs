@@ -1,6 +1,6 @@
 //! `ferrl data steps`: the steps of worked solutions.
 
-use crate::data::{self, Row};
+use crate::data::{self, PlacedRow};
 use crate::output::JsonlOutput;
 use ferrl::solution::{SolutionKind, steps};
 use ferrl_engine::{Error, Result, nearest};
@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn texts(kind: SolutionKind, row: &Row) -> Result<Vec<String>> {
+fn texts(kind: SolutionKind, row: &PlacedRow) -> Result<Vec<String>> {
     let found = steps(kind, row.text("text")?).map_err(|e: Error| e.at(&row.place))?;
     Ok(found.into_iter().map(String::from).collect())
 }

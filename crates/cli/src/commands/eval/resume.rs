@@ -4,6 +4,7 @@
 //! then. What the rows were sampled with stands in `FILE.part.json`; another model, seed or setting is refused.
 
 use super::EvalJob;
+use ferrl::data::lines::json_lines;
 use ferrl::evaluate::Answered;
 use ferrl::reward::Graded;
 use ferrl::rollout::RolloutCompletion;
@@ -47,7 +48,7 @@ pub fn forget(output: &Path) {
 /// The rows of an evaluation that was stopped; none where there is nothing to resume.
 pub fn rows(output: &Path, settings: &Value) -> Result<Vec<Map<String, Value>>> {
     let part = beside(output, ".part");
-    let Ok(text) = std::fs::read_to_string(&part) else { return Ok(Vec::new()) };
+    let Ok(bytes) = std::fs::read(&part) else { return Ok(Vec::new()) };
     let stored = std::fs::read(beside(output, ".part.json")).ok();
     let stored: Option<Value> = stored.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let fix = "the settings of the evaluation that was stopped, or no --resume to start over";
@@ -59,7 +60,8 @@ pub fn rows(output: &Path, settings: &Value) -> Result<Vec<Map<String, Value>>> 
         return Err(Error::usage(what).at(part.display()).fix(fix));
     }
     // The last line may have been cut off.
-    Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
+    let row = |(_, line): (usize, Result<Value>)| line.ok()?.as_object().cloned();
+    Ok(json_lines(&bytes, part.display()).map_while(row).collect())
 }
 
 /// The first setting that differs.

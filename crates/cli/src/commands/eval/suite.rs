@@ -202,6 +202,24 @@ pub fn show(model: &str, jobs: &[EvalJob], ks: &[usize], seed: u64, as_json: boo
         );
     }
     let mut out = format!("{model}\n\n");
+    accuracies(&mut out, &results);
+    if let Some(mean) = mean.filter(|_| results.len() > 1) {
+        let _ = writeln!(out, "{:<24}{:>10.2} %", "mean over suites", 100.0 * mean);
+    }
+    results.iter().for_each(|r| groups(&mut out, r));
+    let (tokens, seconds) =
+        (jobs.iter().map(EvalJob::tokens).sum::<usize>(), jobs.iter().map(|j| j.seconds).sum::<f64>());
+    let rate = tokens as f64 / seconds.max(1e-9);
+    let _ = writeln!(out, "\n{tokens} tokens in {seconds:.1} s ({rate:.0} tokens/s)");
+    let lost: usize = results.iter().map(|r| r.summary.lost).sum();
+    if lost > 0 {
+        let _ = writeln!(out, "{lost} completions have no reward and count neither as right nor as wrong");
+    }
+    out
+}
+
+/// A line for each suite: accuracy with its interval, and the other figures.
+fn accuracies(out: &mut String, results: &[SuiteResult<'_>]) {
     let named: Vec<String> = results.first().map_or(Vec::new(), |r| {
         let shown =
             |name: &&str| name.starts_with("pass@") && *name != "pass@1" || name.starts_with("majority@");
@@ -212,15 +230,15 @@ pub fn show(model: &str, jobs: &[EvalJob], ks: &[usize], seed: u64, as_json: boo
         let _ = write!(out, "{name:>14}");
     }
     out.push('\n');
-    for r in &results {
-        line(&mut out, r.entry.name, &r.summary);
+    for r in results {
+        line(out, r.entry.name, &r.summary);
         for name in named.iter().map(String::as_str).chain(["truncated"]) {
             let shown = r.summary.figure(name).map_or("-".into(), |v| format!("{:.2} %", 100.0 * v));
             let _ = write!(out, "{shown:>14}");
         }
         out.push('\n');
     }
-    for r in &results {
+    for r in results {
         if let Some(acc_norm) = r.acc_norm {
             let _ = writeln!(
                 out,
@@ -230,33 +248,23 @@ pub fn show(model: &str, jobs: &[EvalJob], ks: &[usize], seed: u64, as_json: boo
             );
         }
     }
-    if let Some(mean) = mean.filter(|_| results.len() > 1) {
-        let _ = writeln!(out, "{:<24}{:>10.2} %", "mean over suites", 100.0 * mean);
-    }
-    for r in &results {
-        for (column, parts) in &r.groups {
-            let _ = writeln!(out, "\n{} by {column}", r.entry.name);
-            for (name, summary) in parts.iter().take(GROUPS) {
-                line(&mut out, &format!("  {}", crate::output::visible(name)), summary);
-                out.push('\n');
-            }
-            let values: Vec<f64> = parts.values().filter_map(|s| s.figure("accuracy")).collect();
-            let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
-            let _ = writeln!(out, "{:<24}{:>10.2} %", "  mean over groups", 100.0 * mean);
-            if parts.len() > GROUPS {
-                let _ = writeln!(out, "  and {} more: --json has all", parts.len() - GROUPS);
-            }
+}
+
+/// Accuracy by the groups of a suite's rows.
+fn groups(out: &mut String, r: &SuiteResult<'_>) {
+    for (column, parts) in &r.groups {
+        let _ = writeln!(out, "\n{} by {column}", r.entry.name);
+        for (name, summary) in parts.iter().take(GROUPS) {
+            line(out, &format!("  {}", crate::output::visible(name)), summary);
+            out.push('\n');
+        }
+        let values: Vec<f64> = parts.values().filter_map(|s| s.figure("accuracy")).collect();
+        let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
+        let _ = writeln!(out, "{:<24}{:>10.2} %", "  mean over groups", 100.0 * mean);
+        if parts.len() > GROUPS {
+            let _ = writeln!(out, "  and {} more: --json has all", parts.len() - GROUPS);
         }
     }
-    let (tokens, seconds) =
-        (jobs.iter().map(EvalJob::tokens).sum::<usize>(), jobs.iter().map(|j| j.seconds).sum::<f64>());
-    let rate = tokens as f64 / seconds.max(1e-9);
-    let _ = writeln!(out, "\n{tokens} tokens in {seconds:.1} s ({rate:.0} tokens/s)");
-    let lost: usize = results.iter().map(|r| r.summary.lost).sum();
-    if lost > 0 {
-        let _ = writeln!(out, "{lost} completions have no reward and count neither as right nor as wrong");
-    }
-    out
 }
 
 fn line(out: &mut String, name: &str, summary: &Summary) {

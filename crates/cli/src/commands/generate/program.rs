@@ -1,7 +1,7 @@
 //! `ferrl generate --program`: a template in which the model writes some of the text.
 
 use super::Args;
-use crate::data::{self, Row};
+use crate::data::{self, PlacedRow};
 use crate::output::{JsonlOutput, say};
 use crate::text::ModelText;
 use ferrl::episode::Environments;
@@ -22,7 +22,7 @@ pub fn run(args: &Args, path: &Path, (dir, text): (&ModelDir, &ModelText), stops
     let failed = |e: std::io::Error| Error::usage(format!("cannot read: {e}")).at(path.display());
     let source = std::fs::read_to_string(path).map_err(failed)?;
     let program = Program::new(&source).map_err(|e| e.at(path.display()))?;
-    let rows: Vec<Row> = args.input.as_deref().map(data::rows).transpose()?.unwrap_or_default();
+    let rows: Vec<PlacedRow> = args.input.as_deref().map(data::rows).transpose()?.unwrap_or_default();
     let rows: Vec<Map<String, Value>> = match args.input {
         Some(_) => rows.into_iter().map(|r| r.fields).collect(),
         None => vec![Map::new()],

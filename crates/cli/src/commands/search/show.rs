@@ -1,11 +1,11 @@
 //! What a search says: a table or JSON of its results, and the lists of what there is.
 
-use ferrl::search::expand::{self, EXPANDERS};
+use ferrl::recipe::{Key, KeyKind, option_keys};
+use ferrl::search::expand::{EXPANDER_OPTIONS, EXPANDERS};
 use ferrl::search::extract::EXTRACTORS;
 use ferrl::search::paths::{AGGREGATORS, FILTERS, POST_PROCESSORS};
-use ferrl::search::strategy::COMMON;
+use ferrl::search::strategy::STEP_OPTIONS;
 use ferrl::search::{Figures, Record, SCORERS, STRATEGIES};
-use ferrl::verify::Setting;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -75,23 +75,27 @@ pub fn table(records: &[Record], stats: bool) -> String {
 /// Strategies, expanders, extractors and scorers.
 pub fn list() -> String {
     let mut out = String::new();
-    let settings = |out: &mut String, all: &[Setting]| {
-        for s in all {
-            let default = if s.default.is_empty() { String::new() } else { format!(" [{}]", s.default) };
-            let _ = writeln!(out, "    {:<14} {}{default}", s.name, s.about);
+    let options = |out: &mut String, keys: Vec<Key>| {
+        for key in keys {
+            let default = if key.default.is_null() { String::new() } else { format!(" [{}]", key.default) };
+            let words = match key.kind {
+                KeyKind::Choice(words) => format!(" ({})", words.join(", ")),
+                _ => String::new(),
+            };
+            let _ = writeln!(out, "    {:<14} {}{words}{default}", key.path, key.about);
         }
     };
     for entry in STRATEGIES {
         let _ = writeln!(out, "{}: {}", entry.name, entry.about);
-        settings(&mut out, entry.settings);
+        options(&mut out, option_keys(entry.schema, ""));
     }
     let _ = writeln!(out, "\nevery strategy:");
-    settings(&mut out, COMMON);
+    options(&mut out, option_keys(STEP_OPTIONS, ""));
     let _ = writeln!(out, "\nexpanders (--option expander=NAME):");
     EXPANDERS.iter().for_each(|e| {
         let _ = writeln!(out, "    {}: {}", e.name, e.about);
     });
-    settings(&mut out, expand::SETTINGS);
+    options(&mut out, option_keys(EXPANDER_OPTIONS, ""));
     let _ = writeln!(out, "\nextractors (--option extractor=NAME):");
     EXTRACTORS.iter().for_each(|e| {
         let _ = writeln!(out, "    {}: {}", e.name, e.about);
@@ -123,12 +127,10 @@ fn paths() -> [(&'static str, Vec<(&'static str, &'static str)>); 3] {
 
 /// The same for machines.
 pub fn list_json() -> String {
-    let settings = |all: &[Setting]| -> Value {
-        all.iter().map(|s| json!({ "name": s.name, "default": s.default, "about": s.about })).collect()
-    };
+    let options = |keys: Vec<Key>| -> Value { keys.iter().map(Key::json).collect() };
     let strategies: Value = STRATEGIES
         .iter()
-        .map(|e| json!({ "name": e.name, "about": e.about, "options": settings(e.settings) }))
+        .map(|e| json!({ "name": e.name, "about": e.about, "options": options(option_keys(e.schema, "")) }))
         .collect();
     let expanders: Value = EXPANDERS.iter().map(|e| json!({ "name": e.name, "about": e.about })).collect();
     let extractors: Value = EXTRACTORS.iter().map(|e| json!({ "name": e.name, "about": e.about })).collect();
@@ -139,8 +141,8 @@ pub fn list_json() -> String {
     };
     let all = json!({
         "path_filters": members(0), "path_aggregators": members(1), "path_post_processors": members(2),
-        "strategies": strategies, "options": settings(COMMON), "expanders": expanders,
-        "expander_options": settings(expand::SETTINGS), "extractors": extractors, "scorers": scorers,
+        "strategies": strategies, "options": options(option_keys(STEP_OPTIONS, "")), "expanders": expanders,
+        "expander_options": options(option_keys(EXPANDER_OPTIONS, "")), "extractors": extractors, "scorers": scorers,
     });
     format!("{all}\n")
 }

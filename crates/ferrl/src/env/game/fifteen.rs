@@ -1,21 +1,19 @@
 //! The sliding puzzle: bring the tiles into order by moving one into the gap. Reward 1 when solved; at the last turn the
 //! fraction of tiles in place.
 
-use super::{ActionFormat, Direction, Draw, GameLimits, Games, Move, Rules};
+use super::{ActionFormat, Direction, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "fifteen",
     about: "slide tiles into order, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         let limits = GameLimits { turns: o.turns, format: o.format };
-        let deal = move |draw: &mut Draw| Fifteen::shuffled(o.rows, draw);
+        let deal = move |draw: &mut TaskDraw| Fifteen::shuffled(o.rows, draw);
         Ok(Box::new(Games { name: "fifteen", seed, limits, deal }))
     },
 };
@@ -45,7 +43,7 @@ struct Fifteen {
 
 impl Fifteen {
     /// Shuffled by legal moves, so it can be solved; never solved already.
-    fn shuffled(rows: usize, draw: &mut Draw) -> Fifteen {
+    fn shuffled(rows: usize, draw: &mut TaskDraw) -> Fifteen {
         let tiles = (1..rows * rows).chain([0]).collect();
         let mut board = Fifteen { rows, tiles };
         let mut moves = 20 * rows * rows;
@@ -105,7 +103,7 @@ impl Rules for Fifteen {
         self.in_place() as f64 / (self.tiles.len() - 1) as f64
     }
 
-    fn random(&self, draw: &mut Draw) -> String {
+    fn random(&self, draw: &mut TaskDraw) -> String {
         Direction::random(draw)
     }
 }

@@ -1,22 +1,21 @@
 //! 2048: slide all tiles; equal ones that meet become one of twice the value, and a new tile appears. Reward: the gain of
 //! the largest tile in powers of two, divided by the gain that reaches the target.
 
-use super::{ActionFormat, Direction, Draw, GameLimits, Games, Move, Rules};
+use super::{ActionFormat, Direction, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "2048",
     about: "merge tiles up to a target, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
         let limits = GameLimits { turns: o.turns, format: o.format };
-        let deal = move |draw: &mut Draw| Game::dealt(o.size, o.target, draw);
+        let deal = move |draw: &mut TaskDraw| Game::dealt(o.size, o.target, draw);
         Ok(Box::new(Games { name: "2048", seed, limits, deal }))
     },
 };
@@ -58,12 +57,12 @@ struct Game {
     cells: Vec<u32>,
     target: u32,
     first: u32,
-    draw: Draw,
+    draw: TaskDraw,
 }
 
 impl Game {
-    fn dealt(size: usize, target: u64, draw: &mut Draw) -> Game {
-        let own = Draw::new("2048 tiles", u64::from(draw.word()) << 32 | u64::from(draw.word()), 0);
+    fn dealt(size: usize, target: u64, draw: &mut TaskDraw) -> Game {
+        let own = TaskDraw::new("2048 tiles", u64::from(draw.word()) << 32 | u64::from(draw.word()), 0);
         let mut game =
             Game { size, cells: vec![0; size * size], target: target.ilog2(), first: 0, draw: own };
         game.appear();
@@ -151,7 +150,7 @@ impl Rules for Game {
         if stuck { Move::over(self.shown(), reward, false) } else { Move::on(self.shown(), reward) }
     }
 
-    fn random(&self, draw: &mut Draw) -> String {
+    fn random(&self, draw: &mut TaskDraw) -> String {
         Direction::random(draw)
     }
 }

@@ -3,22 +3,21 @@
 //!
 //! Halving the interval finds the secret in 4 turns out of 10 numbers (3.1 at best on average).
 
-use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "guess",
     about: "guess a number from hints, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
         let limits = GameLimits { turns: o.turns, format: o.format };
-        let deal = move |draw: &mut Draw| {
+        let deal = move |draw: &mut TaskDraw| {
             let secret = o.min + draw.below((o.max - o.min + 1) as usize) as i64;
             Guess { min: o.min, max: o.max, secret, last: None, format: o.format }
         };
@@ -89,7 +88,7 @@ impl Rules for Guess {
         }
     }
 
-    fn random(&self, draw: &mut Draw) -> String {
+    fn random(&self, draw: &mut TaskDraw) -> String {
         (self.min + draw.below((self.max - self.min + 1) as usize) as i64).to_string()
     }
 }

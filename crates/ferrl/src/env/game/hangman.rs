@@ -2,22 +2,20 @@
 //! half for the word.
 
 use super::words::LONGER;
-use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "hangman",
     about: "find a word letter by letter, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         let limits = GameLimits { turns: o.turns, format: o.format };
         let deal =
-            move |draw: &mut Draw| Hangman { word: LONGER[draw.below(LONGER.len())], tried: Vec::new() };
+            move |draw: &mut TaskDraw| Hangman { word: LONGER[draw.below(LONGER.len())], tried: Vec::new() };
         Ok(Box::new(Games { name: "hangman", seed, limits, deal }))
     },
 };
@@ -84,7 +82,7 @@ impl Rules for Hangman {
         }
     }
 
-    fn random(&self, draw: &mut Draw) -> String {
+    fn random(&self, draw: &mut TaskDraw) -> String {
         let left: Vec<char> = ('a'..='z').filter(|c| !self.tried.contains(c)).collect();
         left[draw.below(left.len())].to_string()
     }

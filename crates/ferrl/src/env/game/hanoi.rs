@@ -1,21 +1,19 @@
 //! Tower of Hanoi: move all disks from A to C, one at a time, never a larger one onto a smaller one. Reward 1 when solved;
 //! at the last turn the fraction of disks on C.
 
-use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "hanoi",
     about: "move a tower of disks from A to C, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         let limits = GameLimits { turns: o.turns, format: o.format };
-        let deal = move |_: &mut Draw| Hanoi { pegs: [(1..=o.disks).rev().collect(), vec![], vec![]] };
+        let deal = move |_: &mut TaskDraw| Hanoi { pegs: [(1..=o.disks).rev().collect(), vec![], vec![]] };
         Ok(Box::new(Games { name: "hanoi", seed, limits, deal }))
     },
 };
@@ -94,7 +92,7 @@ impl Rules for Hanoi {
         self.pegs[2].len() as f64 / self.disks() as f64
     }
 
-    fn random(&self, draw: &mut Draw) -> String {
+    fn random(&self, draw: &mut TaskDraw) -> String {
         let moves: Vec<[usize; 2]> =
             (0..9).map(|i| [i / 3, i % 3]).filter(|&[from, to]| self.allows(from, to)).collect();
         let [from, to] = moves[draw.below(moves.len())];

@@ -1,22 +1,21 @@
 //! Mastermind: find a code of distinct digits. A black peg is a digit in its place, a white one a digit elsewhere in the
 //! code. Reward: new black pegs over the best guess so far, divided by the code's length.
 
-use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "mastermind",
     about: "find a code of digits from black and white pegs, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
         let limits = GameLimits { turns: o.turns, format: o.format };
-        let deal = move |draw: &mut Draw| Mastermind {
+        let deal = move |draw: &mut TaskDraw| Mastermind {
             code: code(o.length, o.digits, draw),
             digits: o.digits,
             best: 0,
@@ -56,7 +55,7 @@ impl Options {
 }
 
 /// Distinct digits in random order.
-fn code(length: usize, digits: usize, draw: &mut Draw) -> Vec<usize> {
+fn code(length: usize, digits: usize, draw: &mut TaskDraw) -> Vec<usize> {
     let mut all: Vec<usize> = (1..=digits).collect();
     (0..length).map(|_| all.swap_remove(draw.below(all.len()))).collect()
 }
@@ -101,7 +100,7 @@ impl Rules for Mastermind {
         if black == self.code.len() { Move::over(shown, gain, true) } else { Move::on(shown, gain) }
     }
 
-    fn random(&self, draw: &mut Draw) -> String {
+    fn random(&self, draw: &mut TaskDraw) -> String {
         let digits: Vec<String> =
             code(self.code.len(), self.digits, draw).iter().map(usize::to_string).collect();
         digits.join(" ")

@@ -2,22 +2,21 @@
 //! are revealed too where that is 0. Mines are laid at the first action, none under it. Reward: revealed cells divided by
 //! all safe cells; a mine earns nothing and ends the game.
 
-use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules, numbers};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, numbers};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "minesweeper",
     about: "reveal the cells of a field without its mines, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
         let limits = GameLimits { turns: o.turns, format: o.format };
-        let deal = move |draw: &mut Draw| MineField::new(o.size, o.mines, draw);
+        let deal = move |draw: &mut TaskDraw| MineField::new(o.size, o.mines, draw);
         Ok(Box::new(Games { name: "minesweeper", seed, limits, deal }))
     },
 };
@@ -58,12 +57,12 @@ struct MineField {
     /// Empty before the first action.
     mines: Vec<bool>,
     revealed: Vec<bool>,
-    draw: Draw,
+    draw: TaskDraw,
 }
 
 impl MineField {
-    fn new(size: usize, count: usize, draw: &mut Draw) -> MineField {
-        let own = Draw::new("mines", u64::from(draw.word()) << 32 | u64::from(draw.word()), 0);
+    fn new(size: usize, count: usize, draw: &mut TaskDraw) -> MineField {
+        let own = TaskDraw::new("mines", u64::from(draw.word()) << 32 | u64::from(draw.word()), 0);
         MineField { size, count, mines: Vec::new(), revealed: vec![false; size * size], draw: own }
     }
 
@@ -147,7 +146,7 @@ impl Rules for MineField {
         if done { Move::over(self.shown(), reward, true) } else { Move::on(self.shown(), reward) }
     }
 
-    fn random(&self, draw: &mut Draw) -> String {
+    fn random(&self, draw: &mut TaskDraw) -> String {
         let hidden: Vec<usize> = (0..self.revealed.len()).filter(|&i| !self.revealed[i]).collect();
         let cell = hidden[draw.below(hidden.len())];
         format!("{} {}", cell / self.size, cell % self.size)

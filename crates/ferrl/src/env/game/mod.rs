@@ -19,7 +19,7 @@ mod words;
 use super::{Environment, EpisodeEnd, Next, Turn};
 use crate::env;
 use crate::task::{Entry, Task, TaskExample};
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -94,7 +94,7 @@ trait Rules: Send {
         0.0
     }
     /// An action of a random player.
-    fn random(&self, draw: &mut Draw) -> String;
+    fn random(&self, draw: &mut TaskDraw) -> String;
 }
 
 /// What came of an action.
@@ -135,7 +135,7 @@ struct GameEpisode<R> {
     rules: R,
     limits: GameLimits,
     turn: usize,
-    draw: Draw,
+    draw: TaskDraw,
 }
 
 impl<R: Rules> Environment for GameEpisode<R> {
@@ -184,20 +184,20 @@ struct Games<F> {
 
 impl<F, R> Games<F>
 where
-    F: Fn(&mut Draw) -> R + Send + Sync,
+    F: Fn(&mut TaskDraw) -> R + Send + Sync,
     R: Rules + 'static,
 {
     /// A game is dealt from a number's own random numbers; `held_out` has other ones than training.
     fn play(&self, index: u64, held_out: bool) -> GameEpisode<R> {
         let stream = if held_out { format!("{} held out", self.name) } else { self.name.to_string() };
-        let mut draw = Draw::new(&stream, self.seed, index);
+        let mut draw = TaskDraw::new(&stream, self.seed, index);
         GameEpisode { rules: (self.deal)(&mut draw), limits: self.limits, turn: 0, draw }
     }
 }
 
 impl<F, R> Task for Games<F>
 where
-    F: Fn(&mut Draw) -> R + Send + Sync,
+    F: Fn(&mut TaskDraw) -> R + Send + Sync,
     R: Rules + 'static,
 {
     fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
@@ -263,7 +263,7 @@ impl Direction {
         Direction::ALL.iter().find(|(name, _)| *name == word).map(|(_, direction)| *direction)
     }
 
-    fn random(draw: &mut Draw) -> String {
+    fn random(draw: &mut TaskDraw) -> String {
         Direction::ALL[draw.below(4)].0.to_string()
     }
 

@@ -2,22 +2,21 @@
 //!
 //! Boards are dealt backwards: from the solved one the player pulls boxes around, so that each can be solved.
 
-use super::{ActionFormat, Direction, Draw, GameLimits, Games, Move, Rules, within};
+use super::{ActionFormat, Direction, GameLimits, Games, Move, Rules, TaskDraw, within};
 use crate::task::{Entry, options};
 use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "sokoban",
     about: "push boxes onto targets, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
         let limits = GameLimits { turns: o.turns, format: o.format };
-        let deal = move |draw: &mut Draw| Sokoban::dealt(o.size, o.boxes, o.turns, draw);
+        let deal = move |draw: &mut TaskDraw| Sokoban::dealt(o.size, o.boxes, o.turns, draw);
         Ok(Box::new(Games { name: "sokoban", seed, limits, deal }))
     },
 };
@@ -60,7 +59,7 @@ struct Sokoban {
 }
 
 impl Sokoban {
-    fn dealt(size: usize, boxes: usize, turns: usize, draw: &mut Draw) -> Sokoban {
+    fn dealt(size: usize, boxes: usize, turns: usize, draw: &mut TaskDraw) -> Sokoban {
         loop {
             let mut free: Vec<Cell> =
                 (1..size - 1).flat_map(|r| (1..size - 1).map(move |c| [r, c])).collect();
@@ -75,7 +74,7 @@ impl Sokoban {
     }
 
     /// The board after a random walk back of fewer than `turns` steps, where no box is left on a target.
-    fn pulled(mut self, turns: usize, draw: &mut Draw) -> Option<Sokoban> {
+    fn pulled(mut self, turns: usize, draw: &mut TaskDraw) -> Option<Sokoban> {
         for _ in 0..turns - 1 {
             let direction = Direction::ALL[draw.below(4)].1;
             let Some(to) = self.open(self.player, direction) else { continue };
@@ -156,7 +155,7 @@ impl Rules for Sokoban {
         self.on_targets() as f64 / self.boxes.len() as f64
     }
 
-    fn random(&self, draw: &mut Draw) -> String {
+    fn random(&self, draw: &mut TaskDraw) -> String {
         Direction::random(draw)
     }
 }

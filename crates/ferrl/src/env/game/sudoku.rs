@@ -1,22 +1,21 @@
 //! Sudoku: fill the empty cells so that every row, column and block has every number once. The solution is the only one.
 //! Reward: one divided by the number of empty cells for each right number; a wrong one is refused.
 
-use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules, numbers, within};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, numbers, within};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "sudoku",
     about: "fill a sudoku cell by cell, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o = Options::read(values)?;
         let limits = GameLimits { turns: o.turns, format: o.format };
-        let deal = move |draw: &mut Draw| Sudoku::dealt(o.size, o.clues, draw);
+        let deal = move |draw: &mut TaskDraw| Sudoku::dealt(o.size, o.clues, draw);
         Ok(Box::new(Games { name: "sudoku", seed, limits, deal }))
     },
 };
@@ -63,7 +62,7 @@ struct Sudoku {
 
 impl Sudoku {
     /// A full board, from which cells are taken as long as one solution is left.
-    fn dealt(size: usize, clues: usize, draw: &mut Draw) -> Sudoku {
+    fn dealt(size: usize, clues: usize, draw: &mut TaskDraw) -> Sudoku {
         let mut board = Sudoku { size, cells: vec![0; size * size], solution: Vec::new(), empty: 0 };
         board.fill(draw);
         board.solution = board.cells.clone();
@@ -99,7 +98,7 @@ impl Sudoku {
     }
 
     /// Fills all empty cells at random.
-    fn fill(&mut self, draw: &mut Draw) -> bool {
+    fn fill(&mut self, draw: &mut TaskDraw) -> bool {
         let Some((cell, mut numbers)) = self.tightest() else { return true };
         while !numbers.is_empty() {
             self.cells[cell] = numbers.swap_remove(draw.below(numbers.len()));
@@ -163,7 +162,7 @@ impl Rules for Sudoku {
         if done { Move::over(self.shown(), reward, true) } else { Move::on(self.shown(), reward) }
     }
 
-    fn random(&self, draw: &mut Draw) -> String {
+    fn random(&self, draw: &mut TaskDraw) -> String {
         let empty: Vec<usize> = (0..self.cells.len()).filter(|&cell| self.cells[cell] == 0).collect();
         let cell = empty[draw.below(empty.len())];
         let (row, column) = (cell / self.size + 1, cell % self.size + 1);

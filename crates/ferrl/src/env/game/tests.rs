@@ -1,13 +1,12 @@
 //! Rules and rewards of the games, by hand-made plays and by properties that hold for random ones.
 
 use super::*;
+use crate::recipe::task_keys;
 use crate::task::TASKS;
 
 fn game(name: &str, options: Value, index: u64) -> Box<dyn Environment> {
     let entry = TASKS.iter().find(|entry| entry.name == name).unwrap();
-    let mut values = (entry.defaults)().as_object().unwrap().clone();
-    values.extend(options.as_object().unwrap().clone());
-    (entry.build)(&values, 7).unwrap().episode(index, false).unwrap()
+    (entry.build)(options.as_object().unwrap(), 7).unwrap().episode(index, false).unwrap()
 }
 
 fn shown(turn: &Turn) -> &str {
@@ -35,7 +34,8 @@ fn random_play(name: &str, index: u64) -> (Vec<String>, Vec<f64>, Option<f64>) {
 #[test]
 fn every_game_ends_repeats_by_seed_and_earns_between_0_and_1() {
     for entry in GAMES {
-        let limit = (entry.defaults)()["turns"].as_u64().unwrap() as usize;
+        let turns = task_keys(entry).into_iter().find(|k| k.path == "data.task.turns").unwrap();
+        let limit = turns.default.as_u64().unwrap() as usize;
         let mut first = Vec::new();
         for index in 0..40 {
             let (texts, rewards, score) = random_play(entry.name, index);

@@ -2,21 +2,20 @@
 //! Reward: half for letters newly in place, half for the word.
 
 use super::words::FIVE;
-use super::{ActionFormat, Draw, GameLimits, Games, Move, Rules};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "wordle",
     about: "find a word of five letters from marked guesses, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         let limits = GameLimits { turns: o.turns, format: o.format };
-        let deal = move |draw: &mut Draw| Wordle { word: FIVE[draw.below(FIVE.len())], placed: [false; 5] };
+        let deal =
+            move |draw: &mut TaskDraw| Wordle { word: FIVE[draw.below(FIVE.len())], placed: [false; 5] };
         Ok(Box::new(Games { name: "wordle", seed, limits, deal }))
     },
 };
@@ -79,7 +78,7 @@ impl Rules for Wordle {
         if guess == self.word { Move::over(marked, reward + 0.5, true) } else { Move::on(marked, reward) }
     }
 
-    fn random(&self, draw: &mut Draw) -> String {
+    fn random(&self, draw: &mut TaskDraw) -> String {
         FIVE[draw.below(FIVE.len())].to_string()
     }
 }

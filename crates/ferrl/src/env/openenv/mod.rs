@@ -7,7 +7,7 @@ mod server;
 use super::{Environment, EpisodeEnd, Fault, Next, Result, Turn};
 use crate::websocket::Socket;
 use serde_json::{Map, Value, json};
-use server::{Refusal, Server, Transport};
+use server::{Server, ServerRefusal, Transport};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -63,15 +63,17 @@ struct ServerEpisode {
 
 impl ServerEpisode {
     /// A request over HTTP, made once more where the server could not be reached at all: nothing has happened then.
-    fn post(&self, path: &str, mut body: Value) -> std::result::Result<Value, Refusal> {
+    fn post(&self, path: &str, mut body: Value) -> std::result::Result<Value, ServerRefusal> {
         body["episode_id"] = self.id.as_str().into();
         match self.server.post(path, &body) {
-            Err(Refusal::Lost(lost)) if lost.message.contains("refused") => self.server.post(path, &body),
+            Err(ServerRefusal::Lost(lost)) if lost.message.contains("refused") => {
+                self.server.post(path, &body)
+            }
             answer => answer,
         }
     }
 
-    fn reset(&mut self) -> std::result::Result<Value, Refusal> {
+    fn reset(&mut self) -> std::result::Result<Value, ServerRefusal> {
         if self.server.transport == Transport::Http {
             return self.post("reset", json!({ "seed": self.seed }));
         }
@@ -79,7 +81,7 @@ impl ServerEpisode {
         self.server.tell(socket, "reset", &json!({ "seed": self.seed, "episode_id": self.id }))
     }
 
-    fn act(&mut self, action: &str) -> std::result::Result<Value, Refusal> {
+    fn act(&mut self, action: &str) -> std::result::Result<Value, ServerRefusal> {
         let mut fields = Map::new();
         fields.insert(self.server.action.clone(), action.into());
         match &mut self.socket {
@@ -110,19 +112,19 @@ impl Environment for ServerEpisode {
         self.holds = true;
         match self.reset() {
             Ok(answer) => Ok(format!("{}\n", text(&answer["observation"]))),
-            Err(Refusal::Full) => {
+            Err(ServerRefusal::Full) => {
                 (self.socket, self.holds) = (None, false);
                 self.server.turned_away();
                 Err(Fault::Busy)
             }
-            Err(Refusal::Lost(lost)) => Err(Fault::Lost(lost)),
+            Err(ServerRefusal::Lost(lost)) => Err(Fault::Lost(lost)),
         }
     }
 
     fn step(&mut self, action: &str) -> Result<Turn> {
         let answer = self.act(action).map_err(|refusal| match refusal {
-            Refusal::Full => Fault::Busy,
-            Refusal::Lost(lost) => Fault::Lost(lost),
+            ServerRefusal::Full => Fault::Busy,
+            ServerRefusal::Lost(lost) => Fault::Lost(lost),
         })?;
         let observation = &answer["observation"];
         let of =

@@ -2,8 +2,11 @@
 
 use super::super::{Lost, Why};
 use crate::http::Url;
+use crate::recipe::read_settings;
 use crate::websocket::Socket;
 use ferrl_engine::Error;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,11 +15,22 @@ use std::time::{Duration, Instant};
 const ACTION: &str = "message";
 /// How long a start waits for a server that plays other episodes before it is asked again.
 const WAIT: Duration = Duration::from_millis(20);
+
 /// What may be set in `env.options`.
-const OPTIONS: [&str; 3] = ["action", "sessions", "transport"];
+#[derive(Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Field of an action that takes the text; what the server's schema says by default.
+    action: Option<String>,
+    /// Whether the server keeps episodes over HTTP apart.
+    sessions: bool,
+    /// What the server speaks by default.
+    transport: Option<Transport>,
+}
 
 /// How a server is spoken to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Transport {
     /// `POST /reset` and `POST /step`, a connection each.
     Http,
@@ -43,8 +57,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// One at an address. `options`: `action` (the field that takes the text), `transport` (`websocket`, `http`; what the server
-    /// speaks by default), `sessions` (whether it keeps episodes over HTTP apart).
+    /// One at an address.
     pub(super) fn new(
         url: &str,
         options: &Map<String, Value>,
@@ -56,29 +69,12 @@ impl Server {
             None => url.to_string(),
         };
         Url::parse(&url).map_err(bad)?;
-        if let Some(key) = options.keys().find(|key| !OPTIONS.contains(&key.as_str())) {
-            let known = OPTIONS.join(", ");
-            return Err(
-                Error::usage(format!("unknown option {key:?}, expected one of {known}")).at("env.options")
-            );
-        }
+        let options: Options = read_settings("env.options", options)?;
         let url = url.trim_end_matches('/').to_string();
-        let transport = match options.get("transport").and_then(Value::as_str) {
-            Some("http") => Transport::Http,
-            Some("websocket") => Transport::WebSocket,
-            Some(other) => {
-                let what = format!("unknown transport {other:?}, expected \"websocket\" or \"http\"");
-                return Err(Error::usage(what).at("env.options.transport"));
-            }
-            None => spoken(&url, timeout),
-        };
-        let action = match options.get("action").and_then(Value::as_str) {
-            Some(action) => action.to_string(),
-            None => text_field(&url, timeout).unwrap_or_else(|| ACTION.into()),
-        };
-        let sessions = options.get("sessions").and_then(Value::as_bool).unwrap_or(false);
+        let transport = options.transport.unwrap_or_else(|| spoken(&url, timeout));
+        let action = options.action.or_else(|| text_field(&url, timeout)).unwrap_or_else(|| ACTION.into());
         // A server says how many sessions it keeps when it refuses one; over HTTP it has one environment.
-        let most = if transport == Transport::WebSocket || sessions { usize::MAX } else { 1 };
+        let most = if transport == Transport::WebSocket || options.sessions { usize::MAX } else { 1 };
         let slots = Mutex::new(Slots { taken: 0, most });
         Ok(Arc::new(Server { url, timeout, action, transport, slots, free: Condvar::new() }))
     }
@@ -94,15 +90,15 @@ impl Server {
         };
         match answer {
             // Other clients play all its episodes: it answers.
-            Ok(_) | Err(Refusal::Full) => Ok(()),
-            Err(Refusal::Lost(lost)) => {
+            Ok(_) | Err(ServerRefusal::Full) => Ok(()),
+            Err(ServerRefusal::Lost(lost)) => {
                 Err(Error::data(lost.message).at(&self.url).fix("start the server, or correct env.url"))
             }
         }
     }
 
     /// A request of its own connection.
-    pub(super) fn post(&self, path: &str, body: &Value) -> Result<Value, Refusal> {
+    pub(super) fn post(&self, path: &str, body: &Value) -> Result<Value, ServerRefusal> {
         let began = Instant::now();
         let url = Url::parse(&format!("{}/{path}", self.url)).map_err(|e| Lost::new(Why::Exited, e))?;
         let answer = url.post(body, self.timeout).map_err(|what| lost(path, &what, began))?;
@@ -110,14 +106,14 @@ impl Server {
     }
 
     /// A session of the server's.
-    pub(super) fn connect(&self) -> Result<Socket, Refusal> {
+    pub(super) fn connect(&self) -> Result<Socket, ServerRefusal> {
         let began = Instant::now();
         let url = Url::parse(&format!("{}/ws", self.url)).map_err(|e| Lost::new(Why::Exited, e))?;
         Ok(Socket::open(&url, self.timeout).map_err(|what| lost("ws", &what, began))?)
     }
 
     /// A message of a session and its answer.
-    pub(super) fn tell(&self, socket: &mut Socket, kind: &str, data: &Value) -> Result<Value, Refusal> {
+    pub(super) fn tell(&self, socket: &mut Socket, kind: &str, data: &Value) -> Result<Value, ServerRefusal> {
         let began = Instant::now();
         let mut answer = socket
             .ask(&json!({ "type": kind, "data": data }), self.timeout)
@@ -130,7 +126,7 @@ impl Server {
             "CAPACITY_REACHED" => {
                 let most = said["max_sessions"].as_u64().unwrap_or(1);
                 self.slots().most = usize::try_from(most).unwrap_or(1).max(1);
-                return Err(Refusal::Full);
+                return Err(ServerRefusal::Full);
             }
             "VALIDATION_ERROR" | "INVALID_JSON" | "UNKNOWN_TYPE" => Why::Schema,
             _ => Why::Raised,
@@ -167,16 +163,16 @@ impl Server {
 
 /// Why a server did not answer with an observation.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(super) enum ServerRefusal {
     /// It plays as many episodes as it can.
     Full,
     /// The episode is lost.
     Lost(Box<Lost>),
 }
 
-impl From<Lost> for Refusal {
+impl From<Lost> for ServerRefusal {
     fn from(lost: Lost) -> Self {
-        Refusal::Lost(Box::new(lost))
+        ServerRefusal::Lost(Box::new(lost))
     }
 }
 
@@ -191,7 +187,7 @@ fn lost(path: &str, what: &str, began: Instant) -> Lost {
     Lost { seconds: began.elapsed().as_secs_f64(), ..Lost::new(why, format!("{path}: {what}")) }
 }
 
-fn observed(path: &str, answer: Value) -> Result<Value, Refusal> {
+fn observed(path: &str, answer: Value) -> Result<Value, ServerRefusal> {
     match answer["observation"].is_null() {
         false => Ok(answer),
         true => Err(Lost::new(Why::Schema, format!("{path} answered without an observation")).into()),

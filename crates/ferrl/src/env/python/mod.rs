@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// What plays.
 #[derive(Clone, Debug, PartialEq)]
-pub enum What {
+pub enum PythonEnv {
     /// A Python file, and the class in it where it is one.
     File(PathBuf, Option<String>),
     /// An environment of GEM, by its name there.
@@ -29,24 +29,24 @@ pub enum What {
     ReasoningGym(String),
 }
 
-impl What {
+impl PythonEnv {
     /// A file, or `FILE.py:CLASS`.
     pub fn file(path: &str) -> Self {
         match path.rsplit_once(':').filter(|(file, _)| file.ends_with(".py")) {
-            Some((file, class)) => What::File(file.into(), Some(class.into())),
-            None => What::File(path.into(), None),
+            Some((file, class)) => PythonEnv::File(file.into(), Some(class.into())),
+            None => PythonEnv::File(path.into(), None),
         }
     }
 
     /// For messages.
     pub fn name(&self) -> String {
         match self {
-            What::File(path, class) => {
+            PythonEnv::File(path, class) => {
                 let class = class.as_ref().map_or_else(String::new, |class| format!(":{class}"));
                 format!("{}{class}", path.display())
             }
-            What::Gem(name) => format!("gem:{name}"),
-            What::ReasoningGym(name) => format!("reasoning_gym:{name}"),
+            PythonEnv::Gem(name) => format!("gem:{name}"),
+            PythonEnv::ReasoningGym(name) => format!("reasoning_gym:{name}"),
         }
     }
 }
@@ -55,7 +55,7 @@ impl What {
 #[derive(Clone)]
 pub struct WorkerSettings {
     /// What plays.
-    pub what: What,
+    pub what: PythonEnv,
     /// Arguments for it.
     pub options: Map<String, Value>,
     /// How many processes.

@@ -1,6 +1,6 @@
 //! The processes that environments in Python run in, and what has gone wrong in them.
 
-use super::{What, WorkerSettings};
+use super::{PythonEnv, WorkerSettings};
 use crate::env::{Lost, Why};
 use crate::interrupt;
 use crate::worker::{FailureKind, Process, Spawn};
@@ -173,7 +173,7 @@ impl Workers {
         }
         let WorkerSettings { what, options, python, start_timeout, memory, hooks, .. } = &self.settings;
         let request = match what {
-            What::File(path, class) => {
+            PythonEnv::File(path, class) => {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 if !path.is_file() {
                     let error = Error::data("there is no such file").at(path.display());
@@ -181,8 +181,10 @@ impl Workers {
                 }
                 json!({ "kind": "file", "file": path, "name": class, "options": options })
             }
-            What::Gem(name) => json!({ "kind": "gem", "name": name, "options": options }),
-            What::ReasoningGym(name) => json!({ "kind": "reasoning_gym", "name": name, "options": options }),
+            PythonEnv::Gem(name) => json!({ "kind": "gem", "name": name, "options": options }),
+            PythonEnv::ReasoningGym(name) => {
+                json!({ "kind": "reasoning_gym", "name": name, "options": options })
+            }
         };
         let spawn = Spawn {
             python,

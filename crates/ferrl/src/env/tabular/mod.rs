@@ -17,9 +17,10 @@ mod table;
 
 use super::{Environment, EpisodeEnd, Next, Turn};
 use crate::env;
+use crate::fixes::unknown;
 use crate::task::{Entry, Task, TaskExample, options};
-use crate::verify::countdown::Draw;
-use ferrl_engine::{Error, Result, nearest};
+use crate::verify::countdown::TaskDraw;
+use ferrl_engine::{Error, Result};
 use metric::TabularMetric;
 use model::TabularModel;
 use pipeline::{Impute, Scale, TabularPipeline, WordEncoding, baseline};
@@ -34,7 +35,6 @@ pub(crate) const ENTRY: Entry = Entry {
     name: "tabular",
     about: "train a model on a table with a few commands; the submission is graded",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(Tabular::new(options(values)?, seed)?)),
 };
 
@@ -81,21 +81,18 @@ struct Tabular {
 
 impl Tabular {
     fn new(o: Options, seed: u64) -> Result<Self> {
-        let names = || TabularMetric::ALL.iter().map(|(name, _)| *name);
         let found = TabularMetric::ALL.iter().find(|(name, _)| *name == o.metric);
         let &(_, metric) = found.ok_or_else(|| {
-            let all = names().collect::<Vec<_>>().join(", ");
-            let hint = nearest(&o.metric, names()).unwrap_or("accuracy");
-            Error::usage(format!("unknown metric {:?}, expected one of {all}", o.metric))
-                .at("data.task.metric")
-                .fix(format!("data.task.metric = {hint:?}"))
+            let names = TabularMetric::ALL.iter().map(|(name, _)| *name);
+            let fix = |near: &str| format!("data.task.metric = {near:?}");
+            unknown("metric", &o.metric, names, fix).at("data.task.metric")
         })?;
         if o.test.is_some() && o.train.is_none() {
             return Err(Error::usage("test rows without training rows")
                 .at("data.task.train")
                 .fix("data.task.train = \"train.csv\""));
         }
-        let mut draw = Draw::new("tabular split", seed, 0);
+        let mut draw = TaskDraw::new("tabular split", seed, 0);
         let test = o.test.as_ref().map(Path::new);
         let read =
             |path: &String| table::read(Path::new(path), test, &o.target, metric.regression(), &mut draw);
@@ -112,7 +109,7 @@ impl Tabular {
 
     fn play(&self, index: u64, held_out: bool) -> TabularEpisode {
         let stream = if held_out { "tabular held out" } else { "tabular" };
-        let mut draw = Draw::new(stream, self.seed, index);
+        let mut draw = TaskDraw::new(stream, self.seed, index);
         let made = || {
             let how = MadeUp { rows: self.o.rows, regression: self.metric.regression() };
             Arc::new(make_up(how, &mut draw))
@@ -169,7 +166,7 @@ struct TabularEpisode {
     instructions: bool,
     pipeline: TabularPipeline,
     turn: usize,
-    draw: Draw,
+    draw: TaskDraw,
 }
 
 /// What came of a command.

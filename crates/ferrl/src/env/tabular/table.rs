@@ -1,7 +1,7 @@
 //! A table with a target: from CSV files, or made up by a seed.
 
 use crate::data::format_of;
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
@@ -92,7 +92,7 @@ pub(super) struct TabularProblem {
 
 impl TabularProblem {
     /// Rows of one table, by lot; a quarter is for the test.
-    pub(super) fn split(table: &TabularData, draw: &mut Draw) -> TabularProblem {
+    pub(super) fn split(table: &TabularData, draw: &mut TaskDraw) -> TabularProblem {
         let mut order: Vec<usize> = (0..table.rows()).collect();
         for i in (1..order.len()).rev() {
             order.swap(i, draw.below(i + 1));
@@ -151,7 +151,7 @@ pub(super) fn read(
     test: Option<&Path>,
     target: &str,
     regression: bool,
-    draw: &mut Draw,
+    draw: &mut TaskDraw,
 ) -> Result<TabularProblem> {
     let first = cells(train)?;
     let second = test.map(cells).transpose()?;
@@ -215,8 +215,8 @@ pub(super) struct MadeUp {
 
 /// A table by its random numbers: numbers `a` to `d` of different scales, some of them missing, words `e`, and a target that
 /// is linear in the features or depends on their signs.
-pub(super) fn make_up(how: MadeUp, draw: &mut Draw) -> TabularProblem {
-    let unit = |draw: &mut Draw| f64::from(draw.word()) / 2_147_483_648.0 - 1.0;
+pub(super) fn make_up(how: MadeUp, draw: &mut TaskDraw) -> TabularProblem {
+    let unit = |draw: &mut TaskDraw| f64::from(draw.word()) / 2_147_483_648.0 - 1.0;
     let kinds = ["red", "green", "blue"];
     let linear = draw.chance(0.5);
     let weights: Vec<f64> = (0..4).map(|_| unit(draw) + 0.1).collect();

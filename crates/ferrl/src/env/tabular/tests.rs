@@ -128,7 +128,7 @@ fn random_players_repeat_by_seed_end_and_earn_within_bounds() {
 /// Was possible by mistake: a scaler or an imputer that learns from the rows that are graded.
 #[test]
 fn nothing_is_learned_from_the_graded_rows() {
-    let problem = make_up(MadeUp { rows: 80, regression: true }, &mut Draw::new("leak", 1, 0));
+    let problem = make_up(MadeUp { rows: 80, regression: true }, &mut TaskDraw::new("leak", 1, 0));
     let mut other = problem.clone();
     let Column::Numbers(cells) = &mut other.test.columns[0] else { panic!("numbers first") };
     cells[1..].iter_mut().for_each(|cell| *cell = Some(1e6));

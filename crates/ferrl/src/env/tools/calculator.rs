@@ -4,7 +4,7 @@ use super::ToolLimits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
 use crate::task::{Entry, options};
 use crate::tool;
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "calculator",
     about: "arithmetic questions with a calculator to call, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         let signs: Vec<char> = o.ops.chars().filter(|c| !c.is_whitespace()).collect();
@@ -81,7 +80,7 @@ struct Arithmetic {
 impl Questions for Arithmetic {
     fn question(&self, index: u64, held_out: bool) -> Result<Question> {
         let stream = if held_out { "calculator held out" } else { "calculator" };
-        let (mut draw, o) = (Draw::new(stream, self.seed, index), &self.o);
+        let (mut draw, o) = (TaskDraw::new(stream, self.seed, index), &self.o);
         let mut expression = String::new();
         for i in 0..o.numbers {
             if i > 0 {

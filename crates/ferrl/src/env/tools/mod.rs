@@ -59,7 +59,7 @@ impl ToolEpisode {
     }
 
     /// The text of each call's result, and how the calls were written.
-    fn run(&mut self, written: Vec<call::Written>) -> Result<(Vec<String>, CallFormat)> {
+    fn run(&mut self, written: Vec<call::WrittenCall>) -> Result<(Vec<String>, CallFormat)> {
         let format = written.first().map_or(CallFormat::Tag, |first| first.format);
         let mut results = Vec::new();
         for one in written {

@@ -2,9 +2,10 @@
 
 use super::ToolLimits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
+use crate::sandbox::SandboxMode;
 use crate::task::{Entry, options};
 use crate::tool::{self, Tool};
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "python",
     about: "questions on whole numbers with a Python interpreter to call, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         let tools: Arc<[Arc<dyn Tool>]> =
@@ -43,7 +43,7 @@ struct Options {
     /// Whether the prompt explains the tool and the answer's form.
     instructions: bool,
     /// Sandbox of the tool: `auto`, `on` or `off`.
-    sandbox: String,
+    sandbox: SandboxMode,
 }
 
 impl Default for Options {
@@ -53,7 +53,7 @@ impl Default for Options {
             max_calls: 2,
             demonstrated: 0.5,
             instructions: true,
-            sandbox: "auto".into(),
+            sandbox: SandboxMode::Auto,
         }
     }
 }
@@ -70,7 +70,7 @@ const HELD_OUT: u64 = 8;
 impl Questions for Programs {
     fn question(&self, index: u64, held_out: bool) -> Result<Question> {
         let stream = if held_out { "python held out" } else { "python" };
-        let (mut draw, o) = (Draw::new(stream, self.seed, index), &self.o);
+        let (mut draw, o) = (TaskDraw::new(stream, self.seed, index), &self.o);
         let (question, code, answer) = loop {
             let drawn = draw_question(&mut draw, o.max_number.clamp(20, 100_000));
             if xxh3_64(drawn.0.as_bytes()).is_multiple_of(HELD_OUT) == held_out {
@@ -92,7 +92,7 @@ impl Questions for Programs {
 }
 
 /// A question, a program that prints its answer, and the answer.
-fn draw_question(draw: &mut Draw, most: usize) -> (String, String, u64) {
+fn draw_question(draw: &mut TaskDraw, most: usize) -> (String, String, u64) {
     let (a, n) = (2 + draw.below(8), 10 + draw.below(most - 9));
     match draw.below(5) {
         0 => (

@@ -6,7 +6,7 @@ use super::task::{Question, Questions, ToolTask, exact, instructions};
 use crate::data::format_of;
 use crate::task::{Entry, options};
 use crate::tool::{self, Document, SearchIndex, SearchTool, Tool};
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,6 @@ pub(super) const ENTRY: Entry = Entry {
     name: "search",
     about: "questions about documents with a search to call, in several turns",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = options(values)?;
         let tools = o.tools(seed)?;
@@ -158,7 +157,7 @@ struct Person {
 impl Person {
     /// Person `number`; no two have the same surname.
     fn new(seed: u64, number: usize) -> Person {
-        let mut draw = Draw::new("search people", seed, number as u64);
+        let mut draw = TaskDraw::new("search people", seed, number as u64);
         let mut surname = String::new();
         // The digits of an odd multiple modulo a power of 20 are a different word for every number.
         let mut word = (number * 7919 + 4211) % 160_000 + 160_000 * (number / 160_000);
@@ -202,7 +201,7 @@ struct SearchQuestion {
 
 impl SearchQuestion {
     /// The row of question `index`: training rows first, the held-out fraction behind them.
-    fn split(&self, count: usize, index: u64, held_out: bool, draw: &mut Draw) -> usize {
+    fn split(&self, count: usize, index: u64, held_out: bool, draw: &mut TaskDraw) -> usize {
         let kept = (((1.0 - self.o.held_out) * count as f64).round() as usize).clamp(1, count);
         match held_out && kept < count {
             true => kept + index as usize % (count - kept),
@@ -214,7 +213,7 @@ impl SearchQuestion {
 impl Questions for SearchQuestion {
     fn question(&self, index: u64, held_out: bool) -> Result<Question> {
         let stream = if held_out { "search held out" } else { "search" };
-        let mut draw = Draw::new(stream, self.seed, index);
+        let mut draw = TaskDraw::new(stream, self.seed, index);
         let made_up = self.rows.is_empty();
         let count = if made_up { self.o.people } else { self.rows.len() };
         let number = self.split(count, index, held_out, &mut draw);

@@ -1,7 +1,7 @@
 //! A series of prices with headlines: from CSV files, or made up by a seed.
 
 use crate::data::{Row, format_of};
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
@@ -44,7 +44,7 @@ const BAD: [&str; 6] = [
 ];
 
 /// A number with mean 0 and variance 1: the sum of twelve uniform ones, less their mean.
-fn normal(draw: &mut Draw) -> f64 {
+fn normal(draw: &mut TaskDraw) -> f64 {
     let sum: f64 = (0..12).map(|_| (f64::from(draw.word()) + 0.5) / 4_294_967_296.0).sum();
     sum - 6.0
 }
@@ -54,7 +54,7 @@ impl Synthetic {
     pub(super) fn days(&self, seed: u64) -> Vec<Day> {
         let (mut price, mut days) = (100.0f64, Vec::with_capacity(self.days));
         for day in 0..self.days {
-            let mut draw = Draw::new("trading market", seed, day as u64);
+            let mut draw = TaskDraw::new("trading market", seed, day as u64);
             let good = draw.chance(0.5);
             let words = if good { GOOD } else { BAD };
             let headline = format!("{} {}", SUBJECTS[draw.below(8)], words[draw.below(6)]);
@@ -120,7 +120,7 @@ fn each(path: &Path, mut take: impl FnMut(String, &Row) -> Result<()>) -> Result
 
 /// The headlines of a range of days in a random order, for a placebo.
 pub(super) fn shuffle(days: &mut [Day], seed: u64) {
-    let mut draw = Draw::new("trading shuffle", seed, days.len() as u64);
+    let mut draw = TaskDraw::new("trading shuffle", seed, days.len() as u64);
     for i in (1..days.len()).rev() {
         let j = draw.below(i + 1);
         let (left, right) = days.split_at_mut(i);

@@ -11,7 +11,7 @@ mod market;
 use super::{Environment, EpisodeEnd, Next, Turn};
 use crate::env;
 use crate::task::{Entry, Task, TaskExample, options};
-use crate::verify::countdown::Draw;
+use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use market::{Day, Synthetic};
 use schemars::{JsonSchema, schema_for};
@@ -25,7 +25,6 @@ pub(crate) const ENTRY: Entry = Entry {
     name: "trading",
     about: "short, flat or long by prices and headlines: risk-adjusted return after costs",
     schema: || schema_for!(Options),
-    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(Trading::new(options(values)?, seed)?)),
 };
 
@@ -138,7 +137,7 @@ impl Trading {
     /// Episodes of training begin anywhere in the blocks before; those of evaluations follow each other.
     fn play(&self, index: u64, held_out: bool) -> TradingEpisode {
         let stream = if held_out { "trading held out" } else { "trading" };
-        let mut draw = Draw::new(stream, self.seed, index);
+        let mut draw = TaskDraw::new(stream, self.seed, index);
         let Options { window, horizon, cost, risk, .. } = self.o;
         // The first day that acts has `window` returns before it; the last has a close after it.
         let starts = |part: &Range<usize>| part.len() - window - horizon;
@@ -257,7 +256,7 @@ struct TradingEpisode {
     earned: Vec<f64>,
     /// Sum of the rewards so far.
     utility: f64,
-    draw: Draw,
+    draw: TaskDraw,
 }
 
 impl TradingEpisode {

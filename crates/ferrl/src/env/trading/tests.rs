@@ -16,7 +16,7 @@ fn days(o: &Options, seed: u64) -> Vec<Day> {
 
 /// Texts and rewards of an episode in which the same random player acts.
 fn played(task: &Trading, index: u64, held_out: bool) -> (Vec<String>, Vec<f64>) {
-    let (mut episode, mut player) = (task.play(index, held_out), Draw::new("player", 3, index));
+    let (mut episode, mut player) = (task.play(index, held_out), TaskDraw::new("player", 3, index));
     let (mut texts, mut rewards) = (vec![episode.start().unwrap()], Vec::new());
     loop {
         let turn = episode.step(POSITIONS[player.below(3)].0).unwrap();
@@ -106,7 +106,7 @@ fn a_random_player_earns_on_average_what_the_column_says() {
     let expected = task.play(0, true).random_player();
     let mean: f64 = (0..4000)
         .map(|i| {
-            let mut episode = TradingEpisode { draw: Draw::new("many", 1, i), ..task.play(0, true) };
+            let mut episode = TradingEpisode { draw: TaskDraw::new("many", 1, i), ..task.play(0, true) };
             (0..6)
                 .map(|_| {
                     let a = episode.random_action().unwrap();

@@ -1,8 +1,7 @@
 //! Rejection of steps that say the same as a sibling, by BLEU (Papineni et al., 2002).
 
 use super::super::Node;
-use super::{ChildDraw, Drawn, Expander};
-use crate::verify::Options;
+use super::{ChildDraw, Drawn, Expander, ExpanderOptions};
 use ferrl_engine::Result;
 use std::collections::HashMap;
 
@@ -11,11 +10,8 @@ struct BleuRejection {
     tries: usize,
 }
 
-pub(super) fn build(options: &Options<'_>) -> Result<Box<dyn Expander>> {
-    Ok(Box::new(BleuRejection {
-        most: options.between("max_bleu", 0.6, 0.0..=1.0)?,
-        tries: options.size("tries", 4, 1..=4096)? as usize,
-    }))
+pub(super) fn build(options: &ExpanderOptions) -> Result<Box<dyn Expander>> {
+    Ok(Box::new(BleuRejection { most: options.max_bleu, tries: options.tries }))
 }
 
 impl Expander for BleuRejection {

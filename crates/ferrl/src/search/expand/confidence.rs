@@ -1,8 +1,7 @@
 //! As many completions as the mean of their scores needs: openrl's rule. It starts with 10 and adds 4 until the 95 % interval
 //! `2 · 1.96 √(p (1 - p) / n)` is at most 0.05 wide, or 30 were drawn.
 
-use super::{ChildDraw, Drawn, Expander};
-use crate::verify::Options;
+use super::{ChildDraw, Drawn, Expander, ExpanderOptions};
 use ferrl_engine::{Error, Result};
 
 struct Confidence {
@@ -12,21 +11,12 @@ struct Confidence {
     width: f64,
 }
 
-pub(super) fn build(options: &Options<'_>) -> Result<Box<dyn Expander>> {
-    let size = |key: &str, default: u64| options.size(key, default, 1..=65536).map(|n| n as usize);
-    let built = Confidence {
-        start: size("ci_start", 10)?,
-        add: size("ci_add", 4)?,
-        most: size("ci_max", 30)?,
-        width: options.between("ci_width", 0.05, 0.0..=1.0)?,
-    };
-    if built.start > built.most {
-        return Err(Error::usage(format!(
-            "ci_start is {}, above ci_max, which is {}",
-            built.start, built.most
-        )));
+pub(super) fn build(options: &ExpanderOptions) -> Result<Box<dyn Expander>> {
+    let ExpanderOptions { ci_start: start, ci_add: add, ci_max: most, ci_width: width, .. } = *options;
+    if start > most {
+        return Err(Error::usage(format!("ci_start is {start}, above ci_max, which is {most}")));
     }
-    Ok(Box::new(built))
+    Ok(Box::new(Confidence { start, add, most, width }))
 }
 
 /// Width of the 95 % interval of a mean of `n` scores.

@@ -8,8 +8,10 @@ mod confidence;
 mod plain;
 
 use super::{Expansion, Node};
-use crate::verify::{Options, Setting};
-use ferrl_engine::{Error, Result, nearest};
+use crate::fixes::unknown;
+use ferrl_engine::Result;
+use schemars::{JsonSchema, Schema, schema_for};
+use serde::{Deserialize, Serialize};
 
 /// One child to draw.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -54,7 +56,7 @@ pub struct Entry {
     pub name: &'static str,
     /// One line for people.
     pub about: &'static str,
-    build: fn(&Options<'_>) -> Result<Box<dyn Expander>>,
+    build: fn(&ExpanderOptions) -> Result<Box<dyn Expander>>,
 }
 
 /// Every expander.
@@ -97,64 +99,57 @@ pub const EXPANDERS: &[Entry] = &[
     },
 ];
 
-/// Options of expanders.
-pub const SETTINGS: &[Setting] = &[
-    Setting {
-        name: "branch_depth",
-        default: "",
-        about: "iid_with_max_branching_depth: depth of the last branching [2]",
-    },
-    Setting { name: "high", default: "", about: "high_low_temperature_iid: the high temperature [1]" },
-    Setting { name: "low", default: "", about: "high_low_temperature_iid: the low temperature [0.35]" },
-    Setting {
-        name: "systems",
-        default: "",
-        about: "iid_with_different_system_message: a list of system messages",
-    },
-    Setting {
-        name: "max_bleu",
-        default: "",
-        about: "bleu_rejection_sampling_iid: most similar that is kept [0.6]",
-    },
-    Setting {
-        name: "tries",
-        default: "",
-        about: "bleu_rejection_sampling_iid: draws at most, for each child [4]",
-    },
-    Setting {
-        name: "ci_start",
-        default: "",
-        about: "confidence_interval_aware_efficient_iid: first draws [10]",
-    },
-    Setting {
-        name: "ci_add",
-        default: "",
-        about: "confidence_interval_aware_efficient_iid: draws added each time [4]",
-    },
-    Setting {
-        name: "ci_max",
-        default: "",
-        about: "confidence_interval_aware_efficient_iid: draws at most [30]",
-    },
-    Setting {
-        name: "ci_width",
-        default: "",
-        about: "confidence_interval_aware_efficient_iid: width that is enough [0.05]",
-    },
-];
+/// Options of expanders, as JSON Schema.
+pub const EXPANDER_OPTIONS: fn() -> Schema = || schema_for!(ExpanderOptions);
 
-/// The expander that the options name.
-pub fn build(options: &Options<'_>) -> Result<Box<dyn Expander>> {
-    let name = options.text("expander", EXPANDERS[0].name)?;
-    let Some(entry) = EXPANDERS.iter().find(|e| e.name == name) else {
-        let names = EXPANDERS.iter().map(|e| e.name);
-        let all = names.clone().collect::<Vec<_>>().join(", ");
-        let error = Error::usage(format!("unknown expander {name:?}, expected one of {all}"));
-        return Err(match nearest(&name, names) {
-            Some(near) => error.fix(format!("--option expander={near}")),
-            None => error,
-        });
-    };
+/// Options of expanders.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExpanderOptions {
+    /// Of iid_with_max_branching_depth: depth of the last branching. [0, 4096]
+    branch_depth: usize,
+    /// Of high_low_temperature_iid: the high temperature. [0.0001, 100]
+    high: f64,
+    /// Of high_low_temperature_iid: the low temperature. [0.0001, 100]
+    low: f64,
+    /// Of iid_with_different_system_message: the system messages.
+    systems: Vec<String>,
+    /// Of bleu_rejection_sampling_iid: most similar that is kept. [0, 1]
+    max_bleu: f64,
+    /// Of bleu_rejection_sampling_iid: draws at most, for each child. [1, 4096]
+    tries: usize,
+    /// Of confidence_interval_aware_efficient_iid: first draws. [1, 65536]
+    ci_start: usize,
+    /// Of confidence_interval_aware_efficient_iid: draws added each time. [1, 65536]
+    ci_add: usize,
+    /// Of confidence_interval_aware_efficient_iid: draws at most. [1, 65536]
+    ci_max: usize,
+    /// Of confidence_interval_aware_efficient_iid: width that is enough. [0, 1]
+    ci_width: f64,
+}
+
+impl Default for ExpanderOptions {
+    fn default() -> Self {
+        ExpanderOptions {
+            branch_depth: 2,
+            high: 1.0,
+            low: 0.35,
+            systems: Vec::new(),
+            max_bleu: 0.6,
+            tries: 4,
+            ci_start: 10,
+            ci_add: 4,
+            ci_max: 30,
+            ci_width: 0.05,
+        }
+    }
+}
+
+/// The expander of that name.
+pub fn build(name: &str, options: &ExpanderOptions) -> Result<Box<dyn Expander>> {
+    let fix = |near: &str| format!("--option expander={near}");
+    let found = EXPANDERS.iter().find(|e| e.name == name);
+    let entry = found.ok_or_else(|| unknown("expander", name, EXPANDERS.iter().map(|e| e.name), fix))?;
     (entry.build)(options)
 }
 

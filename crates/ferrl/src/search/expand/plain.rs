@@ -1,12 +1,11 @@
 //! Independent draws, at one temperature or two, to a depth, with several system messages.
 
-use super::{ChildDraw, Drawn, Expander, missing};
-use crate::verify::Options;
+use super::{ChildDraw, Drawn, Expander, ExpanderOptions, missing};
 use ferrl_engine::{Error, Result};
 
 struct Iid;
 
-pub(super) fn iid(_: &Options<'_>) -> Result<Box<dyn Expander>> {
+pub(super) fn iid(_: &ExpanderOptions) -> Result<Box<dyn Expander>> {
     Ok(Box::new(Iid))
 }
 
@@ -18,8 +17,8 @@ impl Expander for Iid {
 
 struct MaxDepth(usize);
 
-pub(super) fn max_depth(options: &Options<'_>) -> Result<Box<dyn Expander>> {
-    Ok(Box::new(MaxDepth(options.size("branch_depth", 2, 0..=4096)? as usize)))
+pub(super) fn max_depth(options: &ExpanderOptions) -> Result<Box<dyn Expander>> {
+    Ok(Box::new(MaxDepth(options.branch_depth)))
 }
 
 impl Expander for MaxDepth {
@@ -37,9 +36,8 @@ struct HighLow {
     low: f32,
 }
 
-pub(super) fn high_low(options: &Options<'_>) -> Result<Box<dyn Expander>> {
-    let temperature = |key: &str, default: f64| options.between(key, default, 1e-4..=100.0).map(|t| t as f32);
-    Ok(Box::new(HighLow { high: temperature("high", 1.0)?, low: temperature("low", 0.35)? }))
+pub(super) fn high_low(options: &ExpanderOptions) -> Result<Box<dyn Expander>> {
+    Ok(Box::new(HighLow { high: options.high as f32, low: options.low as f32 }))
 }
 
 impl Expander for HighLow {
@@ -56,14 +54,13 @@ impl Expander for HighLow {
 
 struct Systems(Vec<String>);
 
-pub(super) fn systems(options: &Options<'_>) -> Result<Box<dyn Expander>> {
-    let systems = options.texts("systems", &[])?;
-    if systems.is_empty() {
+pub(super) fn systems(options: &ExpanderOptions) -> Result<Box<dyn Expander>> {
+    if options.systems.is_empty() {
         return Err(Error::usage("iid_with_different_system_message needs system messages")
             .at("systems")
             .fix("--option 'systems=[\"Be brief.\", \"Think step by step.\"]'"));
     }
-    Ok(Box::new(Systems(systems)))
+    Ok(Box::new(Systems(options.systems.clone())))
 }
 
 impl Expander for Systems {

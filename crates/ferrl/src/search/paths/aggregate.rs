@@ -1,10 +1,10 @@
 //! Aggregators: which of the paths of one tree are used.
 
-use super::{Entry, Path};
+use super::{Entry, TreePath};
 use std::collections::HashSet;
 
 /// Chooses among paths; the number is per cent or a count, where one is needed.
-type Aggregator = fn(Vec<Path>, f64) -> Vec<Path>;
+type Aggregator = fn(Vec<TreePath>, f64) -> Vec<TreePath>;
 
 /// Every aggregator.
 pub const AGGREGATORS: &[Entry<Aggregator>] = &[
@@ -36,13 +36,13 @@ pub const AGGREGATORS: &[Entry<Aggregator>] = &[
     },
 ];
 
-fn unique(paths: Vec<Path>) -> Vec<Path> {
+fn unique(paths: Vec<TreePath>) -> Vec<TreePath> {
     let mut seen = HashSet::new();
     paths.into_iter().filter(|p| seen.insert(p.text())).collect()
 }
 
 /// The best by a key, in their own order; of equal ones the first.
-fn top(paths: Vec<Path>, percent: f64, key: impl Fn(&Path) -> f64) -> Vec<Path> {
+fn top(paths: Vec<TreePath>, percent: f64, key: impl Fn(&TreePath) -> f64) -> Vec<TreePath> {
     let count = ((paths.len() as f64 * percent / 100.0) as usize).max(1);
     let mut order: Vec<usize> = (0..paths.len()).collect();
     order.sort_by(|&a, &b| key(&paths[b]).total_cmp(&key(&paths[a])));
@@ -57,7 +57,7 @@ mod tests {
 
     fn kept(name: &str, number: f64) -> Vec<String> {
         let aggregator = find("path aggregator", AGGREGATORS, name).unwrap();
-        (aggregator.apply)(paths(&tree()), number).iter().map(Path::text).collect()
+        (aggregator.apply)(paths(&tree()), number).iter().map(TreePath::text).collect()
     }
 
     #[test]

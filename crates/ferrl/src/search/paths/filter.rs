@@ -1,9 +1,9 @@
 //! Filters: which paths stay.
 
-use super::{Entry, Path};
+use super::{Entry, TreePath};
 
 /// Whether a path stays.
-type Filter = fn(&Path) -> bool;
+type Filter = fn(&TreePath) -> bool;
 
 /// Every filter.
 pub const FILTERS: &[Entry<Filter>] = &[
@@ -38,7 +38,7 @@ mod tests {
 
     fn kept(name: &str) -> Vec<String> {
         let filter = find("path filter", FILTERS, name).unwrap();
-        paths(&tree()).iter().filter(|p| (filter.apply)(p)).map(Path::text).collect()
+        paths(&tree()).iter().filter(|p| (filter.apply)(p)).map(TreePath::text).collect()
     }
 
     #[test]

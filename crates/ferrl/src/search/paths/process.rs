@@ -1,9 +1,9 @@
 //! Post-processors: what becomes of the scores and advantages of a path.
 
-use super::{Entry, Path, PathStep};
+use super::{Entry, PathStep, TreePath};
 
 /// Changes a path.
-type PostProcessor = fn(&mut Path);
+type PostProcessor = fn(&mut TreePath);
 
 /// An advantage that is nearly 0, for losses that skip steps of advantage 0.
 const EPSILON: f64 = 1e-6;
@@ -82,11 +82,11 @@ pub const POST_PROCESSORS: &[Entry<PostProcessor>] = &[
     },
 ];
 
-fn each(path: &mut Path, change: impl FnMut(&mut PathStep)) {
+fn each(path: &mut TreePath, change: impl FnMut(&mut PathStep)) {
     path.steps.iter_mut().for_each(change);
 }
 
-fn each_but_last(path: &mut Path, change: impl FnMut(&mut PathStep)) {
+fn each_but_last(path: &mut TreePath, change: impl FnMut(&mut PathStep)) {
     path.steps.iter_mut().rev().skip(1).for_each(change);
 }
 
@@ -98,7 +98,7 @@ mod tests {
     /// Score and advantage of each step after a post-processor.
     fn after(name: &str, steps: &[(f64, f64)], weight: f64) -> Vec<(f64, f64)> {
         let step = |&(score, advantage): &(f64, f64)| PathStep { score, advantage, ..Default::default() };
-        let mut path = Path { steps: steps.iter().map(step).collect(), weight, correct: true };
+        let mut path = TreePath { steps: steps.iter().map(step).collect(), weight, correct: true };
         (find("path post-processor", POST_PROCESSORS, name).unwrap().apply)(&mut path);
         path.steps.iter().map(|s| (s.score, s.advantage)).collect()
     }

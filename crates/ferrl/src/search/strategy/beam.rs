@@ -5,59 +5,66 @@
 
 use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree, Until};
 use super::{Common, Entry};
-use crate::verify::{Options, Setting};
+use crate::recipe::read_settings;
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "beam",
     about: "beam search over steps",
-    settings: &[
-        Setting { name: "width", default: "4", about: "beams that are continued" },
-        Setting {
-            name: "branch",
-            default: "",
-            about: "continuations of each beam; as many as beams where not given",
-        },
-        Setting {
-            name: "evaluate",
-            default: "",
-            about: "what ranks beams: score (the scorer on prefixes) or logp; score where the scorer judges steps",
-        },
-        Setting { name: "answer", default: "\"best\"", about: "best, vote, weighted or visits" },
-    ],
-    build,
+    schema: || schema_for!(Options),
+    build: |options, common| Ok(Box::new(Beam::new(read_settings(ENTRY.name, options)?, common)?)),
 };
 
-struct Beam {
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Beams that are continued. [1, 65536]
     width: usize,
+    /// Continuations of each beam; as many as beams where not given. [1, 65536]
+    branch: Option<usize>,
+    /// What ranks beams: score (the scorer on prefixes) or logp; score where the scorer judges steps.
+    evaluate: Option<BeamRank>,
+    /// Which whole completion is the result.
+    answer: ChoiceRule,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum BeamRank {
+    Score,
+    Logp,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { width: 4, branch: None, evaluate: None, answer: ChoiceRule::Best }
+    }
+}
+
+struct Beam {
+    options: Options,
     branch: usize,
     max_depth: usize,
     by_score: bool,
-    choice: ChoiceRule,
     beams: Vec<usize>,
     started: bool,
 }
 
-fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
-    let width = options.size("width", 4, 1..=65536)? as usize;
-    let by_score = options.choice("evaluate", common.judges_steps, &[("score", true), ("logp", false)])?;
-    if by_score && !common.judges_steps {
-        return Err(Error::usage("evaluate=score needs a scorer of prefixes")
-            .at("beam")
-            .fix("--verifier with a model, or evaluate=logp"));
-    }
-    Ok(Box::new(Beam {
-        width,
-        branch: options.size("branch", width as u64, 1..=65536)? as usize,
-        max_depth: common.max_depth,
-        by_score,
-        choice: options.choice("answer", ChoiceRule::Best, ChoiceRule::ALL)?,
-        beams: vec![0],
-        started: false,
-    }))
-}
-
 impl Beam {
+    fn new(options: Options, common: &Common) -> Result<Self> {
+        let judges = common.facts.judges_steps;
+        let by_score = options.evaluate.map_or(judges, |rank| rank == BeamRank::Score);
+        if by_score && !judges {
+            return Err(Error::usage("evaluate=score needs a scorer of prefixes")
+                .at("beam")
+                .fix("--verifier with a model, or evaluate=logp"));
+        }
+        let (branch, max_depth) = (options.branch.unwrap_or(options.width), common.depth());
+        Ok(Beam { options, branch, max_depth, by_score, beams: vec![0], started: false })
+    }
+
     fn rank(&self, tree: &Tree, id: usize) -> f64 {
         let (tokens, logprob) = tree.sampled(id);
         match tree.node(id).score.filter(|_| self.by_score) {
@@ -80,10 +87,10 @@ impl Strategy for Beam {
             let mut all: Vec<usize> = whole.chain(grown).collect();
             // A stable sort: of equal ones the first stay.
             all.sort_by(|&a, &b| self.rank(round.tree, b).total_cmp(&self.rank(round.tree, a)));
-            all.truncate(self.width);
+            all.truncate(self.options.width);
             self.beams = all;
         }
-        let branch = if self.started { self.branch } else { self.width * self.branch };
+        let branch = if self.started { self.branch } else { self.options.width * self.branch };
         self.started = true;
         let tree = &round.tree;
         let open = self.beams.iter().copied().filter(|&b| !tree.node(b).terminal);
@@ -96,6 +103,6 @@ impl Strategy for Beam {
             .collect())
     }
     fn answer(&self, tree: &Tree) -> Option<usize> {
-        self.choice.of(tree)
+        self.options.answer.of(tree)
     }
 }

@@ -1,19 +1,20 @@
 //! Best of n: the completion with the highest score (Cobbe et al., 2021, arXiv 2110.14168), and the weighted form that adds
 //! the scores of equal answers before it chooses (Li et al., 2022, arXiv 2206.02336).
 
-use super::sampling::{IndependentSampling, SAMPLES};
+use super::sampling::{IndependentSampling, Options};
 use super::{ChoiceRule, Entry};
+use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "best_of_n",
     about: "the completion with the highest score",
-    settings: &[SAMPLES],
-    build: |options, common| IndependentSampling::build(options, common, ChoiceRule::Best),
+    schema: || schema_for!(Options),
+    build: |options, common| IndependentSampling::build(ENTRY.name, options, common, ChoiceRule::Best),
 };
 
 pub(super) const WEIGHTED: Entry = Entry {
     name: "weighted_best_of_n",
     about: "the answer whose completions have the largest sum of scores",
-    settings: &[SAMPLES],
-    build: |options, common| IndependentSampling::build(options, common, ChoiceRule::Weighted),
+    schema: || schema_for!(Options),
+    build: |options, common| IndependentSampling::build(WEIGHTED.name, options, common, ChoiceRule::Weighted),
 };

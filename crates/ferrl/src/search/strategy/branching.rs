@@ -6,40 +6,72 @@
 
 use super::super::{Backup, ChoiceRule, Expansion, Round, Strategy, Tree, Until};
 use super::sampling::evaluate_terminals;
-use super::{Common, Entry, schedule};
-use crate::verify::{Options, Setting};
-use ferrl_engine::Result;
+use super::{Entry, MAX_DEPTH};
+use crate::recipe::read_settings;
+use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "tree",
     about: "a tree of steps with a branching factor for each depth",
-    settings: &[
-        Setting {
-            name: "branch",
-            default: "[3, 2, 1]",
-            about: "children by depth: 3,2,1, or one number for all depths",
-        },
-        Setting { name: "answer", default: "\"weighted\"", about: "best, vote, weighted or visits" },
-    ],
-    build,
+    schema: || schema_for!(Options),
+    build: |options, common| {
+        let Options { branch, answer } = read_settings(ENTRY.name, options)?;
+        let branch = branch.list()?;
+        // One number is for all depths, which `max_depth` ends; a tree of 64 levels of two has no end in practice.
+        let max_depth = common.max_depth.unwrap_or(if branch.len() == 1 { 3 } else { MAX_DEPTH });
+        Ok(Box::new(Branching { branch, max_depth, choice: answer, started: false }))
+    },
 };
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Children by depth: 3,2,1, or one number for all depths. [1, 65536]
+    branch: BranchSchedule,
+    /// Which whole completion is the result.
+    answer: ChoiceRule,
+}
+
+/// Whole numbers from 1 on: one, a list, or `3,2,1`.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(untagged)]
+enum BranchSchedule {
+    One(usize),
+    Each(Vec<usize>),
+    Text(String),
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { branch: BranchSchedule::Each(vec![3, 2, 1]), answer: ChoiceRule::Weighted }
+    }
+}
+
+impl BranchSchedule {
+    fn list(self) -> Result<Vec<usize>> {
+        let (list, shown) = match self {
+            BranchSchedule::One(n) => (vec![n], String::new()),
+            BranchSchedule::Each(list) => (list, "[]".into()),
+            BranchSchedule::Text(text) => {
+                let number = |part: &str| part.trim().parse().ok().filter(|n| (1..=65536).contains(n));
+                (text.split(',').map(number).collect::<Option<_>>().unwrap_or_default(), text)
+            }
+        };
+        match list.is_empty() {
+            false => Ok(list),
+            true => Err(Error::usage(format!("branch must be numbers from 1 to 65536, got {shown}"))
+                .fix("branch=3,2,1")),
+        }
+    }
+}
 
 struct Branching {
     branch: Vec<usize>,
     max_depth: usize,
     choice: ChoiceRule,
     started: bool,
-}
-
-fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
-    let branch = schedule(options, "branch", &[3, 2, 1])?;
-    // One number is for all depths, which `max_depth` ends; a tree of 64 levels of two has no end in practice.
-    let max_depth = match branch.len() {
-        1 if !options.has("max_depth") => 3,
-        _ => common.max_depth,
-    };
-    let choice = options.choice("answer", ChoiceRule::Weighted, ChoiceRule::ALL)?;
-    Ok(Box::new(Branching { branch, max_depth, choice, started: false }))
 }
 
 impl Branching {

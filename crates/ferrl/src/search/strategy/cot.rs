@@ -3,23 +3,21 @@
 //! Its accuracy is that of one sample, whatever `samples` is; the others make it a measurement (`figures` has their mean).
 
 use super::super::{Expansion, Round, Strategy, Tree};
-use super::sampling::{IndependentSampling, SAMPLES};
-use super::{ChoiceRule, Common, Entry};
-use crate::verify::Options;
+use super::sampling::{IndependentSampling, Options};
+use super::{ChoiceRule, Entry};
 use ferrl_engine::Result;
+use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "cot",
     about: "chain of thought: independent completions, of which the first is the result",
-    settings: &[SAMPLES],
-    build,
+    schema: || schema_for!(Options),
+    build: |options, common| {
+        Ok(Box::new(Cot(IndependentSampling::build(ENTRY.name, options, common, ChoiceRule::Best)?)))
+    },
 };
 
 struct Cot(Box<dyn Strategy>);
-
-fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
-    Ok(Box::new(Cot(IndependentSampling::build(options, common, ChoiceRule::Best)?)))
-}
 
 impl Strategy for Cot {
     fn next(&mut self, round: &mut Round<'_>) -> Result<Vec<Expansion>> {

@@ -4,51 +4,57 @@
 //! The spine is sampled step by step; completions branch off the prompt and off every step but the last.
 
 use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree};
+use super::Entry;
 use super::sampling::evaluate_terminals;
-use super::{Common, Entry};
-use crate::verify::{Options, Setting};
+use crate::recipe::read_settings;
 use ferrl_engine::Result;
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "fishbone",
     about: "one solution, with completions that branch off each of its steps",
-    settings: &[
-        Setting { name: "branch", default: "4", about: "completions off each step of the spine" },
-        Setting { name: "answer", default: "\"weighted\"", about: "best, vote, weighted or visits" },
-    ],
-    build,
+    schema: || schema_for!(Options),
+    build: |options, common| {
+        let (options, max_depth) = (read_settings(ENTRY.name, options)?, common.depth());
+        Ok(Box::new(FishBone { options, max_depth, spine: vec![0], stage: FishBoneStage::Spine }))
+    },
 };
 
-struct FishBone {
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Completions off each step of the spine. [1, 65536]
     branch: usize,
-    max_depth: usize,
-    choice: ChoiceRule,
-    /// Nodes of the spine that are still to be branched off.
-    spine: Vec<usize>,
-    state: State,
+    /// Which whole completion is the result.
+    answer: ChoiceRule,
 }
 
-enum State {
+impl Default for Options {
+    fn default() -> Self {
+        Options { branch: 4, answer: ChoiceRule::Weighted }
+    }
+}
+
+struct FishBone {
+    options: Options,
+    max_depth: usize,
+    /// Nodes of the spine that are still to be branched off.
+    spine: Vec<usize>,
+    stage: FishBoneStage,
+}
+
+enum FishBoneStage {
     Spine,
     Bones,
     Done,
-}
-
-fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
-    Ok(Box::new(FishBone {
-        branch: options.size("branch", 4, 1..=65536)? as usize,
-        max_depth: common.max_depth,
-        choice: options.choice("answer", ChoiceRule::Weighted, ChoiceRule::ALL)?,
-        spine: vec![0],
-        state: State::Spine,
-    }))
 }
 
 impl Strategy for FishBone {
     fn next(&mut self, round: &mut Round<'_>) -> Result<Vec<Expansion>> {
         evaluate_terminals(round);
         let head = round.grown.iter().flatten().copied().next().unwrap_or(0);
-        if matches!(self.state, State::Spine) {
+        if matches!(self.stage, FishBoneStage::Spine) {
             if !round.tree.node(head).terminal {
                 if head > 0 {
                     self.spine.push(head);
@@ -57,15 +63,19 @@ impl Strategy for FishBone {
                 let step = Expansion::steps(head, 1);
                 return Ok(vec![if last { Expansion::completions(head, 1) } else { step }]);
             }
-            self.state = State::Bones;
+            self.stage = FishBoneStage::Bones;
         }
-        if matches!(self.state, State::Bones) {
-            self.state = State::Done;
-            return Ok(self.spine.iter().map(|&id| Expansion::completions(id, self.branch)).collect());
+        if matches!(self.stage, FishBoneStage::Bones) {
+            self.stage = FishBoneStage::Done;
+            return Ok(self
+                .spine
+                .iter()
+                .map(|&id| Expansion::completions(id, self.options.branch))
+                .collect());
         }
         Ok(Vec::new())
     }
     fn answer(&self, tree: &Tree) -> Option<usize> {
-        self.choice.of(tree)
+        self.options.answer.of(tree)
     }
 }

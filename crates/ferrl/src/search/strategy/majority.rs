@@ -1,12 +1,13 @@
 //! Majority vote, or self-consistency (Wang et al., 2022, arXiv 2203.11171): the most frequent answer of independent
 //! completions. It needs no scorer.
 
-use super::sampling::{IndependentSampling, SAMPLES};
+use super::sampling::{IndependentSampling, Options};
 use super::{ChoiceRule, Entry};
+use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "majority",
     about: "the most frequent answer of independent completions (self-consistency)",
-    settings: &[SAMPLES],
-    build: |options, common| IndependentSampling::build(options, common, ChoiceRule::Vote),
+    schema: || schema_for!(Options),
+    build: |options, common| IndependentSampling::build(ENTRY.name, options, common, ChoiceRule::Vote),
 };

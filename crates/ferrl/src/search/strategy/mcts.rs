@@ -9,72 +9,84 @@
 //! Chaslot et al., 2008), so that the others descend elsewhere, and all share a decode batch. The tree depends on `parallel`
 //! and on nothing else of how it was computed.
 
-use super::super::{ChoiceRule, Expansion, Prior, Round, Strategy, Tree, Until};
+use super::super::{ChoiceRule, Expansion, Facts, Prior, Round, Strategy, Tree, Until};
 use super::{Common, Entry};
-use crate::verify::{Options, Setting};
+use crate::recipe::read_settings;
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "mcts",
     about: "Monte Carlo tree search over steps (UCT or PUCT), many leaves at once under virtual loss",
-    settings: &[
-        Setting {
-            name: "simulations",
-            default: "32",
-            about: "simulations; with --budget as many as it allows",
-        },
-        Setting { name: "parallel", default: "4", about: "simulations under way at once (virtual loss)" },
-        Setting {
-            name: "branch",
-            default: "4",
-            about: "steps sampled where a node is expanded; equal ones are merged",
-        },
-        Setting { name: "select", default: "\"puct\"", about: "puct or uct" },
-        Setting { name: "c", default: "1.25", about: "weight of exploration" },
-        Setting {
-            name: "widen",
-            default: "0.4",
-            about: "progressive widening: a node of N visits has branch · N^widen steps drawn; 0 is off",
-        },
-        Setting {
-            name: "evaluate",
-            default: "",
-            about: "value of a leaf: rollout, or score where the scorer judges steps; rollout by default",
-        },
-        Setting { name: "rollouts", default: "1", about: "rollouts of a leaf; each is one visit" },
-        Setting {
-            name: "prior",
-            default: "\"logp\"",
-            about: "logp (softmax of the mean logp of a step), count or uniform",
-        },
-        Setting {
-            name: "answer",
-            default: "",
-            about: "best, vote, weighted or visits; best with an oracle, weighted with another scorer, vote with logp",
-        },
-    ],
-    build,
+    schema: || schema_for!(Options),
+    build: |options, common| Ok(Box::new(Mcts::new(read_settings(ENTRY.name, options)?, common)?)),
 };
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Simulations; with --budget as many as it allows. [1, 1048576]
+    #[schemars(extend("default" = 32))]
+    simulations: Option<u64>,
+    /// Simulations under way at once (virtual loss). [1, 4096]
+    parallel: usize,
+    /// Steps sampled where a node is expanded; equal ones are merged. [1, 4096]
+    branch: usize,
+    /// Bound that chooses the child to descend to.
+    select: Select,
+    /// Weight of exploration. [0, 1000000]
+    c: f64,
+    /// Progressive widening: a node of N visits has branch · N^widen steps drawn; 0 is off. [0, 1]
+    widen: f64,
+    /// Value of a leaf: rollout, or score where the scorer judges steps; rollout by default.
+    evaluate: Option<LeafValue>,
+    /// Rollouts of a leaf; each is one visit. [1, 4096]
+    rollouts: usize,
+    /// Prior of a step: logp (softmax of its mean logp), count or uniform.
+    prior: Prior,
+    /// Which whole completion is the result; best with an oracle, weighted with another scorer, vote with logp.
+    answer: Option<ChoiceRule>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            simulations: None,
+            parallel: 4,
+            branch: 4,
+            select: Select::Puct,
+            c: 1.25,
+            widen: 0.4,
+            evaluate: None,
+            rollouts: 1,
+            prior: Prior::Logp,
+            answer: None,
+        }
+    }
+}
 
 /// Simulations in a row that sampled nothing: all that is worth a visit has been sampled.
 const FREE: usize = 256;
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 enum Select {
     Uct,
     Puct,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum LeafValue {
+    Rollout,
+    Score,
+}
+
 struct Mcts {
+    options: Options,
     simulations: u64,
-    parallel: usize,
-    branch: usize,
-    select: Select,
-    c: f64,
-    widen: f64,
     by_score: bool,
-    rollouts: usize,
-    prior: Prior,
     choice: ChoiceRule,
     max_depth: usize,
     budgeted: bool,
@@ -92,36 +104,31 @@ struct Waiting {
     rollout: bool,
 }
 
-fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
-    let by_score = options.choice("evaluate", false, &[("rollout", false), ("score", true)])?;
-    if by_score && !common.judges_steps {
-        return Err(Error::usage("evaluate=score needs a scorer of prefixes")
-            .at("mcts")
-            .fix("--verifier with a model or logp, or evaluate=rollout"));
+impl Mcts {
+    fn new(options: Options, common: &Common) -> Result<Self> {
+        let Facts { budgeted, judges_steps, informed, .. } = common.facts;
+        let by_score = options.evaluate == Some(LeafValue::Score);
+        if by_score && !judges_steps {
+            return Err(Error::usage("evaluate=score needs a scorer of prefixes")
+                .at("mcts")
+                .fix("--verifier with a model or logp, or evaluate=rollout"));
+        }
+        let usual = match (informed, judges_steps) {
+            (true, false) => ChoiceRule::Best,
+            (true, true) => ChoiceRule::Weighted,
+            (false, _) => ChoiceRule::Vote,
+        };
+        Ok(Mcts {
+            simulations: options.simulations.unwrap_or(if budgeted { 1 << 20 } else { 32 }),
+            by_score,
+            choice: options.answer.unwrap_or(usual),
+            max_depth: common.depth(),
+            budgeted,
+            begun: 0,
+            waiting: Vec::new(),
+            options,
+        })
     }
-    let usual = if common.budgeted { 1 << 20 } else { 32 };
-    let choice = match (common.informed, common.judges_steps) {
-        (true, false) => ChoiceRule::Best,
-        (true, true) => ChoiceRule::Weighted,
-        (false, _) => ChoiceRule::Vote,
-    };
-    let priors = [("logp", Prior::Logp), ("count", Prior::Count), ("uniform", Prior::Uniform)];
-    Ok(Box::new(Mcts {
-        simulations: options.size("simulations", usual, 1..=1 << 20)?,
-        parallel: options.size("parallel", 4, 1..=4096)? as usize,
-        branch: options.size("branch", 4, 1..=4096)? as usize,
-        select: options.choice("select", Select::Puct, &[("puct", Select::Puct), ("uct", Select::Uct)])?,
-        c: options.between("c", 1.25, 0.0..=1e6)?,
-        widen: options.between("widen", 0.4, 0.0..=1.0)?,
-        by_score,
-        rollouts: options.size("rollouts", 1, 1..=4096)? as usize,
-        prior: options.choice("prior", Prior::Logp, &priors)?,
-        choice: options.choice("answer", choice, ChoiceRule::ALL)?,
-        max_depth: common.max_depth,
-        budgeted: common.budgeted,
-        begun: 0,
-        waiting: Vec::new(),
-    }))
 }
 
 impl Strategy for Mcts {
@@ -132,7 +139,7 @@ impl Strategy for Mcts {
             self.absorb(tree, &waiting, grown, &mut work);
         }
         let mut free = 0;
-        while self.begun < self.simulations && work.simulations() < self.parallel && free < FREE {
+        while self.begun < self.simulations && work.simulations() < self.options.parallel && free < FREE {
             let before = work.simulations();
             self.begun += 1;
             self.simulate_from(tree, 0, &mut work);
@@ -149,7 +156,7 @@ impl Strategy for Mcts {
     }
 
     fn prior(&self) -> Prior {
-        self.prior
+        self.options.prior
     }
 }
 
@@ -176,11 +183,16 @@ impl NextRound {
 impl Mcts {
     fn expansion(&self, tree: &Tree, waiting: &Waiting) -> Expansion {
         if waiting.rollout {
-            return Expansion::rollouts(waiting.node, self.rollouts);
+            return Expansion::rollouts(waiting.node, self.options.rollouts);
         }
         let last = tree.node(waiting.node).depth + 1 >= self.max_depth;
         let until = if last { Until::End } else { Until::Step };
-        Expansion { until, score: self.by_score, merge: true, ..Expansion::steps(waiting.node, self.branch) }
+        Expansion {
+            until,
+            score: self.by_score,
+            merge: true,
+            ..Expansion::steps(waiting.node, self.options.branch)
+        }
     }
 
     /// Takes in what an expansion brought.
@@ -193,7 +205,7 @@ impl Mcts {
             }
             return;
         }
-        tree.set_priors(waiting.node, self.prior);
+        tree.set_priors(waiting.node, self.options.prior);
         for _ in 0..waiting.simulations {
             // It goes on from where it waited.
             tree.set_under_way(waiting.node, false);
@@ -232,8 +244,8 @@ impl Mcts {
     /// steps are all wrong never leaves them.
     fn widens(&self, tree: &Tree, id: usize) -> bool {
         let drawn: u64 = tree.steps(id).map(|c| tree.node(c).samples).sum();
-        let most = self.branch as f64 * (tree.node(id).visits.max(1) as f64).powf(self.widen);
-        drawn > 0 && (drawn + self.branch as u64) as f64 <= most
+        let most = self.options.branch as f64 * (tree.node(id).visits.max(1) as f64).powf(self.options.widen);
+        drawn > 0 && (drawn + self.options.branch as u64) as f64 <= most
     }
 
     /// The child to go to: the first of those with the highest bound. None at a leaf, and where more steps are to be drawn.
@@ -248,11 +260,11 @@ impl Mcts {
             let visits = (n.visits + tree.virtual_loss(c)) as f64;
             // What is under way counts as lost; what was never looked at is taken for as good as its parent.
             let q = if visits > 0.0 { n.value * n.visits as f64 / visits } else { parent.value };
-            match self.select {
-                Select::Puct => q + self.c * n.prior * above.sqrt() / (1.0 + visits),
+            match self.options.select {
+                Select::Puct => q + self.options.c * n.prior * above.sqrt() / (1.0 + visits),
                 // Unvisited children come first, the more probable before the others.
                 Select::Uct if visits == 0.0 => 1e9 + n.prior,
-                Select::Uct => q + self.c * (above.ln() / visits).sqrt(),
+                Select::Uct => q + self.options.c * (above.ln() / visits).sqrt(),
             }
         };
         let mut found: Option<(usize, f64)> = None;

@@ -9,10 +9,14 @@ mod majority;
 mod mcts;
 mod sampling;
 
-use super::expand::{self, Expander};
-use super::{ChoiceRule, Strategy};
-use crate::verify::{Hooks, Options, Setting};
-use ferrl_engine::{Error, Result, nearest};
+use super::expand::{self, EXPANDER_OPTIONS, EXPANDERS, Expander};
+use super::extract::EXTRACTORS;
+use super::{ChoiceRule, Facts, Strategy};
+use crate::fixes::unknown;
+use crate::recipe::{option_keys, read_settings, unknown_key};
+use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, Schema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// A strategy's place in the registry.
@@ -21,11 +25,14 @@ pub struct Entry {
     pub name: &'static str,
     /// One line for people.
     pub about: &'static str,
-    /// Its own options; those of [`COMMON`] and of expanders come on top.
-    pub settings: &'static [Setting],
-    /// Makes one for a question, from checked options.
-    pub build: fn(&Options<'_>, &Common) -> Result<Box<dyn Strategy>>,
+    /// The JSON Schema of its own options; those of [`STEP_OPTIONS`] and of expanders come on top.
+    pub schema: fn() -> Schema,
+    /// Makes one for a question, from its own options.
+    pub build: BuildStrategy,
 }
+
+/// Makes a strategy from its own options and what all have in common.
+pub type BuildStrategy = fn(&Map<String, Value>, &Common) -> Result<Box<dyn Strategy>>;
 
 /// Every strategy.
 pub const STRATEGIES: &[Entry] = &[
@@ -39,22 +46,34 @@ pub const STRATEGIES: &[Entry] = &[
     mcts::ENTRY,
 ];
 
-/// Options of every strategy.
-pub const COMMON: &[Setting] = &[
-    Setting {
-        name: "step",
-        default: "\"\\n\"",
-        about: "text that ends a step; empty: only step_tokens does, and the end of a turn",
-    },
-    Setting { name: "step_tokens", default: "0", about: "tokens of a step at most; 0 is no limit" },
-    Setting { name: "max_depth", default: "64", about: "steps of a path at most; the last goes to the end" },
-    Setting { name: "expander", default: "\"iid\"", about: "how the children of a node are drawn" },
-    Setting {
-        name: "extractor",
-        default: "\"verifier\"",
-        about: "what of a completion is its answer, for votes",
-    },
-];
+/// Options of every strategy, as JSON Schema.
+pub const STEP_OPTIONS: fn() -> Schema = || schema_for!(StepOptions);
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct StepOptions {
+    /// Text that ends a step; empty: only step_tokens does, and the end of a turn.
+    step: String,
+    /// Tokens of a step at most; 0 is no limit. [0, 1048576]
+    step_tokens: usize,
+    /// Steps of a path at most; the last goes to the end. [1, 4096]
+    #[schemars(extend("default" = MAX_DEPTH))]
+    max_depth: Option<usize>,
+    /// How the children of a node are drawn.
+    expander: String,
+    /// What of a completion is its answer, for votes.
+    extractor: String,
+}
+
+/// Steps of a path at most where nothing is given.
+const MAX_DEPTH: usize = 64;
+
+impl Default for StepOptions {
+    fn default() -> Self {
+        let (expander, extractor) = (EXPANDERS[0].name.into(), EXTRACTORS[0].name.into());
+        StepOptions { step: "\n".into(), step_tokens: 0, max_depth: None, expander, extractor }
+    }
+}
 
 /// What all strategies have in common.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -63,45 +82,33 @@ pub struct Common {
     pub separator: String,
     /// Tokens of a step at most.
     pub step_tokens: usize,
-    /// Steps of a path at most.
-    pub max_depth: usize,
-    /// Whether a budget of tokens ends the search, and not a number of samples.
-    pub budgeted: bool,
-    /// Whether the scorer can judge steps.
-    pub judges_steps: bool,
-    /// Whether the scorer says more than the model itself believes.
-    pub informed: bool,
-    /// Whether an episode of several turns is searched: the end of a turn ends a step, too.
-    pub turns: bool,
+    /// Steps of a path at most, where that was given.
+    pub max_depth: Option<usize>,
+    /// What the options do not say.
+    pub facts: Facts,
 }
 
 impl Common {
-    fn read(options: &Options<'_>, facts: &Common) -> Result<Self> {
-        let common = Common {
-            separator: options.text("step", "\n")?,
-            step_tokens: options.size("step_tokens", 0, 0..=1 << 20)? as usize,
-            max_depth: options.size("max_depth", 64, 1..=4096)? as usize,
-            ..facts.clone()
-        };
-        if common.separator.is_empty() && common.step_tokens == 0 && !common.turns {
+    fn new(options: &StepOptions, facts: Facts) -> Result<Self> {
+        if options.step.is_empty() && options.step_tokens == 0 && !facts.turns {
             return Err(Error::usage("a step has no end: step is empty and step_tokens is 0")
                 .at("--option")
                 .fix("--option step_tokens=16"));
         }
-        Ok(common)
+        let (separator, step_tokens) = (options.step.clone(), options.step_tokens);
+        Ok(Common { separator, step_tokens, max_depth: options.max_depth, facts })
+    }
+
+    /// Steps of a path at most.
+    fn depth(&self) -> usize {
+        self.max_depth.unwrap_or(MAX_DEPTH)
     }
 }
 
 /// The strategy of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     STRATEGIES.iter().find(|e| e.name == name).ok_or_else(|| {
-        let names = STRATEGIES.iter().map(|e| e.name);
-        let all = names.clone().collect::<Vec<_>>().join(", ");
-        let error = Error::usage(format!("unknown strategy {name:?}, expected one of {all}"));
-        match nearest(name, names) {
-            Some(near) => error.fix(format!("--strategy {near}")),
-            None => error,
-        }
+        unknown("strategy", name, STRATEGIES.iter().map(|e| e.name), |near| format!("--strategy {near}"))
     })
 }
 
@@ -117,43 +124,38 @@ pub struct Built {
     pub extractor: String,
 }
 
+/// The schemas of all options of a strategy: its own, those of every strategy, those of expanders.
+fn schemas(entry: &Entry) -> [fn() -> Schema; 3] {
+    [entry.schema, STEP_OPTIONS, EXPANDER_OPTIONS]
+}
+
 /// A strategy with these options; unknown ones are refused. `facts` are those that the options do not say.
-pub fn build(entry: &Entry, table: &Map<String, Value>, facts: &Common) -> Result<Built> {
-    let settings = [entry.settings, COMMON, expand::SETTINGS].concat();
-    let hooks = Hooks::default();
-    let options = Options::checked(entry.name, &settings, table, &hooks)?;
-    let common = Common::read(&options, facts)?;
+pub fn build(entry: &Entry, table: &Map<String, Value>, facts: Facts) -> Result<Built> {
+    let known = schemas(entry).map(|schema| option_keys(schema, ""));
+    let mut parts = [Map::new(), Map::new(), Map::new()];
+    for (key, value) in table {
+        let Some(part) = known.iter().position(|keys| keys.iter().any(|k| k.path == *key)) else {
+            let names: Vec<&str> = known.iter().flatten().map(|k| k.path.as_str()).collect();
+            return Err(unknown_key(entry.name, key, &names, &str::to_string));
+        };
+        parts[part].insert(key.clone(), value.clone());
+    }
+    let [own, steps, expander] = parts;
+    let steps: StepOptions = read_settings(entry.name, &steps)?;
+    let common = Common::new(&steps, facts)?;
     Ok(Built {
-        strategy: (entry.build)(&options, &common)?,
-        expander: expand::build(&options)?,
-        extractor: options.text("extractor", "verifier")?,
+        strategy: (entry.build)(&own, &common)?,
+        expander: expand::build(&steps.expander, &read_settings(entry.name, &expander)?)?,
+        extractor: steps.extractor,
         common,
     })
 }
 
 /// The options with the defaults of the strategy filled in, as trees store them.
 pub fn resolved(entry: &Entry, table: &Map<String, Value>) -> Map<String, Value> {
-    let settings = entry.settings.iter().chain(COMMON);
-    let default = |s: &Setting| serde_json::from_str(s.default).unwrap_or_else(|_| s.default.into());
-    let mut all: Map<String, Value> =
-        settings.filter(|s| !s.default.is_empty()).map(|s| (s.name.to_string(), default(s))).collect();
+    let [own, steps, _] = schemas(entry).map(|schema| option_keys(schema, ""));
+    let given = own.into_iter().chain(steps).filter(|k| !k.default.is_null());
+    let mut all: Map<String, Value> = given.map(|k| (k.path, k.default)).collect();
     all.extend(table.iter().map(|(k, v)| (k.clone(), v.clone())));
     all
-}
-
-/// A list of whole numbers from 1 on: one number, a list, or `3,2,1`.
-fn schedule(options: &Options<'_>, key: &str, default: &[usize]) -> Result<Vec<usize>> {
-    let Some(value) = options.value(key) else { return Ok(default.to_vec()) };
-    let number = |v: &Value| v.as_u64().filter(|n| (1..=65536).contains(n)).map(|n| n as usize);
-    let parsed: Option<Vec<usize>> = match value {
-        Value::Array(list) => list.iter().map(number).collect(),
-        Value::String(text) => {
-            text.split(',').map(|part| part.trim().parse().ok().filter(|n| (1..=65536).contains(n))).collect()
-        }
-        other => number(other).map(|n| vec![n]),
-    };
-    parsed.filter(|list| !list.is_empty()).ok_or_else(|| {
-        Error::usage(format!("{key} must be numbers from 1 to 65536, got {value}"))
-            .fix(format!("{key}=3,2,1"))
-    })
 }

@@ -5,11 +5,19 @@
 
 use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree};
 use super::Common;
-use crate::verify::{Options, Setting};
+use crate::recipe::read_settings;
 use ferrl_engine::Result;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-pub(super) const SAMPLES: Setting =
-    Setting { name: "samples", default: "8", about: "completions; with --budget as many as it allows" };
+#[derive(Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Options {
+    /// Completions; with --budget as many as it allows. [1, 65536]
+    #[schemars(extend("default" = 8))]
+    samples: Option<usize>,
+}
 
 /// Independent completions and a rule that chooses one.
 pub(super) struct IndependentSampling {
@@ -20,10 +28,15 @@ pub(super) struct IndependentSampling {
 }
 
 impl IndependentSampling {
-    pub fn build(options: &Options<'_>, common: &Common, choice: ChoiceRule) -> Result<Box<dyn Strategy>> {
-        let usual = if common.budgeted { 65536 } else { 8 };
-        let wanted = options.size("samples", usual, 1..=65536)? as usize;
-        Ok(Box::new(IndependentSampling { wanted, drawn: 0, budgeted: common.budgeted, choice }))
+    pub fn build(
+        name: &str,
+        options: &Map<String, Value>,
+        common: &Common,
+        choice: ChoiceRule,
+    ) -> Result<Box<dyn Strategy>> {
+        let (options, budgeted): (Options, _) = (read_settings(name, options)?, common.facts.budgeted);
+        let wanted = options.samples.unwrap_or(if budgeted { 65536 } else { 8 });
+        Ok(Box::new(IndependentSampling { wanted, drawn: 0, budgeted, choice }))
     }
 }
 

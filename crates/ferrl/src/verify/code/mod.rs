@@ -8,44 +8,63 @@ mod literal;
 mod object;
 mod run;
 
-use super::{Entry, Options, Outcome, Progress, Sample, Score, Setting, Verifier};
+use super::{Entry, Hooks, Outcome, Progress, Sample, Score, Verifier};
 use crate::interrupt::is_interruption;
-use crate::sandbox::{self, Limits, PythonSandbox, SandboxMode};
+use crate::sandbox::{Limits, PythonSandbox, SandboxMode, SandboxOptions};
 use ferrl_engine::Result;
 use run::{Bench, TestVerdict};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "code",
     about: "Python code that passes the tests of its row, run in a sandbox",
-    settings: SETTINGS,
-    build: |options| Ok(Box::new(Code::new(options)?)),
+    schema: || schema_for!(Options),
+    build: |given| Ok(Box::new(Code::new(given.read()?, given.hooks)?)),
 };
 
-const SETTINGS: &[Setting] = &[
-    Setting {
-        name: "sandbox",
-        default: "\"auto\"",
-        about: "confinement: auto (every layer the kernel has), on (an error where one is missing), off (none)",
-    },
-    Setting { name: "wall_s", default: "10.0", about: "seconds that a completion may run (each run of io)" },
-    Setting { name: "memory_mib", default: "512", about: "memory of the program and what it starts" },
-    Setting { name: "processes", default: "16", about: "processes and threads at a time" },
-    Setting { name: "scratch_mib", default: "64", about: "size of the scratch folder" },
-    Setting { name: "output_kib", default: "1024", about: "size of stdout and stderr together" },
-    Setting { name: "python", default: "\"python3\"", about: "the interpreter" },
-    Setting {
-        name: "tolerance",
-        default: "1e-9",
-        about: "relative tolerance of floats; whole numbers are always compared exactly",
-    },
-    Setting {
-        name: "partial",
-        default: "false",
-        about: "reward the fraction of cases passed, not all or nothing",
-    },
-];
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Confinement: auto (every layer the kernel has), on (an error where one is missing), off (none).
+    sandbox: SandboxMode,
+    /// Seconds that a completion may run (each run of io). [0.05, 86400]
+    wall_s: f64,
+    /// Memory of the program and what it starts. [32, 1048576]
+    memory_mib: u64,
+    /// Processes and threads at a time. [1, 4096]
+    processes: u64,
+    /// Size of the scratch folder. [1, 1048576]
+    scratch_mib: u64,
+    /// Size of stdout and stderr together. [1, 262144]
+    output_kib: u64,
+    /// The interpreter.
+    python: String,
+    /// Relative tolerance of floats; whole numbers are always compared exactly. [0, 0.1]
+    tolerance: f64,
+    /// Reward the fraction of cases passed, not all or nothing.
+    partial: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let Limits { wall_s, memory_mib, processes, scratch_mib, output_kib, .. } = Limits::default();
+        let (sandbox, python, tolerance, partial) = (SandboxMode::Auto, "python3".into(), 1e-9, false);
+        Options {
+            sandbox,
+            wall_s,
+            memory_mib,
+            processes,
+            scratch_mib,
+            output_kib,
+            python,
+            tolerance,
+            partial,
+        }
+    }
+}
 
 /// The function that an assertion calls, if the assertion becomes a test case.
 pub fn called(assertion: &str) -> Option<String> {
@@ -63,32 +82,18 @@ pub struct Code {
 }
 
 impl Code {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        let default = Limits::default();
-        let limits = Limits {
-            wall_s: options.between("wall_s", default.wall_s, 0.05..=86_400.0)?,
-            memory_mib: options.size("memory_mib", default.memory_mib, 32..=1 << 20)?,
-            processes: options.size("processes", default.processes, 1..=4096)?,
-            scratch_mib: options.size("scratch_mib", default.scratch_mib, 1..=1 << 20)?,
-            output_kib: options.size("output_kib", default.output_kib, 1..=1 << 18)?,
-            ..default
-        };
-        let (tolerance, partial) =
-            (options.between("tolerance", 1e-9, 0.0..=0.1)?, options.flag("partial", false)?);
-        let confinement = sandbox::SandboxOptions {
-            mode: options.choice("sandbox", SandboxMode::Auto, &SandboxMode::ALL)?,
-            interrupt: options.hooks().interrupt.clone(),
-            ..Default::default()
-        };
-        let mode = confinement.mode;
-        let python = PythonSandbox::start(&options.text("python", "python3")?, limits, confinement)?;
+    fn new(options: Options, hooks: &Hooks) -> Result<Self> {
+        let Options { sandbox: mode, wall_s, memory_mib, processes, scratch_mib, output_kib, .. } = options;
+        let limits = Limits { wall_s, memory_mib, processes, scratch_mib, output_kib, ..Default::default() };
+        let confinement = SandboxOptions { mode, interrupt: hooks.interrupt.clone(), ..Default::default() };
+        let python = PythonSandbox::start(&options.python, limits, confinement)?;
         if let (SandboxMode::Auto, Some((layer, _))) = (mode, python.report().hole()) {
             let message =
                 format!("code of the model runs with less than full confinement: {}", python.report());
             let fix = format!("{} needs {}; sandbox = \"on\" refuses to run without", layer, layer.needs());
-            options.hooks().warnings.raise("sandbox-layers", message, &fix);
+            hooks.warnings.raise("sandbox-layers", message, &fix);
         }
-        Ok(Code { python, tolerance, partial })
+        Ok(Code { python, tolerance: options.tolerance, partial: options.partial })
     }
 
     fn judge(&self, sample: &Sample<'_>) -> Result<Score> {

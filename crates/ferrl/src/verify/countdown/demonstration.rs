@@ -2,7 +2,7 @@
 
 use super::AnswerFormat;
 use super::expression::CountdownOp;
-use super::puzzle::{Draw, Puzzle, random_expression};
+use super::puzzle::{Puzzle, TaskDraw, random_expression};
 use ferrl_engine::{Error, Result};
 
 /// How demonstrations are written.
@@ -51,7 +51,7 @@ impl DemonstrationOptions {
 /// A completion for a puzzle; `index` makes demonstrations of the same puzzle differ.
 pub fn demonstrate(puzzle: &Puzzle, seed: u64, index: u64, options: &DemonstrationOptions) -> Result<String> {
     options.check()?;
-    let mut draw = Draw::new("countdown demonstration", seed, index);
+    let mut draw = TaskDraw::new("countdown demonstration", seed, index);
     let noisy = draw.chance(options.noise);
     let mut random = || (0..100).find_map(|_| random_expression(&puzzle.numbers, &options.ops, &mut draw));
     let answer = if noisy { random().map(|expr| expr.to_string()) } else { None };

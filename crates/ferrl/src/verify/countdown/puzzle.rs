@@ -111,7 +111,7 @@ pub fn held_out(numbers: &[i64], target: i64, share: f64) -> bool {
 /// Puzzle `index` of a seed; the same one on every machine.
 pub fn generate(seed: u64, index: u64, options: &CountdownOptions) -> Result<Puzzle> {
     options.check()?;
-    let mut draw = Draw::new("countdown puzzle", seed, index);
+    let mut draw = TaskDraw::new("countdown puzzle", seed, index);
     for _ in 0..10_000 {
         let (least, most) = options.numbers;
         let count = least + draw.below(most - least + 1);
@@ -137,7 +137,7 @@ pub fn generate(seed: u64, index: u64, options: &CountdownOptions) -> Result<Puz
 pub(super) fn random_expression(
     numbers: &[i64],
     ops: &[CountdownOp],
-    draw: &mut Draw,
+    draw: &mut TaskDraw,
 ) -> Option<CountdownExpr> {
     let mut parts: Vec<(Fraction, CountdownExpr)> =
         numbers.iter().map(|&n| (Fraction::whole(n), CountdownExpr::Number(n))).collect();
@@ -160,18 +160,18 @@ pub(super) fn random_expression(
 }
 
 /// Random numbers of one name, seed and index.
-pub(crate) struct Draw {
+pub(crate) struct TaskDraw {
     key: [u32; 2],
     counter: [u32; 4],
     words: [u32; 4],
     used: usize,
 }
 
-impl Draw {
+impl TaskDraw {
     pub(crate) fn new(name: &str, seed: u64, index: u64) -> Self {
         let [stream, _] = name_words(name);
         let counter = [index as u32, (index >> 32) as u32, 0, stream];
-        Draw { key: [seed as u32, (seed >> 32) as u32], counter, words: [0; 4], used: 4 }
+        TaskDraw { key: [seed as u32, (seed >> 32) as u32], counter, words: [0; 4], used: 4 }
     }
 
     pub(crate) fn word(&mut self) -> u32 {

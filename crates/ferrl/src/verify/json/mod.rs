@@ -6,75 +6,66 @@
 mod schema;
 
 use super::take::TAG;
-use super::{Entry, Options, Sample, Score, Setting, Verifier, group_end, last_answer};
+use super::{Entry, Sample, Score, Verifier, group_end, last_answer};
 use ferrl_engine::{Error, Result};
 use schema::Schema;
-use serde_json::Value;
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// Its place in the registry.
 pub const ENTRY: Entry = Entry {
     name: "json",
     about: "1 when the completion is JSON that matches a JSON Schema, otherwise 0",
-    settings: &[
-        Setting {
-            name: "schema",
-            default: "none",
-            about: "the JSON Schema, a table; without one, and without the column, any JSON is right",
-        },
-        Setting {
-            name: "schema_column",
-            default: "\"schema\"",
-            about: "column with the row's own schema, an object or JSON text",
-        },
-        Setting {
-            name: "take",
-            default: "\"auto\"",
-            about: "the JSON: auto (all of it, else the last ```json block, else the last <answer> tag, else the last \
-                    object or list), whole, answer",
-        },
-        Setting {
-            name: "json_reward",
-            default: "0.0",
-            about: "reward for JSON that does not match the schema",
-        },
-    ],
-    build: |options| Ok(Box::new(Json::new(options)?)),
+    schema: || schema_for!(Options),
+    build: |given| {
+        let options: Options = given.read()?;
+        let schema = options.schema.clone().map(|s| Schema::read(&s.into()));
+        let schema = schema.transpose().map_err(|e| e.at("schema").at(given.verifier))?;
+        Ok(Box::new(Json { schema, options }))
+    },
 };
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 enum TakeJson {
     Auto,
     Whole,
     Answer,
 }
 
-/// The verifier.
-pub struct Json {
-    schema: Option<Schema>,
-    column: String,
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// The JSON Schema; without one, and without the column, any JSON is right.
+    schema: Option<Map<String, Value>>,
+    /// Column with the row's own schema, an object or JSON text.
+    schema_column: String,
+    /// The JSON: auto (all of it, else the last ```json block, else the last <answer> tag, else the last object or list),
+    /// whole, answer.
     take: TakeJson,
+    /// Reward for JSON that does not match the schema. [0, inf)
     json_reward: f64,
 }
 
-impl Json {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        let takes = [("auto", TakeJson::Auto), ("whole", TakeJson::Whole), ("answer", TakeJson::Answer)];
-        let schema = options
-            .value("schema")
-            .map(|value| Schema::read(value).map_err(|e| e.at("schema").at(ENTRY.name)));
-        Ok(Json {
-            schema: schema.transpose()?,
-            column: options.text("schema_column", "schema")?,
-            take: options.choice("take", TakeJson::Auto, &takes)?,
-            json_reward: options.number("json_reward", 0.0, 0.0)?,
-        })
+impl Default for Options {
+    fn default() -> Self {
+        Options { schema: None, schema_column: "schema".into(), take: TakeJson::Auto, json_reward: 0.0 }
     }
+}
 
+/// The verifier.
+pub struct Json {
+    schema: Option<Schema>,
+    options: Options,
+}
+
+impl Json {
     /// The text that is JSON, or should be.
     fn taken<'a>(&self, completion: &'a str) -> Option<&'a str> {
         let is_json = |text: &&str| serde_json::from_str::<Value>(text).is_ok();
         let whole = completion.trim();
-        match self.take {
+        match self.options.take {
             TakeJson::Whole => Some(whole),
             TakeJson::Answer => last_answer(completion).map(unfenced),
             TakeJson::Auto => Some(whole)
@@ -89,10 +80,10 @@ impl Json {
     /// The schema of a row; none where any JSON will do.
     fn schema(&self, sample: &Sample<'_>) -> Result<Option<std::borrow::Cow<'_, Schema>>> {
         use std::borrow::Cow::{Borrowed, Owned};
-        let Some(value) = sample.column(&self.column).filter(|v| !v.is_null()) else {
+        let Some(value) = sample.column(&self.options.schema_column).filter(|v| !v.is_null()) else {
             return Ok(self.schema.as_ref().map(Borrowed));
         };
-        let wrong = |e: Error| sample.error(e.at(&self.column));
+        let wrong = |e: Error| sample.error(e.at(&self.options.schema_column));
         let text = match value {
             Value::String(text) => serde_json::from_str(text).map_err(|e| {
                 wrong(Error::data(format!("is not JSON: {e}")).fix("a JSON Schema, an object or its text"))
@@ -145,7 +136,7 @@ impl Verifier for Json {
         self.taken(completion).map(String::from)
     }
     fn reads(&self) -> &'static [&'static str] {
-        match self.take {
+        match self.options.take {
             TakeJson::Answer => TAG,
             _ => &[],
         }
@@ -164,7 +155,7 @@ impl Verifier for Json {
         };
         let part = |right: bool| f64::from(u8::from(right));
         let right = part(why.is_none());
-        let reward = if is_json && why.is_some() { self.json_reward } else { right };
+        let reward = if is_json && why.is_some() { self.options.json_reward } else { right };
         let components = vec![("json".into(), part(is_json)), ("schema".into(), right)];
         Ok(Score { reward, components, score: Some(right), found: Some(is_json), why, ..Default::default() })
     }

@@ -6,7 +6,7 @@ use super::conventions;
 use super::integers;
 use super::language::text;
 use super::language::units::Unit;
-use super::names::Names;
+use super::names::VariableNames;
 use super::pointwise;
 use super::relations;
 use super::scalar;
@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 
 /// What counts as the same where opinions differ.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct CompareRules {
     /// Decimals are compared to six places, other constants to fifteen.
     pub rounded: bool,
     /// An interval may be answered by an interval only, while a condition may be answered by either.
@@ -28,10 +28,10 @@ pub struct Rules {
     pub lists_are_sets: bool,
 }
 
-impl Rules {
+impl CompareRules {
     /// Mathematical equality.
-    pub const EQUAL: Rules =
-        Rules { rounded: false, one_way: false, strict_kinds: false, lists_are_sets: false };
+    pub const EQUAL: CompareRules =
+        CompareRules { rounded: false, one_way: false, strict_kinds: false, lists_are_sets: false };
 }
 
 /// Compares trees within a budget.
@@ -39,7 +39,7 @@ pub struct Compare<'a> {
     /// Steps.
     pub budget: &'a Budget,
     /// Rules.
-    pub rules: Rules,
+    pub rules: CompareRules,
     /// How deep the comparison has gone.
     depth: Cell<usize>,
 }
@@ -49,7 +49,7 @@ const MOST_DEPTH: usize = 24;
 
 impl<'a> Compare<'a> {
     /// A comparison by some rules.
-    pub fn new(rules: Rules, budget: &'a Budget) -> Self {
+    pub fn new(rules: CompareRules, budget: &'a Budget) -> Self {
         Compare { budget, rules, depth: Cell::new(0) }
     }
 
@@ -99,31 +99,8 @@ impl<'a> Compare<'a> {
                 brackets && self.in_order(gold, answer)
             }
             (Expr::Matrix(gold), Expr::Matrix(answer)) => self.same_matrices(gold, answer),
-            (Expr::Matrix(rows), Expr::Tuple(_, items, _))
-            | (Expr::Tuple(_, items, _), Expr::Matrix(rows))
-                if items.iter().all(|item| matches!(item, Expr::Tuple(..))) =>
-            {
-                let swapped = matches!(gold, Expr::Tuple(..));
-                rows.len() == items.len()
-                    && rows.iter().zip(items).all(|(row, item)| match item {
-                        Expr::Tuple(_, cells, _) if swapped => self.in_order(cells, row),
-                        Expr::Tuple(_, cells, _) => self.in_order(row, cells),
-                        _ => false,
-                    })
-            }
-            (Expr::Matrix(rows), Expr::Tuple(_, items, _))
-            | (Expr::Tuple(_, items, _), Expr::Matrix(rows)) => {
-                let vector = rows.len() == 1 || rows.iter().all(|row| row.len() == 1);
-                let vector = vector && !self.rules.strict_kinds;
-                let entries: Vec<&Expr> = rows.iter().flatten().collect();
-                let swapped = matches!(gold, Expr::Tuple(..));
-                vector
-                    && entries.len() == items.len()
-                    && entries
-                        .iter()
-                        .zip(items)
-                        .all(|(a, b)| if swapped { self.same(b, a) } else { self.same(a, b) })
-            }
+            (Expr::Matrix(rows), Expr::Tuple(_, items, _)) => self.same_matrix_and_tuple(rows, items, false),
+            (Expr::Tuple(_, items, _), Expr::Matrix(rows)) => self.same_matrix_and_tuple(rows, items, true),
             // A class of residues may be answered by the number that stands for it.
             (Expr::Call(class, args), number @ Expr::Num(..))
             | (number @ Expr::Num(..), Expr::Call(class, args))
@@ -153,6 +130,24 @@ impl<'a> Compare<'a> {
             }
             _ => self.quantities(gold, answer),
         }
+    }
+
+    /// A matrix and a tuple of its rows, or a vector and the tuple of its entries; `swapped` where the tuple is the gold answer.
+    fn same_matrix_and_tuple(&self, rows: &[Vec<Expr>], items: &[Expr], swapped: bool) -> bool {
+        if items.iter().all(|item| matches!(item, Expr::Tuple(..))) {
+            return rows.len() == items.len()
+                && rows.iter().zip(items).all(|(row, item)| match item {
+                    Expr::Tuple(_, cells, _) if swapped => self.in_order(cells, row),
+                    Expr::Tuple(_, cells, _) => self.in_order(row, cells),
+                    _ => false,
+                });
+        }
+        let vector = rows.len() == 1 || rows.iter().all(|row| row.len() == 1);
+        let entries: Vec<&Expr> = rows.iter().flatten().collect();
+        vector
+            && !self.rules.strict_kinds
+            && entries.len() == items.len()
+            && entries.iter().zip(items).all(|(a, b)| if swapped { self.same(b, a) } else { self.same(a, b) })
     }
 
     /// A vector of numbers and the same as a sum of unit vectors.
@@ -292,7 +287,7 @@ impl<'a> Compare<'a> {
     pub fn same_sets(&self, gold: &Expr, answer: &Expr) -> bool {
         // a > 0 says nothing about x; the variable of {x | x > 0} is nobody's.
         let named = |e: &Expr| match e {
-            Expr::Chain(..) | Expr::List(..) => Names::of(&[e]).all,
+            Expr::Chain(..) | Expr::List(..) => VariableNames::of(&[e]).all,
             _ => Default::default(),
         };
         let (mine, theirs) = (named(gold), named(answer));

@@ -6,7 +6,7 @@
 use super::arith::rational::Rational;
 use super::ast::{Const, Expr};
 use super::budget::Budget;
-use super::names::Names;
+use super::names::VariableNames;
 use super::scalar;
 
 /// Longer lists are left as they are written.
@@ -73,7 +73,7 @@ pub fn short(mut items: Vec<Expr>) -> Vec<Expr> {
 }
 
 fn value(expr: &Expr, budget: &Budget) -> Option<Rational> {
-    let names = Names::of(&[expr]);
+    let names = VariableNames::of(&[expr]);
     if !names.all.is_empty() {
         return None;
     }

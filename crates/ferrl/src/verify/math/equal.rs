@@ -2,7 +2,7 @@
 
 use super::ast::Expr;
 use super::budget::Budget;
-use super::compare::{Compare, Rules};
+use super::compare::{Compare, CompareRules};
 use super::ellipsis;
 use super::language::clock;
 use super::language::text;
@@ -12,11 +12,11 @@ use super::parser;
 
 /// Whether an answer equals the expected one.
 pub fn equal(gold: &str, answer: &str, budget: &Budget) -> bool {
-    equal_by(Rules::EQUAL, gold, answer, budget)
+    equal_by(CompareRules::EQUAL, gold, answer, budget)
 }
 
 /// Whether an answer equals the expected one by some rules.
-pub fn equal_by(rules: Rules, gold: &str, answer: &str, budget: &Budget) -> bool {
+pub fn equal_by(rules: CompareRules, gold: &str, answer: &str, budget: &Budget) -> bool {
     let (gold, answer) = (clean(gold), clean(answer));
     if gold.is_empty() || answer.is_empty() {
         return false;

@@ -4,7 +4,7 @@ use super::ast::Expr;
 use super::budget::Budget;
 use super::form::form;
 use super::lexer::Commas;
-use super::names::Names;
+use super::names::VariableNames;
 use super::parser::parse;
 
 fn read(text: &str) -> Expr {
@@ -47,7 +47,7 @@ impl Random {
 fn forms_and_numbers_agree() {
     let mut random = Random(7);
     let (mut formed, mut equal) = (0, 0);
-    let none = Names::of(&[]);
+    let none = VariableNames::of(&[]);
     for _ in 0..20_000 {
         let (depth, other) = (random.below(3), random.below(3));
         let (x, y) = (random.constant(depth), random.constant(other));

@@ -40,65 +40,47 @@ mod solutions;
 pub(crate) use arith::{nat::Nat, rational::Rational};
 
 use super::take::TAG;
-use super::{Entry, Options, Sample, Score, Setting, Verifier, required};
+use super::{Entry, Sample, Score, Verifier, required};
 use extract::Take;
 use ferrl_engine::{Error, Result};
-use modes::{MODES, Mode};
+use modes::Mode;
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Its place in the registry.
 pub const ENTRY: Entry = Entry {
     name: "math",
     about: "1 when the answer equals the column's as mathematics (MATH, AIME), otherwise 0",
-    settings: &[
-        Setting {
-            name: "column",
-            default: "\"answer\"",
-            about: "the expected answer, or a solution with it in \\boxed{} or after ####; a list of which any will do; \
-                    where it is missing, the column solution is read",
-        },
-        Setting {
-            name: "mode",
-            default: "\"equal\"",
-            about: "equal (mathematical equality), or the verdicts of a known grader: hendrycks, prm800k, minerva, \
-                    math_verify",
-        },
-        Setting {
-            name: "take",
-            default: "\"auto\"",
-            about: "the answer: auto (the last box, else what follows \"the final answer is\", else the answer tag, \
-                    else what follows ####, else the last formula or number), boxed, answer (last <answer> tag), \
-                    hashes (after ####), last (the last formula or number), whole (the completion is the answer)",
-        },
-    ],
-    build: |options| Ok(Box::new(Math::new(options)?)),
+    schema: || schema_for!(Math),
+    build: |given| {
+        notation::prepare();
+        Ok(Box::new(given.read::<Math>()?))
+    },
 };
 
 /// The verifier.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct Math {
+    /// Column with the expected answer, or a solution with it in \boxed{} or after ####; a list of which any will do; where it
+    /// is missing, the column solution is read.
     column: String,
+    /// Whose verdicts: equal (mathematical equality), or those of a known grader.
     mode: Mode,
+    /// The answer: auto (the last box, else what follows "the final answer is", else the answer tag, else what follows ####,
+    /// else the last formula or number), boxed, answer (last <answer> tag), hashes (after ####), last (the last formula or
+    /// number), whole (the completion is the answer).
     take: Take,
 }
 
-impl Math {
-    fn new(options: &Options<'_>) -> Result<Self> {
-        let takes = [
-            ("auto", Take::Auto),
-            ("boxed", Take::Boxed),
-            ("answer", Take::Tag),
-            ("hashes", Take::Hashes),
-            ("last", Take::Last),
-            ("whole", Take::Whole),
-        ];
-        notation::prepare();
-        Ok(Math {
-            column: options.text("column", "answer")?,
-            mode: options.choice("mode", Mode::Equal, MODES)?,
-            take: options.choice("take", Take::Auto, &takes)?,
-        })
+impl Default for Math {
+    fn default() -> Self {
+        Math { column: "answer".into(), mode: Mode::Equal, take: Take::Auto }
     }
+}
 
+impl Math {
     /// Whether an answer is as good as the expected one, or any of them; none where the column holds no answer.
     fn equals(&self, answer: &str, expected: &Value, problem: &str) -> Option<bool> {
         let equals = |gold: &str| modes::grade(self.mode, gold, answer, problem);

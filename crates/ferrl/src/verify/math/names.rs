@@ -6,22 +6,22 @@ use super::eval::Env;
 use std::collections::BTreeSet;
 
 /// The variables of some expressions.
-pub struct Names {
+pub struct VariableNames {
     /// All of them.
     pub all: BTreeSet<String>,
     /// Those that are integers.
     pub integers: BTreeSet<String>,
 }
 
-impl Names {
+impl VariableNames {
     /// The variables of some expressions.
-    pub fn of(exprs: &[&Expr]) -> Names {
+    pub fn of(exprs: &[&Expr]) -> VariableNames {
         let (mut all, mut integers) = (BTreeSet::new(), BTreeSet::new());
         for expr in exprs {
             variables(expr, &mut all);
             integer_variables(expr, &mut integers);
         }
-        Names { all, integers }
+        VariableNames { all, integers }
     }
 
     /// The variables at a point.

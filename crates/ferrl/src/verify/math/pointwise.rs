@@ -9,7 +9,7 @@ use super::arith::rational::Rational;
 use super::arith::real::Real;
 use super::ast::{Expr, Join, Rel};
 use super::budget::{Budget, Stop};
-use super::names::Names;
+use super::names::VariableNames;
 use super::sets::RealSet;
 use super::solutions::real_set;
 use std::cmp::Ordering;
@@ -22,7 +22,7 @@ const GRID: [i64; 22] = [
 
 /// Whether a condition on one variable holds exactly for the members of a set; none where it cannot be told.
 pub fn holds_on(set: &RealSet, condition: &Expr, budget: &Budget) -> Option<bool> {
-    let names = Names::of(&[condition]);
+    let names = VariableNames::of(&[condition]);
     let mut all = names.all.iter();
     let (Some(name), None) = (all.next(), all.next()) else { return None };
     let mut met = false;
@@ -118,7 +118,7 @@ fn related(left: &Expr, rel: Rel, right: &Expr, at: (&str, &Real), budget: &Budg
 
 /// A side's value; none where it has none among the reals.
 fn value_at(side: &Expr, (name, at): (&str, &Real), budget: &Budget) -> Result<Option<Real>, Stop> {
-    let names = Names::of(&[side]);
+    let names = VariableNames::of(&[side]);
     let mut env = names.at(0, budget).with(name, Num::from(at.clone()));
     match env.num(side) {
         Ok(value) if !env.outside => Ok(value.real().ok().cloned()),

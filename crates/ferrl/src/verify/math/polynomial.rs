@@ -3,7 +3,7 @@
 use super::arith::real::Real;
 use super::ast::{Expr, Rel};
 use super::budget::Budget;
-use super::names::Names;
+use super::names::VariableNames;
 use super::sets::{End, OPEN, RealSet};
 use std::cmp::Ordering;
 
@@ -169,7 +169,7 @@ impl Poly {
 }
 
 /// An expression as a quotient of polynomials in its only variable.
-fn fraction(expr: &Expr, names: &Names, budget: &Budget) -> Option<(Poly, Poly)> {
+fn fraction(expr: &Expr, names: &VariableNames, budget: &Budget) -> Option<(Poly, Poly)> {
     budget.spend(2).ok()?;
     let one = || Poly::constant(1.into());
     let constant = |expr: &Expr| -> Option<(Poly, Poly)> {
@@ -210,7 +210,7 @@ fn fraction(expr: &Expr, names: &Names, budget: &Budget) -> Option<(Poly, Poly)>
 }
 
 /// The numbers for which `left rel right` holds, where both are quotients of polynomials.
-pub fn solve(left: &Expr, rel: Rel, right: &Expr, names: &Names, budget: &Budget) -> Option<RealSet> {
+pub fn solve(left: &Expr, rel: Rel, right: &Expr, names: &VariableNames, budget: &Budget) -> Option<RealSet> {
     let difference = Expr::Add(vec![left.clone(), right.clone().negated()]);
     let (top, bottom) = fraction(&difference, names, budget)?;
     let (zeros, poles) = (top.roots(budget)?, bottom.roots(budget)?);

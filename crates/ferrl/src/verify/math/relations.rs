@@ -2,7 +2,7 @@
 
 use super::ast::{Expr, Rel};
 use super::compare::Compare;
-use super::names::Names;
+use super::names::VariableNames;
 use super::pointwise;
 use super::scalar;
 use super::shape;
@@ -98,7 +98,7 @@ fn both(with: &Compare<'_>, gold: &Expr, answer: &Expr) -> bool {
 /// Whether `5k + 2` runs through the residue class of 2 modulo 5.
 fn is_class(with: &Compare<'_>, class: &Expr, value: &Expr) -> bool {
     let Expr::Call(name, args) = class else { return false };
-    let names = Names::of(&[value]).all;
+    let names = VariableNames::of(&[value]).all;
     let (Some(parameter), 1, [rest, modulus]) = (names.first(), names.len(), &args[..]) else { return false };
     if name != "pmod" || !["k", "n", "m", "t", "l"].contains(&parameter.as_str()) {
         return false;
@@ -145,7 +145,7 @@ fn same_equation(with: &Compare<'_>, gold: (&Expr, &Expr), answer: (&Expr, &Expr
 
 /// Conditions: the same solutions where there is one variable, otherwise the same inequalities up to a factor.
 fn conditions(with: &Compare<'_>, gold: &Expr, answer: &Expr) -> bool {
-    let (p, q) = (Names::of(&[gold]).all, Names::of(&[answer]).all);
+    let (p, q) = (VariableNames::of(&[gold]).all, VariableNames::of(&[answer]).all);
     let bare = |names: &std::collections::BTreeSet<String>| names.contains("·");
     if p != q && !bare(&p) && !bare(&q) {
         return false;

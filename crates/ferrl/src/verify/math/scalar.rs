@@ -8,7 +8,7 @@ use super::budget::{Budget, Stop};
 use super::eval::{POINTS, Value};
 use super::form::form;
 use super::lexer::number::Digits;
-use super::names::{self, Names};
+use super::names::{self, VariableNames};
 use super::parser::times;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ const EXACT_DIGITS: u32 = 10;
 
 /// Whether two expressions have the same value, decimals taken as they stand.
 pub fn identical(gold: &Expr, answer: &Expr, budget: &Budget) -> bool {
-    let names = Names::of(&[gold, answer]);
+    let names = VariableNames::of(&[gold, answer]);
     if names.all.is_empty() {
         let value = |expr: &Expr| names.at(0, budget).num(expr).ok();
         return matches!((value(gold), value(answer)), (Some(a), Some(b)) if a.same(&b));
@@ -29,7 +29,7 @@ pub fn identical(gold: &Expr, answer: &Expr, budget: &Budget) -> bool {
 /// Whether two expressions have the same value to the precision of Math-Verify: six decimals where one is a
 /// decimal, fifteen where neither is a plain number.
 pub fn rounded(gold: &Expr, answer: &Expr, budget: &Budget) -> bool {
-    let names = Names::of(&[gold, answer]);
+    let names = VariableNames::of(&[gold, answer]);
     let value = |expr: &Expr| names.at(0, budget).num(expr).ok();
     let (true, Some(a), Some(b)) = (names.all.is_empty(), value(gold), value(answer)) else {
         return same(gold, answer, budget);
@@ -51,7 +51,7 @@ pub fn rounded(gold: &Expr, answer: &Expr, budget: &Budget) -> bool {
 /// Whether two expressions have the same value wherever both have one.
 pub fn same(gold: &Expr, answer: &Expr, budget: &Budget) -> bool {
     let (gold, answer) = (&letters(gold, answer), &letters(answer, gold));
-    let names = Names::of(&[gold, answer]);
+    let names = VariableNames::of(&[gold, answer]);
     if names.all.is_empty() {
         return constants(gold, answer, &names, budget);
     }
@@ -80,7 +80,7 @@ enum Agreement {
 fn at_point(
     gold: &Expr,
     answer: &Expr,
-    names: &Names,
+    names: &VariableNames,
     point: usize,
     budget: &Budget,
 ) -> Result<Option<Agreement>, Stop> {
@@ -120,7 +120,7 @@ fn numbers(a: &Num, b: &Num) -> Option<Agreement> {
     }
 }
 
-fn constants(gold: &Expr, answer: &Expr, names: &Names, budget: &Budget) -> bool {
+fn constants(gold: &Expr, answer: &Expr, names: &VariableNames, budget: &Budget) -> bool {
     if let (Some(a), Some(b)) = (form(gold, budget), form(answer, budget))
         && a == b
     {
@@ -199,7 +199,7 @@ fn split(expr: &Expr, names: &BTreeSet<String>) -> Expr {
 /// Whether `left = 0` and `right = 0` say the same: one is a constant times the other. With `signed`, the sign of
 /// that constant: an inequality turns around where it is negative.
 pub fn proportional(left: &Expr, right: &Expr, budget: &Budget) -> Option<i32> {
-    let names = Names::of(&[left, right]);
+    let names = VariableNames::of(&[left, right]);
     if names.all.is_empty() {
         // Any two constants are proportional: f(2) = 5 and f(2) = 7 would be one equation.
         let value = |expr: &Expr| names.at(0, budget).num(expr).ok();

@@ -7,7 +7,7 @@ use super::arith::num::Num;
 use super::arith::real::Real;
 use super::ast::{Const, Expr, Join, Rel, SetOp};
 use super::budget::Budget;
-use super::names::Names;
+use super::names::VariableNames;
 use super::polynomial;
 use super::sets::{End, OPEN, RealSet};
 use std::cmp::Ordering;
@@ -51,7 +51,7 @@ pub fn real_set(expr: &Expr, budget: &Budget) -> Option<RealSet> {
         Expr::Chain(first, rest) => chain(first, rest, budget),
         Expr::List(join, items) => {
             // Conditions on several variables are no set of numbers.
-            if Names::of(&[expr]).all.iter().filter(|name| *name != "·").count() > 1 {
+            if VariableNames::of(&[expr]).all.iter().filter(|name| *name != "·").count() > 1 {
                 return None;
             }
             let conditions = items.iter().any(|item| matches!(item, Expr::Chain(..)));
@@ -70,7 +70,7 @@ pub fn real_set(expr: &Expr, budget: &Budget) -> Option<RealSet> {
 }
 
 fn constant(expr: &Expr, budget: &Budget) -> Option<Real> {
-    let names = Names::of(&[expr]);
+    let names = VariableNames::of(&[expr]);
     if !names.all.is_empty() || expr.any(&|e| matches!(e, Expr::Text(_) | Expr::Call(..))) {
         return None;
     }
@@ -128,7 +128,7 @@ fn solve(left: &Expr, rel: Rel, right: &Expr, budget: &Budget) -> Option<RealSet
         let (rel, bound) = if matches!(left, Expr::Abs(_)) { (rel, right) } else { (rel.flipped(), left) };
         return absolute(inner, rel, bound, budget);
     }
-    let names = Names::of(&[left, right]);
+    let names = VariableNames::of(&[left, right]);
     let mut all = names.all.iter();
     let (name, None) = (subject(left, right).or(all.next().cloned())?, all.next()) else { return None };
     let at = |x: i64| -> Option<Real> {

@@ -6,12 +6,15 @@ mod formulas;
 use crate::verify::last_answer;
 use boxes::boxed;
 use formulas::{announced, final_answer, is_bare, last, listed};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// Bytes at the end of a completion in which an answer without a mark is looked for.
 const TAIL: usize = 4_000;
 
 /// Where the answer stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Take {
     /// The last box, else "the final answer is", else the answer tag, else `####`, else "the answer is" or "the roots
     /// are", else all of it where it is one formula, else the last formula or number.
@@ -19,6 +22,7 @@ pub enum Take {
     /// The last `\boxed{..}`.
     Boxed,
     /// The last `<answer>..</answer>`.
+    #[serde(rename = "answer")]
     Tag,
     /// Behind the last `####`.
     Hashes,

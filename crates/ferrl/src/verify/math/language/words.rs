@@ -137,9 +137,9 @@ fn function(name: &str) -> Option<Tok> {
     FUNCTIONS.split(' ').find(|f| *f == name).map(Tok::Cmd)
 }
 
-/// The token of a LaTeX command.
-pub fn command_exact(name: &str) -> Option<Tok> {
-    let symbol = match name {
+/// The symbol that a LaTeX command stands for.
+fn symbol(name: &str) -> Option<char> {
+    Some(match name {
         "cdot" | "times" | "ast" | "star" | "bullet" => '*',
         "div" => '/',
         "pm" => '±',
@@ -185,9 +185,13 @@ pub fn command_exact(name: &str) -> Option<Tok> {
         "yen" => '¥',
         "percent" => '%',
         "lnot" | "neg" => '¬',
-        _ => '\0',
-    };
-    if symbol != '\0' {
+        _ => return None,
+    })
+}
+
+/// The token of a LaTeX command.
+pub fn command_exact(name: &str) -> Option<Tok> {
+    if let Some(symbol) = symbol(name) {
         return Some(Tok::Sym(symbol));
     }
     match name {

@@ -1,11 +1,12 @@
 //! Math-Verify 0.9: our own reading of the answers, with what its LaTeX reader cannot read left unread.
 
 use super::super::budget::Budget;
-use super::super::compare::Rules;
+use super::super::compare::CompareRules;
 use super::super::equal;
 use super::super::language::spoken;
 
-const RULES: Rules = Rules { rounded: true, one_way: true, strict_kinds: true, lists_are_sets: true };
+const RULES: CompareRules =
+    CompareRules { rounded: true, one_way: true, strict_kinds: true, lists_are_sets: true };
 
 /// Letters that it takes for units where they follow a number.
 const UNIT_LETTERS: &str = "acdghlmstv";

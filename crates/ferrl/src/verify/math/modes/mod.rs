@@ -11,9 +11,12 @@ mod prm800k;
 
 use super::budget::Budget;
 use super::equal;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// How two answers are compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// Mathematical equality, without tolerance for exact values.
     Equal,
@@ -26,15 +29,6 @@ pub enum Mode {
     /// Math-Verify 0.9: near equality, six decimals, gold inequalities may be answered by intervals.
     MathVerify,
 }
-
-/// Every mode by the name a recipe uses.
-pub const MODES: &[(&str, Mode)] = &[
-    ("equal", Mode::Equal),
-    ("hendrycks", Mode::Hendrycks),
-    ("prm800k", Mode::Prm800k),
-    ("minerva", Mode::Minerva),
-    ("math_verify", Mode::MathVerify),
-];
 
 /// Longer answers are compared as they stand.
 const MOST_BYTES: usize = 6_000;

@@ -5,7 +5,7 @@ use super::super::arith::num::Num;
 use super::super::ast::{Const, Expr};
 use super::super::budget::Budget;
 use super::super::lexer::Commas;
-use super::super::names::Names;
+use super::super::names::VariableNames;
 use super::super::parser;
 use super::super::scalar;
 
@@ -247,7 +247,7 @@ pub fn value(text: &str, budget: &Budget) -> Option<f64> {
         return None;
     }
     let expr = formula(text, budget)?;
-    let names = Names::of(&[&expr]);
+    let names = VariableNames::of(&[&expr]);
     if !names.all.is_empty() {
         return None;
     }
