@@ -77,10 +77,10 @@ pub enum CountdownMode {
 #[serde(default, deny_unknown_fields)]
 pub struct Countdown {
     /// Whose verdicts: last (exact, the answer where format says, which may end in "= target"), or those of others: first (RL2: the
-    /// first <answer> on one line), tinyzero (TinyZero: the last <answer> on the last line); both pay format_reward for any
+    /// first `<answer>` on one line), tinyzero (TinyZero: the last `<answer>` on the last line); both pay format_reward for any
     /// answer that is wrong, even for one that is no expression.
     mode: CountdownMode,
-    /// Where the answer stands: answer (last <answer> tag), think_answer (</think> then <answer>), line (last line), plain (all of it).
+    /// Where the answer stands: answer (last `<answer>` tag), think_answer (`</think>` then `<answer>`), line (last line), plain (all of it).
     format: AnswerFormat,
     /// Every number exactly once; false: at most once.
     use_all: bool,

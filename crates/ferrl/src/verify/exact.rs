@@ -21,7 +21,7 @@ pub const ENTRY: Entry = Entry {
 pub struct Exact {
     /// Column with the expected text, a list of which any will do, or SQuAD's {"text": [...]}.
     column: String,
-    /// The answer: whole, answer (last <answer> tag), last_line, auto (the tag, else the whole).
+    /// The answer: whole, answer (last `<answer>` tag), last_line, auto (the tag, else the whole).
     take: TakeText,
     /// Texts are compared as they are, or by squad without case, punctuation and articles (exact match of question answering).
     normalize: Normalize,

@@ -25,7 +25,7 @@ pub const ENTRY: Entry = Entry {
 pub struct F1 {
     /// Column with the expected text, a list of which the best counts, or SQuAD's {"text": [...]}.
     column: String,
-    /// The answer: auto (the last <answer> tag, else the whole completion), answer, last_line, whole.
+    /// The answer: auto (the last `<answer>` tag, else the whole completion), answer, last_line, whole.
     take: TakeText,
 }
 

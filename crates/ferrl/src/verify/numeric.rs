@@ -30,7 +30,7 @@ enum TakeNumber {
 pub struct Numeric {
     /// Column with a number, or a text with the number after ####.
     column: String,
-    /// The answer: auto (#### or else the last number), hashes, last, answer (last <answer> tag).
+    /// The answer: auto (#### or else the last number), hashes, last, answer (last `<answer>` tag).
     take: TakeNumber,
     /// Largest difference still right; 0 compares decimals exactly. [0, inf)
     tolerance: f64,

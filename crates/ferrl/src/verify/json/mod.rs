@@ -41,7 +41,7 @@ struct Options {
     schema: Option<Map<String, Value>>,
     /// Column with the row's own schema, an object or JSON text.
     schema_column: String,
-    /// The JSON: auto (all of it, else the last ```json block, else the last <answer> tag, else the last object or list),
+    /// The JSON: auto (all of it, else the last ```json block, else the last `<answer>` tag, else the last object or list),
     /// whole, answer.
     take: TakeJson,
     /// Reward for JSON that does not match the schema. [0, inf)

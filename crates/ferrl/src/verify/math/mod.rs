@@ -69,7 +69,7 @@ pub struct Math {
     /// Whose verdicts: equal (mathematical equality), or those of a known grader.
     mode: Mode,
     /// The answer: auto (the last box, else what follows "the final answer is", else the answer tag, else what follows ####,
-    /// else the last formula or number), boxed, answer (last <answer> tag), hashes (after ####), last (the last formula or
+    /// else the last formula or number), boxed, answer (last `<answer>` tag), hashes (after ####), last (the last formula or
     /// number), whole (the completion is the answer).
     take: Take,
 }
