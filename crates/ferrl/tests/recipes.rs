@@ -91,7 +91,8 @@ fn explained(entry: &Entry, name: &str) -> Option<&'static Metric> {
 
 /// What only runs in trouble write: without a gradient, or with a reward that fails. And what an adapter's update writes: three
 /// steps of a tiny policy earn no reward, so there is none (`small_changes_that_rounding_swallows_are_counted` has its numbers).
-const RARE: &[&str] = &["updates/skipped", "eval/lost", "adapter/arrived"];
+/// And what only several ranks write (the tests of `exchange.rs` compare it with the plan).
+const RARE: &[&str] = &["updates/skipped", "eval/lost", "adapter/arrived", "timing/exchange_mib"];
 
 #[test]
 fn every_recipe_takes_three_steps() {
