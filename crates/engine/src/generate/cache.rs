@@ -191,7 +191,7 @@ impl KvCache {
         self.copy_pairs(backend, &pairs)
     }
 
-    /// Those that the next [`KvCache::copy`] makes.
+    /// Copies of blocks, from and to, that the next [`KvCache::copy`] makes.
     pub fn copies_due(&self) -> &[(u32, u32)] {
         &self.pending
     }

@@ -115,7 +115,7 @@ impl<'a> GradientExchange<'a> {
         Ok(())
     }
 
-    /// Begins to send gradients; [`Exchange::finish`] adds what comes of it.
+    /// Starts to send gradients to the ranks that sum them; [`Exchange::finish`] waits and adds the sums.
     pub fn begin(&self, params: Vec<usize>, grads: &[Option<Gradient>]) -> Result<Leaving> {
         let pending = self.ranks.begin(self.pack_all(&params, grads)?);
         Ok(Leaving { params, pending })

@@ -107,7 +107,7 @@ struct VinePath {
 
 /// Which tokens are whose.
 enum Tokens {
-    /// Of a sequence after so many of the prompt: the ends of the steps.
+    /// Sequence, tokens of its prompt, and the ends of the steps of its completion.
     Steps(usize, usize, Vec<Step>),
     /// Of these sequences: the actions of the turns.
     Turns(Vec<usize>, Vec<PlayedTurn>),

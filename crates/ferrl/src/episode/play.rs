@@ -220,7 +220,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         }
     }
 
-    /// Goes on with every episode that has read something. A list and no recursion: a prefix may have thousands of turns.
+    /// Continues every episode whose observation was encoded. A loop, not recursion: a prefix may have thousands of turns.
     fn settle(&mut self) -> Result<()> {
         while let Some(i) = self.ready.pop() {
             let episode = self.episode(i)?;

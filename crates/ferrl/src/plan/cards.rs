@@ -70,7 +70,7 @@ pub const CPU: &str = ferrl_kernels::BACKENDS[0].name;
 /// Bytes a second between ranks of one machine that each get through MPI: 64 MiB in 12 ms, two ranks under Open MPI 4.1.
 const MPI_LINK: f64 = (64 << 20) as f64 / 12e-3 / LINK_SHARE;
 
-/// A rank on processors with so many bytes, and multiply-adds a second in bf16 and f32.
+/// A rank on the CPU: bytes of memory, and operations per second in bf16 and f32.
 pub fn processor(memory: u64, bf16: f64, f32: f64) -> Card {
     let source = "measured on this machine; links as MPI between two ranks of one machine";
     Card { name: CPU, memory, bf16, f32, bandwidth: MPI_LINK, link: MPI_LINK, source }

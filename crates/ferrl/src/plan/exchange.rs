@@ -3,8 +3,8 @@
 //! `f` ranks split a copy of the weights (ZeRO-3), `t` share features (tensor parallelism), `s` share tokens (context parallelism).
 //! Where `f > 1` and no ranks compute together, layers are gathered one at a time, in forward and again in backward; what is
 //! outside of layers once an update; and all weights for rollouts and for passes without gradients. Ranks that compute together
-//! gather all weights before an update, and for rollouts where these have another layout. Gradients travel in f32, those of an
-//! adapter alone where there is one.
+//! gather all weights before an update, and for rollouts where these have another layout. Gradients travel in f32; with an
+//! adapter, only its own.
 
 use super::Inputs;
 use super::cards::LINK_SHARE;
@@ -90,7 +90,7 @@ impl Traffic<'_> {
         std::iter::once(&self.i.config).chain(&self.i.critic).map(f).sum()
     }
 
-    /// Bytes and seconds of so many gathers among the ranks that split a copy, `bytes` in all.
+    /// Bytes sent and seconds taken when the ranks that split a copy gather `bytes` in all.
     fn gathered(&self, bytes: f64) -> (f64, f64) {
         let shards = self.l.fsdp * self.l.tp;
         (bytes * others(shards), self.cluster.gather(bytes, shards, 1))
@@ -234,8 +234,8 @@ impl Traffic<'_> {
         self.add("rows", cost, "all tokens, for the gradients of weights".into());
     }
 
-    /// Forward passes of ranks that sample together: what every layer gives and the embeddings, of all tokens; of those that are
-    /// sampled also the tiles of the head, and a draw from rank to rank. Values of a critic are computed by the same ranks.
+    /// Forward passes of ranks that sample together. Every token exchanges its embedding and the outputs of every layer; a sampled
+    /// token also the tiles of the head and the draw. A critic's values are computed by the same ranks.
     fn sampling(&mut self) {
         let (i, l) = (self.i, self.l);
         let groups = (l.ranks / l.rollout_tp) as f64;

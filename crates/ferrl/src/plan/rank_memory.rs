@@ -293,7 +293,7 @@ impl Table<'_> {
                 self.sum(|c| 4 * (shared(c) / team + weights(c) - shared(c)))
             }
         };
-        // Some weights at a time: what is sent to every owner of them, what comes of every micro-batch, and one of these put together.
+        // Gradients travel in buckets: what is sent to every owner, what arrives of every micro-batch, and one assembled bucket.
         let copies = l.ranks / (l.fsdp * l.tp);
         let messages = self.split(4 * bucket * (l.dp() + 1)) + 4 * bucket * copies / team;
         let what = format!("one of {} parts of the layers, of {team} of the vocabulary", l.tp);

@@ -144,7 +144,7 @@ fn layout_of(stage: &StagePlan, recipe: &Recipe, ranks: usize) -> Result<RankLay
     Ok(layout)
 }
 
-/// Every layout that a run would take: first those that fit, by time, then those that do not, by memory.
+/// Every layout that training accepts: those that fit, fastest first, then the others, smallest first.
 pub fn layouts(stage: &StagePlan, cluster: &Cluster) -> Vec<RankPlan> {
     let n = cluster.ranks;
     let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));

@@ -78,8 +78,8 @@ fn difference(was: &Value, is: &Value, name: &str) -> Option<(String, String, St
     }
 }
 
-/// Gives jobs the rows that are there, in their order: whole prompts only, whose texts must be those that come now. Returns the
-/// rows that are kept.
+/// Gives the rows of the earlier run to its jobs, in order. Prompts without all their samples are dropped; a prompt whose text has
+/// changed is an error. Returns the rows that are kept.
 pub fn restore(jobs: &mut [EvalJob], rows: Vec<Map<String, Value>>) -> Result<Vec<Value>> {
     let mut rows = rows.into_iter().peekable();
     let mut kept = Vec::new();

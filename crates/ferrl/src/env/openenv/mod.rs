@@ -55,7 +55,7 @@ struct ServerEpisode {
     server: Arc<Server>,
     seed: u64,
     id: String,
-    /// Whether it is one of those that the server plays.
+    /// Whether it takes one of the episodes that the server plays at a time.
     holds: bool,
     /// Its session, where the server keeps one for it.
     socket: Option<Socket>,
