@@ -3,6 +3,7 @@
 mod overlap;
 mod steps;
 mod suites;
+mod vary;
 mod verdicts;
 
 use crate::options::open_model;
@@ -37,6 +38,7 @@ enum DataCommand {
     Steps(steps::Args),
     Overlap(overlap::Args),
     Suites(suites::Args),
+    Vary(vary::Args),
     Verdicts(verdicts::Args),
 }
 
@@ -87,6 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
         DataCommand::Steps(args) => steps::run(args),
         DataCommand::Overlap(args) => overlap::run(args),
         DataCommand::Suites(args) => suites::run(args),
+        DataCommand::Vary(args) => vary::run(args),
         DataCommand::Verdicts(args) => verdicts::run(args),
     }
 }

@@ -11,13 +11,15 @@ const PAGES: [(&str, &[(&str, &str)]); 1] = [(
     &[
         ("train[:-512]@", "train[:-4]@"),
         ("train[-512:]@", "train[-4:]@"),
+        ("train[:-2512]@", "train[:-8]@"),
+        ("train[-2512:-512]@", "train[-8:-4]@"),
         ("prompts = 512", "prompts = 4"),
-        ("epochs = 3, batch = 64", "epochs = 3, batch = 4"),
-        ("steps = 120", "steps = 2"),
-        ("every = 40", "every = 1"),
+        ("epochs = 2, batch = 64", "epochs = 2, batch = 4"),
+        ("steps = 140", "steps = 2"),
+        ("every = 70", "every = 1"),
         ("prompts = 64", "prompts = 2"),
         ("samples = 16", "samples = 2"),
-        ("max_new_tokens = 224", "max_new_tokens = 12"),
+        ("max_new_tokens = 256", "max_new_tokens = 12"),
         ("cache_mib = 12000", "cache_mib = 16"),
         ("micro_batch_tokens = 32768", "micro_batch_tokens = 1024"),
     ],
@@ -96,7 +98,7 @@ fn rows(of: std::ops::Range<usize>) -> String {
         let question =
             format!("{name} has {bags} bags with {each} apples each and eats {eaten}. How many are left?");
         let answer = format!(
-            "{name} has {bags} * {each} = <<{bags}*{each}={all}>>{all} apples.\n{all} - {eaten} = {left}.\n#### {left}"
+            "{name} has {bags} * {each} = <<{bags}*{each}={all}>>{all} apples.\n{all} - {eaten} = <<{all}-{eaten}={left}>>{left}.\n#### {left}"
         );
         json!({ "question": question, "answer": answer }).to_string() + "\n"
     };

@@ -6,6 +6,7 @@
 mod gsm8k;
 mod hidden;
 mod math;
+pub mod vary;
 
 use ferrl_engine::{Error, Result};
 
