@@ -5,6 +5,7 @@ mod console;
 
 mod commands;
 mod data;
+mod local_ranks;
 mod machine;
 mod options;
 mod output;

@@ -4,9 +4,9 @@ use crate::machine;
 use clap::ValueEnum;
 use ferrl::recipe::Recipe;
 use ferrl_engine::checkpoint::{self, ModelDir};
-use ferrl_engine::model::{Config, Model, Options};
+use ferrl_engine::model::{Model, ModelConfig, Options};
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::{AUTO, Backend, DType};
+use ferrl_kernels::{AUTO, Backend, DType, Ranks};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,7 +69,13 @@ pub struct DeviceArgs {
 impl DeviceArgs {
     /// Opens the device.
     pub fn open(&self) -> Result<Arc<dyn Backend>> {
-        let device = ferrl_kernels::open(&self.device, self.threads)?;
+        self.open_for(Ranks::ALONE)
+    }
+
+    /// Opens that of a rank: a card for each where there are as many, else the same for all.
+    pub fn open_for(&self, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
+        let own = ferrl_kernels::open_for(&self.device, self.threads, ranks);
+        let device = own.or_else(|_| ferrl_kernels::open(&self.device, self.threads))?;
         device.set_exact(!self.inexact).map_err(|e| e.at("--inexact"))?;
         Ok(device)
     }
@@ -181,7 +187,7 @@ impl ModelArgs {
 }
 
 /// Number of weights.
-pub fn weights(config: &Config) -> usize {
+pub fn weights(config: &ModelConfig) -> usize {
     config.params().iter().map(|p| p.len()).sum()
 }
 
@@ -202,62 +208,59 @@ pub fn nearest_path(path: &Path) -> Option<String> {
 /// Most of what a flag counts, unless it says otherwise: products of such numbers stay in range.
 const MOST: usize = 1 << 24;
 
-/// What a flag's number is refused with.
-type Refusal = String;
-
 /// A whole number from `LEAST` to `MOST`.
-pub fn whole<const LEAST: usize, const MOST: usize>(text: &str) -> std::result::Result<usize, Refusal> {
+pub fn whole<const LEAST: usize, const MOST: usize>(text: &str) -> std::result::Result<usize, String> {
     let refused = || format!("must be a whole number from {LEAST} to {MOST}");
     text.parse().ok().filter(|n| (LEAST..=MOST).contains(n)).ok_or_else(refused)
 }
 
 /// A whole number from 1 on.
-pub fn at_least_one(text: &str) -> std::result::Result<usize, Refusal> {
+pub fn at_least_one(text: &str) -> std::result::Result<usize, String> {
     whole::<1, MOST>(text)
 }
 
 /// A whole number from 0 on, where 0 is none or no limit.
-pub fn count(text: &str) -> std::result::Result<usize, Refusal> {
+pub fn count(text: &str) -> std::result::Result<usize, String> {
     whole::<0, MOST>(text)
 }
 
 /// A size: from 1 to `MOST`, so that products of sizes stay in range.
-pub fn size<const MOST: usize>(text: &str) -> std::result::Result<usize, Refusal> {
+pub fn size<const MOST: usize>(text: &str) -> std::result::Result<usize, String> {
     whole::<1, MOST>(text)
 }
 
-fn number(text: &str, good: impl Fn(f32) -> bool, wanted: &str) -> std::result::Result<f32, Refusal> {
+fn number(text: &str, good: impl Fn(f32) -> bool, wanted: &str) -> std::result::Result<f32, String> {
     text.parse().ok().filter(|x| good(*x)).ok_or_else(|| format!("must be {wanted}"))
 }
 
 /// A number above zero.
-pub fn above_zero(text: &str) -> std::result::Result<f32, Refusal> {
+pub fn above_zero(text: &str) -> std::result::Result<f32, String> {
     number(text, |x| x > 0.0 && x <= 1e6, "a number above 0, up to 1000000")
 }
 
 /// A temperature: 0, or large enough to divide by.
-pub fn temperature(text: &str) -> std::result::Result<f32, Refusal> {
+pub fn temperature(text: &str) -> std::result::Result<f32, String> {
     let good = |x| x == 0.0 || (1e-4..=100.0).contains(&x);
     number(text, good, "0 (greedy), or a number from 0.0001 to 100")
 }
 
 /// The temperature of given tokens.
-pub fn scale(text: &str) -> std::result::Result<f32, Refusal> {
+pub fn scale(text: &str) -> std::result::Result<f32, String> {
     number(text, |x| (1e-4..=100.0).contains(&x), "a number from 0.0001 to 100")
 }
 
 /// A fraction: above 0 and up to 1.
-pub fn share(text: &str) -> std::result::Result<f32, Refusal> {
+pub fn share(text: &str) -> std::result::Result<f32, String> {
     number(text, |x| x > 0.0 && x <= 1.0, "a number above 0, up to 1")
 }
 
 /// A fraction that may be zero: from 0 to 1.
-pub fn share_or_zero(text: &str) -> std::result::Result<f32, Refusal> {
+pub fn share_or_zero(text: &str) -> std::result::Result<f32, String> {
     number(text, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
 }
 
 /// The base of rotary frequencies.
-pub fn base(text: &str) -> std::result::Result<f64, Refusal> {
+pub fn base(text: &str) -> std::result::Result<f64, String> {
     let good = |x: &f64| *x > 0.0 && *x <= 1e12;
     text.parse().ok().filter(good).ok_or_else(|| "must be a number above 0, up to 1e12".into())
 }

@@ -36,7 +36,7 @@ pub fn figure(value: f64, fraction: bool) -> String {
 pub struct Terminal {
     live: bool,
     /// The parts of the line as last shown, to add to.
-    line: Arc<Mutex<Vec<Part>>>,
+    line: Arc<Mutex<Vec<LinePart>>>,
     shown: Option<Instant>,
     began: Instant,
     first_step: u64,
@@ -52,7 +52,7 @@ pub struct Terminal {
 }
 
 /// A part of the line: the higher its number, the sooner it is left out.
-type Part = (u8, String);
+type LinePart = (u8, String);
 
 impl Terminal {
     /// Listens for Ctrl-C from now on: the first finishes the step, the second ends the process.
@@ -79,7 +79,7 @@ impl Terminal {
         }
     }
 
-    fn parts(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord) -> Vec<Part> {
+    fn parts(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord) -> Vec<LinePart> {
         let (name, value) = match (record.get("reward"), record.get("loss")) {
             (Some(reward), _) => ("reward", reward),
             (None, loss) => ("loss", loss.unwrap_or(f64::NAN)),
@@ -105,8 +105,8 @@ impl Terminal {
 }
 
 /// The parts that fit into `width` columns, in their order; the first is cut where even that is too long.
-fn fit(parts: &[Part], width: usize) -> String {
-    let mut kept: Vec<&Part> = parts.iter().collect();
+fn fit(parts: &[LinePart], width: usize) -> String {
+    let mut kept: Vec<&LinePart> = parts.iter().collect();
     loop {
         let line = kept.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("  ");
         if line.chars().count() <= width || kept.len() <= 1 {
@@ -131,7 +131,7 @@ fn columns() -> usize {
 }
 
 /// Shows the line on a terminal; the last column stays empty, since some terminals wrap when it is written.
-fn show(parts: &[Part]) {
+fn show(parts: &[LinePart]) {
     eprint!("\r\x1b[K{}", fit(parts, columns().saturating_sub(1).max(1)));
 }
 

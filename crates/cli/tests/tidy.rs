@@ -4,6 +4,7 @@
 use ferrl::algo::ALGORITHMS;
 use ferrl_engine::model::FAMILIES;
 use ferrl_kernels::BACKENDS;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
@@ -119,6 +120,56 @@ fn settings_of_algorithms_are_named_at_home_only() {
                 .skip(1)
                 .find(|rest| rest.starts_with(char::is_alphabetic) && !rest.starts_with("name"));
             assert!(named.is_none(), "{path} names a setting of an algorithm: {}", line.trim());
+        }
+    }
+}
+
+/// Code of the crates outside tests: paths and lines.
+fn code_lines() -> Vec<(String, Vec<String>)> {
+    let code = |text: &str| -> Vec<String> {
+        text.split("#[cfg(test)]\nmod ").next().unwrap().lines().map(str::to_string).collect()
+    };
+    let own = |path: &str| path.starts_with("crates/") && path.contains("/src/") && !path.contains("tests");
+    sources(&["rs"]).into_iter().filter(|(p, _)| own(p)).map(|(p, text)| (p, code(&text))).collect()
+}
+
+#[test]
+fn a_type_name_has_one_meaning() {
+    // By convention: of a command, of a registry, of one of its members, of a module's functions.
+    let repeated = ["Args", "Entry", "Options", "Result"];
+    let mut seen: HashMap<String, String> = HashMap::new();
+    for (path, lines) in code_lines() {
+        for line in &lines {
+            let item = line.strip_prefix("pub ").or(line.strip_prefix("pub(crate) ")).unwrap_or(line);
+            let item = item.strip_prefix("pub(super) ").unwrap_or(item);
+            let mut words =
+                item.split(|c: char| !c.is_alphanumeric() && c != '_').skip_while(|w| *w == "unsafe");
+            let (Some("struct" | "enum" | "trait" | "type"), Some(name)) = (words.next(), words.next())
+            else {
+                continue;
+            };
+            if let Some(other) = seen.insert(name.into(), path.clone()) {
+                assert!(repeated.contains(&name), "{path} and {other} both define a type `{name}`");
+            }
+        }
+    }
+    assert!(seen.len() > 1000, "only {} types were found", seen.len());
+}
+
+#[test]
+fn functions_fit_a_screen() {
+    // Loops of SIMD and CUDA kernels are one function where a call would cost time.
+    let kernels = |path: &str| path.starts_with("crates/kernels/src/c");
+    for (path, lines) in code_lines().into_iter().filter(|(path, _)| !kernels(path)) {
+        for (start, line) in lines.iter().enumerate() {
+            let indent = &line[..line.len() - line.trim_start().len()];
+            let is_function = format!(" {}", line.trim_start()).contains(" fn ") && !line.contains("//");
+            if !is_function || line.ends_with(';') {
+                continue;
+            }
+            let end = format!("{indent}}}");
+            let length = lines[start..].iter().position(|l| *l == end).map_or(0, |n| n + 1);
+            assert!(length <= 60, "{path}:{}: a function of {length} lines", start + 1);
         }
     }
 }

@@ -22,22 +22,22 @@ use crate::{Error, Result};
 use config::TokenizerConfig;
 pub(crate) use config::{content, eos_ids, read_json, read_text};
 pub(crate) use plain::GUARDS;
-use plain::{Plain, Scanner};
+use plain::{PlainTokenizer, Scanner};
 pub use stream::StreamDecoder;
 pub use train::{train_bpe, train_chars};
 
-type Backend = tokenizers::Tokenizer;
+type HfTokenizer = tokenizers::Tokenizer;
 
 /// A tokenizer with the special tokens its model directory names.
 #[derive(Clone)]
 pub struct Tokenizer {
     /// Parses markers; its post-processor lives in `post`, so offsets are untrimmed and nothing is added.
-    inner: Backend,
+    inner: HfTokenizer,
     post: Option<PostProcessorWrapper>,
     /// Finds added tokens in text.
     scanner: Scanner,
     /// The twin that reads markers as plain characters, built when first needed.
-    plain: OnceLock<Result<Plain>>,
+    plain: OnceLock<Result<PlainTokenizer>>,
     config: TokenizerConfig,
     bos: Option<u32>,
     eos: Vec<u32>,
@@ -64,7 +64,7 @@ impl Tokenizer {
         let path = dir.join("tokenizer.json");
         let text = std::fs::read_to_string(&path).map_err(|e| missing(dir, &path, &e))?;
         let config = TokenizerConfig::read(dir)?;
-        let parse = |text: &str| -> Result<Backend> {
+        let parse = |text: &str| -> Result<HfTokenizer> {
             text.parse().map_err(|e: tokenizers::Error| {
                 Error::model(format!("is not a usable tokenizer: {e}"))
                     .at(path.display())
@@ -78,7 +78,7 @@ impl Tokenizer {
         Self::assemble(inner, config).map_err(|e| e.at(dir.display()))
     }
 
-    fn assemble(mut inner: Backend, config: TokenizerConfig) -> Result<Self> {
+    fn assemble(mut inner: HfTokenizer, config: TokenizerConfig) -> Result<Self> {
         add_missing(&mut inner, &config)?;
         let _ = inner.with_truncation(None);
         inner.with_padding(None);
@@ -165,9 +165,9 @@ impl Tokenizer {
             Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() }
         } else if text.contains(plain::GUARDS[0]) {
             // The text holds our own guard character: build a twin with one that it does not hold.
-            Plain::new(self, plain::free_guard(text)?)?.encode(text, plain)?
+            PlainTokenizer::new(self, plain::free_guard(text)?)?.encode(text, plain)?
         } else {
-            let twin = self.plain.get_or_init(|| Plain::new(self, plain::GUARDS[0]));
+            let twin = self.plain.get_or_init(|| PlainTokenizer::new(self, plain::GUARDS[0]));
             twin.as_ref().map_err(Clone::clone)?.encode(text, plain)?
         };
         if self.drops_unknown {
@@ -309,7 +309,7 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 /// Registers what the configuration calls special but `tokenizer.json` does not list, as `transformers` does.
-fn add_missing(inner: &mut Backend, config: &TokenizerConfig) -> Result<()> {
+fn add_missing(inner: &mut HfTokenizer, config: &TokenizerConfig) -> Result<()> {
     let known: HashSet<String> =
         inner.get_added_tokens_decoder().values().map(|t| t.content.clone()).collect();
     let fresh: Vec<AddedToken> = config.specials().filter(|t| !known.contains(&t.content)).collect();

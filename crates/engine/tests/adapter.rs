@@ -6,7 +6,7 @@ use ferrl_engine::checkpoint::{InitOptions, ModelDir, SaveOptions, save_adapter}
 use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams};
 use ferrl_engine::model::adapter::{AdapterOptions, Bias, Modules};
 use ferrl_engine::model::{FAMILIES, Head, Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Stats, Trainer, stats};
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, Rule, StatGrads, Stats, stats};
 use ferrl_kernels::cpu::{Cpu, Level};
 use ferrl_kernels::{Backend, DType};
 use safetensors::SafeTensors;
@@ -135,7 +135,7 @@ fn gradients_and_three_steps_of_adamw_equal_peft_and_pytorch() {
         for recompute in [false, true] {
             let reference = Reference::read(&dir);
             let batch = reference.batch();
-            let mut t = Trainer::new(adapted(&dir, DType::F32), peft_optimizer()).unwrap();
+            let mut t = ModelTrainer::new(adapted(&dir, DType::F32), peft_optimizer()).unwrap();
             t.recompute = recompute;
             let flow = reference.flow(&batch, t.model.config.head == Head::Score);
             let base: Vec<Vec<f32>> = (0..t.model.config.params().len())
@@ -194,12 +194,12 @@ fn small(r: usize) -> AdapterOptions {
 }
 
 /// A trainer whose `B` is not zero.
-fn trainer(family: &str, dtype: DType, options: &AdapterOptions) -> Trainer {
+fn trainer(family: &str, dtype: DType, options: &AdapterOptions) -> ModelTrainer {
     let init = tiny(family);
     let mut model = Model::random(best(), &init, Options { dtype, training: true, context: 0 }).unwrap();
     let wave = |n: usize, k: f32| (0..n).map(|i| ((i * 37 % 61) as f32 - 30.0) * k).collect::<Vec<f32>>();
     model.adapt(options, 3, |m| Ok(Some([wave(m.r * m.cols, 4e-3), wave(m.r * m.rows, 3e-3)]))).unwrap();
-    Trainer::new(model, peft_optimizer()).unwrap()
+    ModelTrainer::new(model, peft_optimizer()).unwrap()
 }
 
 fn batch() -> Batch {
@@ -213,7 +213,7 @@ fn gradients_equal_finite_differences_in_every_family() {
         let batch = batch();
         let n = batch.tokens();
         let c: Vec<f32> = (0..n).map(|i| ((i * 7 % 13) as f32 - 6.0) * 0.1).collect();
-        let loss = |t: &Trainer| -> f64 {
+        let loss = |t: &ModelTrainer| -> f64 {
             let s = t.stats(&batch).unwrap();
             s.logp.iter().zip(&c).map(|(l, c)| f64::from(*l) * f64::from(*c)).sum()
         };
@@ -284,7 +284,7 @@ fn the_start_is_the_base_and_comes_for_nothing() {
         let base = Model::random(best(), &init, options).unwrap();
         let mut model = Model::random(best(), &init, options).unwrap();
         model.adapt(&small(4), 3, |_| Ok(None)).unwrap();
-        let mut t = Trainer::new(model, peft_optimizer()).unwrap();
+        let mut t = ModelTrainer::new(model, peft_optimizer()).unwrap();
         t.keep_start().unwrap();
         let (batch, want) = (batch(), stats(&base, &batch(), 1.0).unwrap());
         assert_eq!(t.stats(&batch).unwrap(), want, "B is zero");
@@ -329,7 +329,7 @@ fn an_adapter_is_saved_as_peft_has_it_and_loads_with_the_same_bits() {
             }
             Model::load_adapted(best(), &opened, options_of, &options, 11).unwrap()
         };
-        let mut t = Trainer::new(load(&base), peft_optimizer()).unwrap();
+        let mut t = ModelTrainer::new(load(&base), peft_optimizer()).unwrap();
         let batch = batch();
         let s = t.forward(&batch).unwrap();
         let flow = |on: bool| if on { vec![0.1; batch.tokens()] } else { Vec::new() };

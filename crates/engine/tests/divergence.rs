@@ -3,7 +3,7 @@
 
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Model, Options};
-use ferrl_engine::train::{Batch, BatchSequence, OptimizerOptions, StatGrads, Trainer, kl, stats};
+use ferrl_engine::train::{Batch, BatchSequence, ModelTrainer, OptimizerOptions, StatGrads, kl, stats};
 use ferrl_kernels::DType;
 use ferrl_kernels::cpu::Cpu;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn the_kl_is_the_sum_over_the_vocabulary() {
 #[test]
 fn its_gradient_is_that_of_the_whole_model() {
     let teacher = model(2, VOCAB, false);
-    let mut t = Trainer::new(model(1, VOCAB, true), OptimizerOptions::default()).unwrap();
+    let mut t = ModelTrainer::new(model(1, VOCAB, true), OptimizerOptions::default()).unwrap();
     let b = batch();
     let weight = |i: usize| ((i * 5 % 7) as f32 - 2.0) * 0.1;
     let s = t.forward_against(&b, &teacher).unwrap();

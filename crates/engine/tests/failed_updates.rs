@@ -3,13 +3,13 @@
 
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Head, Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Trainer};
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, Rule, StatGrads};
 use ferrl_kernels::backend::MemoryOps;
 use ferrl_kernels::cpu::Cpu;
 use ferrl_kernels::{Backend, Buffer, Class, DType, Error};
 use std::sync::Arc;
 
-fn trainer(family: &str, head: Head, options: OptimizerOptions) -> (Arc<Cpu>, Trainer) {
+fn trainer(family: &str, head: Head, options: OptimizerOptions) -> (Arc<Cpu>, ModelTrainer) {
     let mut init = InitOptions::new(family);
     (init.vocab, init.hidden, init.layers, init.head) = (67, 24, 2, head);
     (init.heads, init.kv_heads, init.ffn) = (Some(4), Some(4), Some(20));
@@ -17,7 +17,7 @@ fn trainer(family: &str, head: Head, options: OptimizerOptions) -> (Arc<Cpu>, Tr
     let cpu = Arc::new(Cpu::new(Some(1)).unwrap());
     let (backend, training) = (cpu.clone() as Arc<dyn Backend>, true);
     let model = Model::random(backend, &init, Options { dtype: DType::F32, training, context: 0 }).unwrap();
-    (cpu, Trainer::new(model, options).unwrap())
+    (cpu, ModelTrainer::new(model, options).unwrap())
 }
 
 fn batch(seed: u32) -> Batch {
@@ -30,7 +30,7 @@ fn grads(b: &Batch) -> StatGrads {
 }
 
 /// A batch's gradient, by two passes or one.
-fn add(t: &mut Trainer, b: &Batch, at_once: bool) -> Result<(), Error> {
+fn add(t: &mut ModelTrainer, b: &Batch, at_once: bool) -> Result<(), Error> {
     if at_once {
         return t.forward_backward(b, &grads(b)).map(drop);
     }
@@ -48,7 +48,7 @@ struct State {
     steps: u64,
 }
 
-fn state(t: &Trainer) -> State {
+fn state(t: &ModelTrainer) -> State {
     let bits = |b: &Buffer| -> Vec<u32> {
         let mut v = vec![0.0; b.len()];
         t.model.backend.read(b, 0, &mut v).unwrap();
@@ -116,7 +116,7 @@ fn a_failed_backward_leaves_no_update_behind() {
 fn an_update_without_a_backward_is_refused() {
     let (_, mut t) = trainer("llama", Head::Lm, OptimizerOptions::default());
     let (b, before) = (batch(1), state(&t));
-    let refused = |t: &mut Trainer, says: &str| {
+    let refused = |t: &mut ModelTrainer, says: &str| {
         let error = t.update(1e-2).unwrap_err();
         assert!(error.class == Class::Usage && error.to_string().contains(says), "{error}");
         assert!(state(t) == before);

@@ -3,15 +3,15 @@
 #![allow(clippy::unwrap_used)]
 
 use ferrl_engine::model::config::{FfnActivation, LayerRope, NormKind, Position, QkNorm, Rope, RopeScaling};
-use ferrl_engine::model::{Config, FAMILIES, Head, family, family_of};
+use ferrl_engine::model::{FAMILIES, Head, ModelConfig, family, family_of};
 use serde_json::{Value, json};
 
-fn parse(json: &Value) -> Result<Config, String> {
+fn parse(json: &Value) -> Result<ModelConfig, String> {
     let family = family_of(json).map_err(|e| e.to_string())?;
     family.config(json).map_err(|e| e.to_string())
 }
 
-fn rope(config: &Config) -> &Rope {
+fn rope(config: &ModelConfig) -> &Rope {
     match &config.position {
         Position::Rotary(rope) => rope,
         Position::Learned => panic!("no rope"),
@@ -206,7 +206,7 @@ fn stored_tensors_add_up_to_the_parameters_of_the_decoder() {
 
 #[test]
 fn options_of_each_family() {
-    let all: Vec<Config> = examples().iter().map(|(older, _)| parse(older).unwrap()).collect();
+    let all: Vec<ModelConfig> = examples().iter().map(|(older, _)| parse(older).unwrap()).collect();
     let [llama, qwen2, qwen3, qwen3_moe, mistral, gemma2, gemma3, phi3, olmo2, smollm3, granite, glm4, gpt2] =
         &all[..]
     else {

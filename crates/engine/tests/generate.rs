@@ -9,7 +9,7 @@ use ferrl_engine::generate::{
 use ferrl_engine::model::decoder::{Keep, PastKv};
 use ferrl_engine::model::{Head, Model, Options, ParamId, Slot};
 use ferrl_engine::tokenizer::{Tokenizer, train_chars};
-use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer};
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, StatGrads};
 use ferrl_kernels::backend::Segments;
 use ferrl_kernels::philox::{philox4x32, uniform};
 use ferrl_kernels::{DType, open};
@@ -442,7 +442,7 @@ fn sampler_and_trainer_read_one_copy_of_the_weights() {
     let options = Options { training: true, ..Default::default() };
     let backend = open("cpu", Some(2)).unwrap();
     let model = Model::random(backend.clone(), &init("llama", 50, 0.2), options).unwrap();
-    let mut trainer = Trainer::new(model, OptimizerOptions::default()).unwrap();
+    let mut trainer = ModelTrainer::new(model, OptimizerOptions::default()).unwrap();
     // Where the masters and the head are.
     let places = |m: &Model| {
         let masters = m.params.iter().map(|p| std::ptr::from_ref(p.master.data()).addr());

@@ -4,7 +4,7 @@
 use ferrl_engine::checkpoint::{ModelDir, SaveOptions, save_adapter};
 use ferrl_engine::model::adapter::{AdapterOptions, BaseHome};
 use ferrl_engine::model::{Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, StatGrads, stats};
 use ferrl_kernels::{Backend, DType};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
@@ -159,7 +159,7 @@ fn pefts_adapter_on_nf4_gives_its_numbers_gradients_and_steps() {
     };
     for base in [BaseHome::Device, BaseHome::Nf4] {
         let model = adapted("adapter", base, DType::F32);
-        let mut t = Trainer::new(model, OptimizerOptions::default()).unwrap();
+        let mut t = ModelTrainer::new(model, OptimizerOptions::default()).unwrap();
         let mut out = t.forward(&batch).unwrap().logp;
         let mut end = 0;
         batch.sequences.iter().for_each(|s| {
@@ -199,7 +199,7 @@ fn homes_of_a_base_give_the_same_bits() {
     let batch = Reference::read().batch();
     for dtype in [DType::F32, DType::Bf16] {
         let train = |base: BaseHome| {
-            let mut t = Trainer::new(adapted("base", base, dtype), OptimizerOptions::default()).unwrap();
+            let mut t = ModelTrainer::new(adapted("base", base, dtype), OptimizerOptions::default()).unwrap();
             let column = (0..batch.tokens()).map(|i| (i % 5) as f32 * 0.1 - 0.2).collect();
             let flow = StatGrads { logp: column, ..Default::default() };
             for _ in 0..3 {
@@ -216,7 +216,7 @@ fn homes_of_a_base_give_the_same_bits() {
         }
         // Quantised on load: saved and loaded again it is the policy that was trained.
         let mut t =
-            Trainer::new(adapted("plain", BaseHome::Nf4, dtype), OptimizerOptions::default()).unwrap();
+            ModelTrainer::new(adapted("plain", BaseHome::Nf4, dtype), OptimizerOptions::default()).unwrap();
         t.forward(&batch).unwrap();
         let flow = StatGrads { logp: vec![0.1; batch.tokens()], ..Default::default() };
         t.backward(&batch, &flow).unwrap();

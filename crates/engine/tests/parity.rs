@@ -3,7 +3,7 @@
 
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Model, Options, family};
-use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, StatGrads, stats};
 use ferrl_kernels::cpu::Cpu;
 use ferrl_kernels::cpu::Level;
 use ferrl_kernels::{Backend, DType};
@@ -169,7 +169,7 @@ fn every_gradient_equals_transformers() {
 
 fn compare_gradients(dir: &Path, backend: &Arc<dyn Backend>, recompute: bool) {
     let reference = Reference::read(dir);
-    let mut trainer = Trainer::new(load(backend, dir, DType::F32), OptimizerOptions::default()).unwrap();
+    let mut trainer = ModelTrainer::new(load(backend, dir, DType::F32), OptimizerOptions::default()).unwrap();
     trainer.recompute = recompute;
     let batch = Batch::of(reference.sequences());
     trainer.forward(&batch).unwrap();

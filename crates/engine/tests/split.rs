@@ -5,15 +5,15 @@ use ferrl_engine::checkpoint::{InitOptions, ModelDir, SaveOptions, StorageFormat
 use ferrl_engine::model::serve::{serve, served};
 use ferrl_engine::model::shard::Split;
 use ferrl_engine::model::{FAMILIES, Head, Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Trainer};
-use ferrl_kernels::comm::threads;
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, Rule, StatGrads};
+use ferrl_kernels::comm::{device_threads, threads};
 use ferrl_kernels::{DType, Ranks};
 
-fn trainer(family: &str, dtype: DType, rule: Rule) -> Trainer {
+fn trainer(family: &str, dtype: DType, rule: Rule) -> ModelTrainer {
     with_moments(family, dtype, rule, false)
 }
 
-fn with_moments(family: &str, dtype: DType, rule: Rule, coded: bool) -> Trainer {
+fn with_moments(family: &str, dtype: DType, rule: Rule, coded: bool) -> ModelTrainer {
     let mut init = InitOptions::new(family);
     (init.vocab, init.hidden, init.layers, init.head) = (150, 64, 3, Head::LmAndValue);
     (init.heads, init.kv_heads, init.ffn) = (Some(4), Some(4), Some(112));
@@ -21,7 +21,7 @@ fn with_moments(family: &str, dtype: DType, rule: Rule, coded: bool) -> Trainer 
     let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
     let model = Model::random(backend, &init, Options { dtype, training: true, context: 0 }).unwrap();
     let options = OptimizerOptions { rule, coded, ema: Some(0.9), ..OptimizerOptions::default() };
-    Trainer::new(model, options).unwrap()
+    ModelTrainer::new(model, options).unwrap()
 }
 
 fn batch(seed: u32) -> Batch {
@@ -35,7 +35,7 @@ fn grads(b: &Batch) -> StatGrads {
 
 /// Three updates of five micro-batches; what each gave, and afterwards the whole state on rank 0. Two copies exchange in turn with
 /// what they compute, one copy meanwhile.
-fn run(mut t: Trainer, ranks: &Ranks, copies: usize) -> (Vec<u64>, Vec<Option<Vec<u32>>>) {
+fn run(mut t: ModelTrainer, ranks: &Ranks, copies: usize) -> (Vec<u64>, Vec<Option<Vec<u32>>>) {
     t.overlap = copies != 2;
     if copies > 0 {
         t.split(ranks, copies, 0).unwrap();
@@ -73,6 +73,33 @@ fn run(mut t: Trainer, ranks: &Ranks, copies: usize) -> (Vec<u64>, Vec<Option<Ve
     (seen, whole.into_iter().map(|t| t.map(bits)).collect())
 }
 
+/// What each rank returns, as a thread of its own.
+fn on_each<T: Send>(all: Vec<Ranks>, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let running: Vec<_> = all.into_iter().map(|ranks| scope.spawn(move || work(ranks))).collect();
+        running.into_iter().map(|r| r.join().unwrap()).collect()
+    })
+}
+
+/// With whole weights on every rank, gradients alone travel; through host memory, or from buffer to buffer.
+#[test]
+fn summed_gradients_have_the_bits_of_one_process() {
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
+    for (name, dtype) in [("llama", DType::Bf16), ("gpt2", DType::F32)] {
+        let (alone, state) = run(trainer(name, dtype, rule), Ranks::ALONE, 0);
+        for size in [2, 3] {
+            for connect in [threads, device_threads] {
+                for (seen, whole) in
+                    on_each(connect(size), |ranks| run(trainer(name, dtype, rule), &ranks, 0))
+                {
+                    assert!(seen == alone && whole == state, "{name} over {size} ranks");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn split_weights_have_the_bits_of_whole_ones() {
     let rules = [
@@ -85,15 +112,13 @@ fn split_weights_have_the_bits_of_whole_ones() {
         let dtype = [DType::F32, DType::Bf16][n / 2 % 2];
         let (alone, state) = run(trainer(name, dtype, rule), Ranks::ALONE, 0);
         for (size, copies) in [(2, 1), (3, 1), (4, 2)] {
-            let results: Vec<_> = std::thread::scope(|scope| {
-                let one = |ranks: Ranks| scope.spawn(move || run(trainer(name, dtype, rule), &ranks, copies));
-                let running: Vec<_> = threads(size).into_iter().map(one).collect();
-                running.into_iter().map(|r| r.join().unwrap()).collect()
-            });
-            for (rank, (seen, _)) in results.iter().enumerate() {
-                assert_eq!(seen, &alone, "{name} on rank {rank} of {size}, {copies} copies");
+            for connect in [threads, device_threads] {
+                let results = on_each(connect(size), |ranks| run(trainer(name, dtype, rule), &ranks, copies));
+                for (rank, (seen, _)) in results.iter().enumerate() {
+                    assert_eq!(seen, &alone, "{name} on rank {rank} of {size}, {copies} copies");
+                }
+                assert_eq!(results[0].1, state, "{name} over {size} ranks, {copies} copies");
             }
-            assert_eq!(results[0].1, state, "{name} over {size} ranks, {copies} copies");
         }
     }
 }
@@ -108,11 +133,7 @@ fn split_8_bit_moments_have_the_bits_of_whole_ones() {
     assert!(coded > 0 && coded < t.model.params.len(), "{coded} parameters have codes");
     let (alone, state) = run(t, Ranks::ALONE, 0);
     for (size, copies) in [(2, 1), (4, 2)] {
-        let results: Vec<_> = std::thread::scope(|scope| {
-            let one = |ranks: Ranks| scope.spawn(move || run(make(), &ranks, copies));
-            let running: Vec<_> = threads(size).into_iter().map(one).collect();
-            running.into_iter().map(|r| r.join().unwrap()).collect()
-        });
+        let results = on_each(threads(size), |ranks| run(make(), &ranks, copies));
         results.iter().for_each(|(seen, _)| assert_eq!(seen, &alone, "{size} ranks"));
         assert_eq!(results[0].1, state, "{size} ranks, {copies} copies");
     }
@@ -173,23 +194,19 @@ fn a_rank_reads_its_own_part_of_every_family() {
 #[test]
 fn every_rank_names_the_gradient_that_is_not_finite() {
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
-    let said: Vec<String> = std::thread::scope(|scope| {
-        let one = |ranks: Ranks| {
-            scope.spawn(move || {
-                let mut t = trainer("llama", DType::F32, rule);
-                t.split(&ranks, 1, 0).unwrap();
-                let b = batch(1);
-                t.forward(&b).unwrap();
-                let huge = StatGrads { logp: vec![3e38; b.tokens()], ..Default::default() };
-                t.backward(&b, &huge).unwrap();
-                t.add_round(&ranks).unwrap();
-                t.gather_gradient(&ranks).unwrap();
-                t.update(1e-2).unwrap_err().to_string()
-            })
-        };
-        let running: Vec<_> = threads(3).into_iter().map(one).collect();
-        running.into_iter().map(|r| r.join().unwrap()).collect()
-    });
-    assert!(said[0].contains("is not finite at ["), "{said:?}");
-    assert!(said.iter().all(|s| *s == said[0]), "{said:?}");
+    for connect in [threads, device_threads] {
+        let said = on_each(connect(3), |ranks| {
+            let mut t = trainer("llama", DType::F32, rule);
+            t.split(&ranks, 1, 0).unwrap();
+            let b = batch(1);
+            t.forward(&b).unwrap();
+            let huge = StatGrads { logp: vec![3e38; b.tokens()], ..Default::default() };
+            t.backward(&b, &huge).unwrap();
+            t.add_round(&ranks).unwrap();
+            t.gather_gradient(&ranks).unwrap();
+            t.update(1e-2).unwrap_err().to_string()
+        });
+        assert!(said[0].contains("is not finite at ["), "{said:?}");
+        assert!(said.iter().all(|s| *s == said[0]), "{said:?}");
+    }
 }

@@ -6,43 +6,54 @@ use ferrl_engine::model::adapter::{AdapterOptions, LoraModule};
 use ferrl_engine::model::serve::{serve, served};
 use ferrl_engine::model::tensor::Team;
 use ferrl_engine::model::{FAMILIES, Head, Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Trainer};
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, Rule, StatGrads};
 use ferrl_kernels::comm::threads;
 use ferrl_kernels::{DType, Ranks};
 
 fn model(family: &str, dtype: DType) -> Model {
+    model_of(family, dtype, (8, 4))
+}
+
+fn model_of(family: &str, dtype: DType, (heads, kv_heads): (usize, usize)) -> Model {
     let mut init = InitOptions::new(family);
     (init.vocab, init.hidden, init.layers, init.head) = (600, 96, 2, Head::LmAndValue);
-    (init.heads, init.kv_heads, init.ffn) = (Some(8), Some(4), Some(107));
+    (init.heads, init.kv_heads, init.ffn) = (Some(heads), Some(kv_heads), Some(107));
     (init.max_positions, init.std, init.seed) = (64, 0.2, 5);
     let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
     let options = Options { dtype, training: true, context: 0 };
     match Model::random(backend.clone(), &init, options) {
         Ok(model) => model,
         Err(_) => {
-            init.kv_heads = Some(8); // a family without grouped queries
+            init.kv_heads = Some(heads); // a family without grouped queries
             Model::random(backend, &init, options).unwrap()
         }
     }
 }
 
 /// On all linear layers, with a `B` that is not zero.
-fn adapted(family: &str, dtype: DType) -> Trainer {
-    let mut model = model(family, dtype);
+fn adapted(family: &str, dtype: DType) -> ModelTrainer {
+    adapter_on(model(family, dtype))
+}
+
+fn adapter_on(mut model: Model) -> ModelTrainer {
     let first = |module: &LoraModule| {
         let values = |n: usize, k: usize| (0..n).map(|i| ((i * k) % 17) as f32 * 0.01 - 0.08).collect();
         Ok(Some([values(module.r * module.cols, 7), values(module.r * module.rows, 5)]))
     };
     model.adapt(&AdapterOptions { r: 3, ..AdapterOptions::default() }, 1, first).unwrap();
-    let mut trainer = Trainer::new(model, OptimizerOptions::default()).unwrap();
+    let mut trainer = ModelTrainer::new(model, OptimizerOptions::default()).unwrap();
     trainer.keep_start().unwrap();
     trainer
 }
 
-fn trainer(family: &str, dtype: DType) -> Trainer {
+fn trainer(family: &str, dtype: DType) -> ModelTrainer {
+    trainer_of(model(family, dtype))
+}
+
+fn trainer_of(model: Model) -> ModelTrainer {
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
     let options = OptimizerOptions { rule, ema: Some(0.9), ..OptimizerOptions::default() };
-    Trainer::new(model(family, dtype), options).unwrap()
+    ModelTrainer::new(model, options).unwrap()
 }
 
 fn batch(seed: u32) -> Batch {
@@ -66,7 +77,7 @@ struct Mesh {
 }
 
 /// Two updates of five micro-batches; what each gave, and afterwards the whole state on rank 0.
-fn run(mut t: Trainer, ranks: &Ranks, mesh: Mesh) -> (Vec<u64>, Vec<Option<Vec<u32>>>) {
+fn run(mut t: ModelTrainer, ranks: &Ranks, mesh: Mesh) -> (Vec<u64>, Vec<Option<Vec<u32>>>) {
     let alone = ranks.is_alone();
     let size = mesh.tp * mesh.sp;
     let team = ranks.team(size);
@@ -139,11 +150,36 @@ fn adapters_in_teams_train_to_the_bits_of_one() {
     train_all([(2, 2, 1, 1), (2, 1, 2, 1), (4, 2, 2, 1), (4, 4, 1, 1)], adapted);
 }
 
+/// The same where there are fewer key heads than ranks that share tokens: these share the query rows of attention.
+#[test]
+fn more_ranks_than_one_key_head_train_to_the_bits_of_one() {
+    let one_key_head = |family: &str, dtype| trainer_of(model_of(family, dtype, (2, 1)));
+    train_all([(2, 1, 2, 1), (4, 1, 4, 1), (4, 1, 2, 4), (3, 1, 3, 1)], one_key_head);
+}
+
+/// The same with two key heads: over four ranks, over two that share features and two that share tokens, and over three, which
+/// do not divide the heads. Each family has the compute type here that it has not in the other tests.
+#[test]
+fn more_ranks_than_two_key_heads_train_to_the_bits_of_one() {
+    let two_key_heads = |family: &str, dtype| {
+        let other = if dtype == DType::F32 { DType::Bf16 } else { DType::F32 };
+        trainer_of(model_of(family, other, (4, 2)))
+    };
+    train_all([(4, 2, 2, 1), (4, 1, 4, 1), (3, 1, 3, 3), (8, 2, 4, 2)], two_key_heads);
+}
+
+/// Adapters where ranks share query rows.
+#[test]
+fn adapters_beyond_the_key_heads_train_to_the_bits_of_one() {
+    let adapted = |family: &str, dtype| adapter_on(model_of(family, dtype, (4, 2)));
+    train_all([(4, 1, 4, 1), (4, 2, 2, 1), (3, 1, 3, 1), (8, 2, 4, 1)], adapted);
+}
+
 fn train_in_teams(meshes: [(usize, usize, usize, usize); 4]) {
     train_all(meshes, trainer);
 }
 
-fn train_all(meshes: [(usize, usize, usize, usize); 4], trainer: fn(&str, DType) -> Trainer) {
+fn train_all(meshes: [(usize, usize, usize, usize); 4], trainer: fn(&str, DType) -> ModelTrainer) {
     for (n, family) in FAMILIES.iter().enumerate() {
         let (name, dtype) = (family.name(), [DType::F32, DType::Bf16][n % 2]);
         let one = Mesh { ranks: 1, tp: 1, sp: 1, copies: 1 };

@@ -4,7 +4,7 @@
 use ferrl_engine::checkpoint::{InitOptions, ModelDir};
 use ferrl_engine::model::{FAMILIES, Head, Model, Options, ParamId, Slot};
 use ferrl_engine::train::{
-    Batch, BatchSequence, Decay, OptimizerOptions, Rule, Schedule, StatGrads, Stats, Trainer, kl, plan,
+    Batch, BatchSequence, Decay, ModelTrainer, OptimizerOptions, Rule, Schedule, StatGrads, Stats, kl, plan,
 };
 use ferrl_kernels::cpu::Cpu;
 use ferrl_kernels::cpu::Level;
@@ -35,9 +35,9 @@ fn trainer(
     init: &InitOptions,
     dtype: DType,
     options: OptimizerOptions,
-) -> Trainer {
+) -> ModelTrainer {
     let model = Model::random(backend, init, Options { dtype, training: true, context: 0 }).unwrap();
-    Trainer::new(model, options).unwrap()
+    ModelTrainer::new(model, options).unwrap()
 }
 
 fn batch(seed: u32, vocab: u32) -> Batch {
@@ -59,17 +59,17 @@ fn flow(stats: &Stats, n: usize) -> StatGrads {
     }
 }
 
-fn weights(t: &Trainer) -> Vec<Vec<u32>> {
+fn weights(t: &ModelTrainer) -> Vec<Vec<u32>> {
     let bits = |i| t.model.read(i).unwrap().into_iter().map(f32::to_bits).collect();
     (0..t.model.params.len()).map(bits).collect()
 }
 
-fn gradients(t: &Trainer) -> Vec<Vec<f32>> {
+fn gradients(t: &ModelTrainer) -> Vec<Vec<f32>> {
     (0..t.model.params.len()).map(|i| t.gradient(i).unwrap().unwrap_or_default()).collect()
 }
 
 /// `steps` updates, each of the batch cut by a token budget.
-fn train(t: &mut Trainer, steps: u32, budget: usize) -> Vec<Stats> {
+fn train(t: &mut ModelTrainer, steps: u32, budget: usize) -> Vec<Stats> {
     let mut all = Vec::new();
     for step in 0..steps {
         let whole = batch(step, t.model.config.vocab as u32);
@@ -109,7 +109,7 @@ fn twelve_steps_follow_pytorch() {
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8 };
     let options =
         OptimizerOptions { rule, weight_decay: 0.1, max_grad_norm: Some(1.0), ..Default::default() };
-    let mut t = Trainer::new(model, options).unwrap();
+    let mut t = ModelTrainer::new(model, options).unwrap();
     let steps = want["steps"].as_u64().unwrap();
     let lr = want["lr"].as_f64().unwrap();
     let schedule = Schedule { lr, warmup_steps: 3, total_steps: steps, decay: Decay::Cosine, min_ratio: 0.0 };
@@ -232,7 +232,7 @@ fn frozen_tensors_do_not_move() {
     let options = OptimizerOptions { frozen: vec!["model.layer.0.".into()], ..Default::default() };
     let model =
         Model::random(best(), &tiny("qwen2"), Options { training: true, ..Default::default() }).unwrap();
-    let error = Trainer::new(model, options).err().unwrap().to_string();
+    let error = ModelTrainer::new(model, options).err().unwrap().to_string();
     assert!(error.contains("model.layer.0.") && error.contains("fix:"), "{error}");
 }
 
@@ -248,7 +248,7 @@ fn weights_return_bit_for_bit_after_a_perturbation() {
     let sum = |s: &Stats| s.logp.iter().map(|&x| x as f64).sum::<f64>();
     // The derivative along the gradient is its squared length.
     let eps = 1e-4 / t.dot(&g, &g).unwrap().sqrt() as f32;
-    let places = |t: &Trainer| -> Vec<*const ()> {
+    let places = |t: &ModelTrainer| -> Vec<*const ()> {
         t.model.params.iter().map(|p| std::ptr::from_ref(p.master.data()).cast()).collect()
     };
     let there = places(&t);

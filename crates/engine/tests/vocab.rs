@@ -8,7 +8,7 @@ use ferrl_engine::generate::{
 };
 use ferrl_engine::model::tensor::Team;
 use ferrl_engine::model::{Head, Model, Options};
-use ferrl_engine::train::{Batch, BatchSequence, OptimizerOptions, StatGrads, Trainer, kl};
+use ferrl_engine::train::{Batch, BatchSequence, ModelTrainer, OptimizerOptions, StatGrads, kl};
 use ferrl_kernels::comm::threads;
 use ferrl_kernels::{DType, Ranks};
 
@@ -49,7 +49,7 @@ fn batch(vocab: usize) -> Batch {
 
 /// Statistics, KL both ways, and the gradient of everything: of this rank's part of the weights.
 fn scored(
-    mut t: Trainer,
+    mut t: ModelTrainer,
     other: &Model,
     ranks: &Ranks,
     (tp, sp): (usize, usize),
@@ -84,7 +84,8 @@ fn scores_and_gradients_of_a_shared_vocabulary_are_those_of_one_rank() {
     // Three tiles: of four ranks one has none.
     for (n, family) in FAMILIES.into_iter().enumerate() {
         let (dtype, vocab) = ([DType::F32, DType::Bf16][n % 2], [600, 1111, 200][n % 3]);
-        let new = || Trainer::new(model(family, dtype, (vocab, 5)), OptimizerOptions::default()).unwrap();
+        let new =
+            || ModelTrainer::new(model(family, dtype, (vocab, 5)), OptimizerOptions::default()).unwrap();
         let other = model(family, dtype, (vocab, 6));
         let (want, gradient) = scored(new(), &other, Ranks::ALONE, (1, 1));
         for (tp, sp) in [(2, 1), (4, 1), (1, 2), (2, 2)] {

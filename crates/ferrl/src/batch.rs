@@ -86,7 +86,7 @@ impl Update {
 fn bins_of(members: &[usize], e: &Experience, budget: usize) -> Result<Vec<Vec<usize>>> {
     let sequence = |m: usize| &e.sequences[members[m]];
     let lengths: Vec<usize> = (0..members.len()).map(|m| sequence(m).ids.len()).collect();
-    // Pairs are numbered from 0; whoever is in none gets a number beyond them.
+    // Pairs are numbered from 0; a sequence in no pair gets a number beyond them.
     let pairs = 1 + e.sequences.iter().filter_map(|s| s.pair).max().unwrap_or(0);
     let together: Vec<usize> = (0..members.len()).map(|m| sequence(m).pair.unwrap_or(pairs + m)).collect();
     let place = |m: usize| format!("sequence {} of the step (group {})", members[m], sequence(m).group);

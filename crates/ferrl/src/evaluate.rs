@@ -21,7 +21,7 @@ use crate::source::{ExampleSource, Item, Prompt};
 use crate::train::Stage;
 use crate::train::StepExperience;
 use crate::verify::Progress;
-use ferrl_engine::model::Config;
+use ferrl_engine::model::ModelConfig;
 use ferrl_engine::train;
 use ferrl_engine::{Error, Result};
 
@@ -45,7 +45,7 @@ const AT_ONCE: usize = 256;
 pub fn check(
     source: &mut dyn ExampleSource,
     rewards: &Rewards,
-    config: &Config,
+    config: &ModelConfig,
     (prompts, new_tokens): (usize, usize),
 ) -> Result<()> {
     let (start, mut left) = (source.state(), prompts);

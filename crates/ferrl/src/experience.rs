@@ -259,7 +259,7 @@ impl MicroBatch<'_> {
     }
 }
 
-/// A loss, its gradients, and what is worth knowing about it.
+/// A loss, its gradients and its metrics.
 #[derive(Default)]
 pub struct Loss {
     /// This micro-batch's fraction of the update's loss.

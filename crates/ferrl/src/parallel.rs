@@ -4,7 +4,7 @@
 
 use crate::plan::{new_config, read_config};
 use crate::recipe::{Parallel, Recipe, Resolved};
-use ferrl_engine::model::Config;
+use ferrl_engine::model::ModelConfig;
 use ferrl_engine::{Error, Result};
 use std::path::Path;
 
@@ -60,7 +60,7 @@ impl RankLayout {
         &self,
         recipe: &Recipe,
         on_card: bool,
-        models: impl IntoIterator<Item = &'a Config>,
+        models: impl IntoIterator<Item = &'a ModelConfig>,
     ) -> Result<()> {
         let trusts = || recipe.algorithm().is_ok_and(|a| a.updates().trust_region.is_some());
         if self.splits() && recipe.adapter.is_some() && trusts() {
@@ -74,14 +74,9 @@ impl RankLayout {
         models.into_iter().try_for_each(|config| self.shares(config))
     }
 
-    fn shares(&self, config: &Config) -> Result<()> {
-        let all = [
-            ("parallel.tp_size", self.tp, 1),
-            ("parallel.sp_size", 1, self.sp),
-            ("parallel.sp_size times parallel.tp_size", self.tp, self.sp),
-            ("rollout.tp_size", self.rollout_tp, 1),
-        ];
-        all.into_iter().try_for_each(|(key, tp, sp)| config.check_team(tp, sp).map_err(|e| e.at(key)))
+    fn shares(&self, config: &ModelConfig) -> Result<()> {
+        let all = [("parallel.tp_size", self.tp), ("rollout.tp_size", self.rollout_tp)];
+        all.into_iter().try_for_each(|(key, tp)| config.check_team(tp).map_err(|e| e.at(key)))
     }
 
     /// Parts that the micro-batches of an update go round.
@@ -132,7 +127,7 @@ fn on_a_card(key: &str) -> Error {
 }
 
 /// The model's configuration where it can be read before anything else is.
-fn known_config(recipe: &Recipe) -> Option<Config> {
+fn known_config(recipe: &Recipe) -> Option<ModelConfig> {
     match &recipe.model.init {
         Some(init) => new_config(recipe, init).ok(),
         None => read_config(Path::new(recipe.model.path.as_ref()?)).ok(),
@@ -140,7 +135,7 @@ fn known_config(recipe: &Recipe) -> Option<Config> {
 }
 
 /// The same of a critic with weights of its own.
-fn known_critic(recipe: &Recipe) -> Option<Config> {
+fn known_critic(recipe: &Recipe) -> Option<ModelConfig> {
     let own = recipe.algorithm().is_ok_and(|a| a.needs().critic) && !recipe.critic.shared;
     read_config(Path::new(recipe.critic.path.as_ref().filter(|_| own)?)).ok()
 }
@@ -191,17 +186,23 @@ mod tests {
         assert!(check(&recipe(0, 2, 2, 0), 4).is_ok(), "both");
     }
 
+    fn with_two_key_heads(mut r: Recipe) -> Recipe {
+        let init = serde_json::json!({ "family": "qwen2", "hidden": 48, "heads": 6, "kv_heads": 2 });
+        r.model.init = Some(serde_json::from_value(init).unwrap());
+        r
+    }
+
+    #[test]
+    fn tokens_are_shared_beyond_the_key_heads() {
+        for (tp, sp) in [(1, 4), (2, 2), (1, 12), (2, 6)] {
+            assert!(check(&with_two_key_heads(recipe(0, tp, sp, 1)), 12).is_ok(), "tp {tp}, sp {sp}");
+        }
+    }
+
     #[test]
     fn heads_that_ranks_cannot_share_are_named_before_work_is_spent() {
-        for (r, key) in [
-            (recipe(0, 4, 1, 1), "parallel.tp_size"),
-            (recipe(0, 1, 4, 1), "parallel.sp_size"),
-            (recipe(0, 1, 1, 4), "rollout.tp_size"),
-            (recipe(0, 2, 2, 1), "parallel.sp_size times parallel.tp_size"),
-        ] {
-            let mut r = r;
-            let init = serde_json::json!({ "family": "qwen2", "hidden": 48, "heads": 6, "kv_heads": 2 });
-            r.model.init = Some(serde_json::from_value(init).unwrap());
+        for (r, key) in [(recipe(0, 4, 1, 1), "parallel.tp_size"), (recipe(0, 1, 1, 4), "rollout.tp_size")] {
+            let r = with_two_key_heads(r);
             let error = check(&r, 4).unwrap_err().to_string();
             let said = "4 ranks cannot share 6 query and 2 key heads equally";
             assert!(error.contains(key) && error.contains(said) && error.contains("one of 1, 2"), "{error}");

@@ -13,10 +13,11 @@ mod rank_memory;
 pub mod ranks;
 mod show;
 mod show_ranks;
+mod trust_memory;
 pub mod work;
 
 pub use lengths::{Lengths, lengths};
-pub use memory::Part;
+pub use memory::MemoryPart;
 pub use show::Room;
 pub use work::{Rates, Work};
 
@@ -27,7 +28,7 @@ use crate::recipe::{InitSettings, Recipe, Resolved};
 use crate::run::Disk;
 use crate::setup;
 use ferrl_engine::checkpoint::{InitOptions, base_of};
-use ferrl_engine::model::{Config, Head, family_of, text_config};
+use ferrl_engine::model::{Head, ModelConfig, family_of, text_config};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{DType, Footprint};
 use std::collections::BTreeSet;
@@ -39,13 +40,13 @@ pub struct Inputs {
     /// The stage's settings.
     pub recipe: Recipe,
     /// The model, with the head it is trained with.
-    pub config: Config,
+    pub config: ModelConfig,
     /// A critic on its own weights.
-    pub critic: Option<Config>,
+    pub critic: Option<ModelConfig>,
     /// The model that is imitated.
-    pub teacher: Option<Config>,
+    pub teacher: Option<ModelConfig>,
     /// Reward models, each with weights of its own, and whether it lies in the machine's memory between uses.
-    pub judges: Vec<(Config, bool)>,
+    pub judges: Vec<(ModelConfig, bool)>,
     /// A directory with the stage's tokenizer; none where the run makes it.
     pub tokenizer: Option<PathBuf>,
     /// What the algorithm computes.
@@ -70,7 +71,7 @@ pub struct StagePlan {
     /// What it was made from.
     pub inputs: Inputs,
     /// Memory, part by part.
-    pub parts: Vec<Part>,
+    pub parts: Vec<MemoryPart>,
     /// Arithmetic.
     pub work: Work,
     /// Steps, where they are known.
@@ -179,45 +180,22 @@ impl Plan {
 fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) -> Result<Inputs> {
     let algorithm = recipe.algorithm()?;
     let (needs, feed) = (algorithm.needs(), algo::find(recipe.algorithm_name())?.feed);
-    let (mut config, tokenizer) = match (previous, &recipe.model.path, &recipe.model.init) {
-        (Some(stage), None, None) => (stage.inputs.config.clone(), stage.inputs.tokenizer.clone()),
-        (_, Some(path), _) => model_at(path, earlier).map_err(|e| e.at("model.path"))?,
-        (_, None, Some(init)) => (new_config(recipe, init)?, None),
-        _ => {
-            return Err(Error::usage("a run starts from model.path or from model.init, one of the two")
-                .at("model")
-                .fix("model.path = \"a Hugging Face directory\""));
-        }
-    };
-    let own = needs.critic && !recipe.critic.shared;
-    let critic = match recipe.critic.path.as_ref().filter(|_| own) {
-        Some(path) => Some(model_at(path, earlier).map_err(|e| e.at("critic.path"))?.0),
-        None => own.then(|| config.clone()),
-    };
-    let critic = critic.map(|c| Config { head: Head::Score, ..c });
+    let (mut config, tokenizer) = starting_model(recipe, previous, earlier)?;
+    let critic = critic_config(recipe, needs, &config, earlier)?;
     let teacher = recipe.teacher.path.as_ref().filter(|_| needs.teacher);
     let teacher =
         teacher.map(|path| model_at(path, earlier).map_err(|e| e.at("teacher.path"))).transpose()?;
     let judges = recipe.reward.iter().flat_map(|r| r.model_paths().map(|path| (path, r.offload)));
     let judges = judges
         .map(|(path, offload)| Ok((model_at(path, earlier).map_err(|e| e.at("reward"))?.0, offload)))
-        .collect::<Result<Vec<(Config, bool)>>>()?;
-    if needs.score {
-        config.head = Head::Score;
-    } else if needs.critic && recipe.critic.shared {
-        config.head = Head::LmAndValue;
-    } else if config.head == Head::Score {
-        config.head = Head::Lm;
-    }
+        .collect::<Result<Vec<(ModelConfig, bool)>>>()?;
+    config.head = match setup::policy_head(recipe, needs) {
+        Some(head) => head,
+        None if config.head == Head::Score => Head::Lm,
+        None => config.head,
+    };
     setup::trained::check(&config, critic.as_ref(), &recipe.model)?;
-    if let Some(adapter) = &recipe.adapter {
-        let follows = recipe.model.path.is_none() && recipe.model.init.is_none();
-        let left = previous.filter(|_| follows).and_then(|stage| stage.inputs.recipe.adapter.as_ref());
-        let left = left.map(|adapter| adapter.options()).transpose()?;
-        let wanted = adapter.options()?;
-        check_adapter(&wanted, left.as_ref(), &config)?;
-        left.iter().try_for_each(|left| check_base(&wanted, left))?;
-    }
+    check_adapters(recipe, previous, &config)?;
     let lengths = lengths(recipe, feed, tokenizer.as_deref());
     let (updates, device) = (algorithm.updates(), ferrl_kernels::footprint(&recipe.device)?);
     let (recipe, teacher) = (recipe.clone(), teacher.map(|t| t.0));
@@ -238,8 +216,50 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
     })
 }
 
+/// What the stage starts from: the previous stage's model, a directory or a new model; and where its tokenizer is.
+fn starting_model(
+    recipe: &Recipe,
+    previous: Option<&StagePlan>,
+    earlier: &[StagePlan],
+) -> Result<(ModelConfig, Option<PathBuf>)> {
+    match (previous, &recipe.model.path, &recipe.model.init) {
+        (Some(stage), None, None) => Ok((stage.inputs.config.clone(), stage.inputs.tokenizer.clone())),
+        (_, Some(path), _) => model_at(path, earlier).map_err(|e| e.at("model.path")),
+        (_, None, Some(init)) => Ok((new_config(recipe, init)?, None)),
+        _ => Err(setup::no_start()),
+    }
+}
+
+/// The configuration of a critic with its own weights.
+fn critic_config(
+    recipe: &Recipe,
+    needs: Needs,
+    policy: &ModelConfig,
+    earlier: &[StagePlan],
+) -> Result<Option<ModelConfig>> {
+    if !needs.critic || recipe.critic.shared {
+        return Ok(None);
+    }
+    let start = match &recipe.critic.path {
+        Some(path) => model_at(path, earlier).map_err(|e| e.at("critic.path"))?.0,
+        None => policy.clone(),
+    };
+    Ok(Some(ModelConfig { head: Head::Score, ..start }))
+}
+
+/// Refuses an adapter that does not fit the model, or the adapter that the previous stage leaves.
+fn check_adapters(recipe: &Recipe, previous: Option<&StagePlan>, config: &ModelConfig) -> Result<()> {
+    let Some(adapter) = &recipe.adapter else { return Ok(()) };
+    let follows = recipe.model.path.is_none() && recipe.model.init.is_none();
+    let left = previous.filter(|_| follows).and_then(|stage| stage.inputs.recipe.adapter.as_ref());
+    let left = left.map(|adapter| adapter.options()).transpose()?;
+    let wanted = adapter.options()?;
+    check_adapter(&wanted, left.as_ref(), config)?;
+    left.iter().try_for_each(|left| check_base(&wanted, left))
+}
+
 /// The configuration of a directory, or of what an earlier stage leaves (`stage:NAME`), and where its tokenizer is.
-fn model_at(path: &str, earlier: &[StagePlan]) -> Result<(Config, Option<PathBuf>)> {
+fn model_at(path: &str, earlier: &[StagePlan]) -> Result<(ModelConfig, Option<PathBuf>)> {
     let stage = path.strip_prefix("stage:").map(|name| earlier.iter().find(|s| s.name == name));
     match stage {
         Some(Some(stage)) => Ok((stage.inputs.config.clone(), stage.inputs.tokenizer.clone())),
@@ -252,7 +272,7 @@ fn model_at(path: &str, earlier: &[StagePlan]) -> Result<(Config, Option<PathBuf
 }
 
 /// A model's configuration; its weights need not be there.
-pub fn read_config(dir: &Path) -> Result<Config> {
+pub fn read_config(dir: &Path) -> Result<ModelConfig> {
     let base = base_of(dir)?;
     let dir = base.as_deref().unwrap_or(dir);
     let file = dir.join("config.json");
@@ -269,7 +289,7 @@ pub fn read_config(dir: &Path) -> Result<Config> {
 }
 
 /// The configuration that a run would start from; the characters of a few examples stand for the vocabulary.
-pub(crate) fn new_config(recipe: &Recipe, init: &InitSettings) -> Result<Config> {
+pub(crate) fn new_config(recipe: &Recipe, init: &InitSettings) -> Result<ModelConfig> {
     let mut options = InitOptions::new(&init.family);
     options.vocab = init.vocab;
     if let Some(task) = setup::task(recipe)?.filter(|_| init.tokenizer == "char") {

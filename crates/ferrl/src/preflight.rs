@@ -16,7 +16,7 @@ use crate::source::SourceSummary;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::adapter::{AdapterOptions, BaseHome, adapter_weights};
-use ferrl_engine::model::{Config, Head, family};
+use ferrl_engine::model::{Head, ModelConfig, family};
 use ferrl_engine::train::trained_weights;
 use ferrl_engine::{Error, Result};
 use look::Look;
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What is known of a stage before it begins.
+/// What the check found out about a stage.
 pub struct Checked {
     /// Its name.
     pub name: String,
@@ -45,7 +45,7 @@ pub struct Checked {
     pub trained: usize,
     /// Weights of a critic of its own.
     pub critic: usize,
-    /// What it takes on disk.
+    /// Its space on disk.
     pub disk: Disk,
     /// What is doubtful; the stage will raise into the same list.
     pub warnings: Warnings,
@@ -141,7 +141,7 @@ fn one(
 pub(crate) fn check_adapter(
     wanted: &AdapterOptions,
     left: Option<&AdapterOptions>,
-    config: &Config,
+    config: &ModelConfig,
 ) -> Result<()> {
     wanted.check_names(config)?;
     left.map_or(Ok(()), |left| left.same(wanted, config).map_err(|e| e.at("adapter")))
@@ -164,8 +164,8 @@ fn models<'a>(
     recipe: &Recipe,
     start: &StartingModel,
     named: &dyn Fn(&str) -> Option<&'a StartingModel>,
-) -> Result<(Config, Option<Config>)> {
-    let config = |path: &str| -> Result<Config> {
+) -> Result<(ModelConfig, Option<ModelConfig>)> {
+    let config = |path: &str| -> Result<ModelConfig> {
         match named(path) {
             Some(start) => Ok(start.config.clone()),
             None => Ok(ModelDir::open(&model_dir(Path::new(path))?)?.config),
@@ -202,7 +202,7 @@ fn models<'a>(
                 ));
         }
     }
-    Ok((policy, critic.map(|c| Config { head: Head::Score, ..c })))
+    Ok((policy, critic.map(|c| ModelConfig { head: Head::Score, ..c })))
 }
 
 /// The model a stage starts from, or what is known of it.
@@ -212,7 +212,7 @@ struct StartingModel {
     name: String,
     /// With config.json and the tokenizer; the weights may not be there yet.
     dir: PathBuf,
-    config: Config,
+    config: ModelConfig,
     /// An adapter that is not merged.
     adapter: Option<AdapterOptions>,
     /// Keeps what was made for the check.

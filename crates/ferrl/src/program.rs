@@ -12,10 +12,11 @@ use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, stats};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::lock;
 use minijinja::value::Kwargs;
 use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, Value, json};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 const NAME: &str = "program";
 /// Calls of one row at most: a loop that asks without end is an error.
@@ -169,10 +170,6 @@ fn missing(template: &minijinja::Template<'_, '_>, context: &Map<String, Value>)
         .collect();
     names.sort();
     if names.is_empty() { String::new() } else { format!("; the row has no {}", names.join(", ")) }
-}
-
-fn lock(calls: &Mutex<Calls>) -> MutexGuard<'_, Calls> {
-    calls.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The result of a call, where it is known; else the rendering ends here.

@@ -101,16 +101,16 @@ pub(crate) fn interleave<T: Serialize + DeserializeOwned>(teams: &Teams<'_>, own
 
 /// An error that travels between ranks.
 #[derive(Clone)]
-pub(crate) struct Travelling(pub Error);
+pub(crate) struct SentError(pub Error);
 
-impl Serialize for Travelling {
+impl Serialize for SentError {
     fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
         s.serialize_str(&ferrl_kernels::comm::pack_error(&self.0))
     }
 }
 
-impl<'de> Deserialize<'de> for Travelling {
+impl<'de> Deserialize<'de> for SentError {
     fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
-        String::deserialize(d).map(|text| Travelling(ferrl_kernels::comm::unpack_error(&text)))
+        String::deserialize(d).map(|text| SentError(ferrl_kernels::comm::unpack_error(&text)))
     }
 }

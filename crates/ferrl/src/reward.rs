@@ -21,7 +21,7 @@ use crate::episode::Played;
 use crate::experience::{Experience, Metrics};
 use crate::fixes::unknown;
 use crate::interrupt::{interrupted, is_interruption};
-use crate::ranks::{Travelling, gather as gather_all};
+use crate::ranks::{SentError, gather as gather_all};
 use crate::recipe::{self, Recipe};
 use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
@@ -93,7 +93,7 @@ pub struct Completions<'a> {
 }
 
 /// Opens the model of a source, the `n`-th source that has one.
-type Open<'a> = dyn FnMut(&recipe::RewardSettings, usize) -> Result<Box<dyn Reward>> + 'a;
+type OpenModel<'a> = dyn FnMut(&recipe::RewardSettings, usize) -> Result<Box<dyn Reward>> + 'a;
 
 impl Rewards {
     /// From sources that need no model.
@@ -181,7 +181,7 @@ impl Rewards {
         Self::build(&recipe.reward, hooks, &mut open)
     }
 
-    fn build(sources: &[recipe::RewardSettings], hooks: &Hooks, open: &mut Open<'_>) -> Result<Self> {
+    fn build(sources: &[recipe::RewardSettings], hooks: &Hooks, open: &mut OpenModel<'_>) -> Result<Self> {
         let (mut rewards, mut models) =
             (Rewards { sources: Vec::new(), hooks: hooks.clone(), ..Default::default() }, 0);
         for source in sources {
@@ -499,7 +499,7 @@ struct RewardSum {
     score: Option<f64>,
     found: Option<bool>,
     extra: Map<String, Value>,
-    failure: Option<Travelling>,
+    failure: Option<SentError>,
     /// Weighted rewards of steps, with the number of tokens up to each one's end.
     placed: Vec<(usize, f64)>,
 }
@@ -509,7 +509,7 @@ impl RewardSum {
     fn of(answer: &RolloutCompletion) -> Self {
         let Some(played) = &answer.played else { return RewardSum::default() };
         if let Some(lost) = &played.lost {
-            return RewardSum { failure: Some(Travelling((**lost).clone().into())), ..Default::default() };
+            return RewardSum { failure: Some(SentError((**lost).clone().into())), ..Default::default() };
         }
         let reward = played.total_reward();
         RewardSum {
@@ -539,7 +539,7 @@ impl RewardSum {
                         f32::MAX
                     );
                     let error = Error::usage(what).at("reward").fix("smaller rewards or weights");
-                    self.failure = Some(Travelling(error));
+                    self.failure = Some(SentError(error));
                 }
                 self.count += 1;
                 self.sources.push((weight as f32, Some(score.reward as f32)));
@@ -558,7 +558,7 @@ impl RewardSum {
             Outcome::Lost(error) if is_interruption(&error) => {
                 return Err(interrupted("waiting for rewards"));
             }
-            Outcome::Lost(error) => self.failure = self.failure.take().or(Some(Travelling(error))),
+            Outcome::Lost(error) => self.failure = self.failure.take().or(Some(SentError(error))),
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use ferrl_engine::generate::{Completion, Generator, SamplingParams, StopReason, 
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::Ranks;
+use ferrl_kernels::{Ranks, cores};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -141,16 +141,16 @@ pub fn sample_placed(
     wanted: RolloutRequest<'_>,
     costs: &[u64],
 ) -> Result<Sampled> {
-    let (ranks, RolloutRequest { params, samples, step }) = (actor.ranks, wanted);
+    let (ranks, samples) = (actor.ranks, wanted.samples);
     if ranks.is_alone() {
-        return sample_here(actor, prompts, params, samples, step);
+        return sample_here(actor, prompts, wanted);
     }
     let teams = Teams::of(ranks, actor.policy);
     let places = place(costs, teams.count());
     let is_own = |i: &usize| teams.leads() && places[*i] == teams.index();
     let own: Vec<usize> = (0..prompts.len()).filter(is_own).collect();
     let mut mine: Vec<Prompt> = own.iter().map(|&i| prompts[i].clone()).collect();
-    let here = actor.led(|actor| sample_here(actor, &mut mine, params, samples, step))?;
+    let here = actor.led(|actor| sample_here(actor, &mut mine, wanted))?;
     let time = here.time;
     let count = prompts.len();
     let mut by_prompt: Vec<(Vec<Sequence>, Vec<RolloutCompletion>)> = vec![Default::default(); count];
@@ -211,15 +211,9 @@ pub(crate) fn gathered(
 }
 
 /// The completions of this rank.
-fn sample_here(
-    actor: &mut Actor<'_>,
-    prompts: &mut [Prompt],
-    params: &SamplingParams,
-    samples: usize,
-    step: u64,
-) -> Result<Sampled> {
-    let Plays { episodes, time } = episode::play(actor, prompts, params, samples, step)?;
-    sampled(actor, episodes, params, time)
+fn sample_here(actor: &mut Actor<'_>, prompts: &mut [Prompt], wanted: RolloutRequest<'_>) -> Result<Sampled> {
+    let Plays { episodes, time } = episode::play(actor, prompts, wanted)?;
+    sampled(actor, episodes, wanted.params, time)
 }
 
 /// Episodes that are over, as training sequences and texts.
@@ -255,7 +249,7 @@ pub(crate) fn sampled(
 pub fn texts(tokenizer: &Tokenizer, stops: &Stops, completions: &[Completion]) -> Result<Vec<String>> {
     let decode = |c: &Completion| stops.text(tokenizer, c);
     let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(tokens / THREAD_TOKENS);
+    let threads = cores().min(tokens / THREAD_TOKENS);
     if threads < 2 {
         return completions.iter().map(decode).collect();
     }

@@ -333,7 +333,7 @@ fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<P
 }
 
 /// A source of held-out rows: what it is read for, where it began, and itself.
-type Opened = (Feed, Value, Box<dyn ExampleSource>);
+type EvalSource = (Feed, Value, Box<dyn ExampleSource>);
 
 struct OneStage<'a> {
     name: &'a str,
@@ -350,7 +350,7 @@ struct OneStage<'a> {
     /// A changed recipe that is written once nothing can refuse it any more, and the step up to which the old one held.
     renewed: Cell<Option<(String, u64)>>,
     /// What evaluations read: for what, its first state, and where it stands.
-    opened: RefCell<Vec<Opened>>,
+    opened: RefCell<Vec<EvalSource>>,
 }
 
 type Ended = (Option<u64>, Option<Evaluation>, Option<Evaluation>);
@@ -368,14 +368,8 @@ impl OneStage<'_> {
         if let Some((_, state)) = resumed {
             self.same(&frozen, &state["frozen"], watch)?;
         }
-        let ranks = &self.options.ranks;
-        let mut stage = ranks.together(|| {
-            self.order(resumed).send(ranks)?;
-            self.agree(&frozen)?;
-            let mut stage = self.open(&recipe, backend, resumed, watch)?;
-            self.join(&mut stage)?;
-            Ok(stage)
-        })?;
+        let mut stage = self.start(&recipe, backend, resumed, &frozen, watch)?;
+        self.show_exchange(&stage, watch);
         let total = stage.schedules.0.total_steps;
         let pending =
             PendingWrites::from_json(&resumed.map_or(Value::Null, |(_, state)| state["pending"].clone()))?;
@@ -405,16 +399,34 @@ impl OneStage<'_> {
             return Ok((None, steps.first, steps.last));
         }
         let Steps { mut stage, checkpoints, first, last, watch, .. } = steps;
-        let steps = stage.step;
         if over && finished(self.folder, self.index) {
-            watch.note(&format!("{} is finished: all of its {steps} steps are done", self.name));
+            watch.note(&format!("{} is finished: all of its {} steps are done", self.name, stage.step));
         } else {
             if recipe.checkpoint.use_best {
                 self.take_best(&mut stage, &checkpoints, watch)?;
             }
             self.save_model(&stage)?;
         }
-        Ok((Some(steps), first, last))
+        Ok((Some(stage.step), first, last))
+    }
+
+    /// Opens the stage on all ranks together.
+    fn start(
+        &self,
+        recipe: &Recipe,
+        backend: Arc<dyn Backend>,
+        resumed: Option<(&Path, &Value)>,
+        frozen: &Value,
+        watch: &mut dyn RunWatch,
+    ) -> Result<Stage> {
+        let ranks = &self.options.ranks;
+        ranks.together(|| {
+            self.order(resumed).send(ranks)?;
+            self.agree(frozen)?;
+            let mut stage = self.open(recipe, backend, resumed, watch)?;
+            self.join(&mut stage)?;
+            Ok(stage)
+        })
     }
 
     /// What followers need to build the same stage.

@@ -2,6 +2,7 @@
 //! what asks for them by name and nothing else: a run folder holds their names, and logs have them blacked out.
 
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::lock;
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::{LazyLock, Mutex};
@@ -45,7 +46,7 @@ pub fn is_secret(name: &str) -> bool {
 /// Remembers a secret, so that it is blacked out.
 fn keep(name: &str, value: &str) {
     if is_secret(name) && value.len() >= SHORTEST {
-        let mut given = GIVEN.lock().unwrap_or_else(|e| e.into_inner());
+        let mut given = lock(&GIVEN);
         if !given.iter().any(|(n, v)| n == name && v == value) {
             given.push((name.to_string(), value.to_string()));
         }
@@ -65,7 +66,7 @@ pub fn for_children() -> Vec<(String, String)> {
 
 /// The text with every secret that was asked for replaced by its name.
 pub fn redact(text: &str) -> Cow<'_, str> {
-    let given = GIVEN.lock().unwrap_or_else(|e| e.into_inner());
+    let given = lock(&GIVEN);
     let mut text = Cow::Borrowed(text);
     for (name, value) in given.iter() {
         // As it stands in JSON too.

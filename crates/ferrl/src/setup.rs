@@ -26,9 +26,9 @@ use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, Generator, Sampler};
 use ferrl_engine::model::shard::Split;
-use ferrl_engine::model::{Config, Frozen, Head, Model, Options};
+use ferrl_engine::model::{Frozen, Head, Model, ModelConfig, Options};
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::train::{Decay, Schedule, Trainer};
+use ferrl_engine::train::{Decay, ModelTrainer, Schedule};
 use ferrl_engine::{Class, Error, Result};
 use ferrl_kernels::{Backend, Ranks};
 use std::collections::VecDeque;
@@ -48,10 +48,15 @@ pub fn starting_model(recipe: &Recipe, fresh: &Path) -> Result<PathBuf> {
             fresh::new_model(recipe, init, fresh)?;
             Ok(fresh.to_path_buf())
         }
-        _ => Err(Error::usage("a run starts from model.path or from model.init, one of the two")
-            .at("model")
-            .fix("model.path = \"a Hugging Face directory\"")),
+        _ => Err(no_start()),
     }
+}
+
+/// The error for a recipe with neither `model.path` nor `model.init`, or with both.
+pub(crate) fn no_start() -> Error {
+    Error::usage("a run starts from model.path or from model.init, one of the two")
+        .at("model")
+        .fix("model.path = \"a Hugging Face directory\"")
 }
 
 /// A stage that starts from the model in `dir` and learns from what its recipe names.
@@ -94,23 +99,13 @@ pub fn from_draft(
     let critic_dir = critic_dir(&recipe, needs, dir)?;
     trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model)?;
     let mut policy = trainer(&recipe, backend.clone(), &opened, split(&recipe, needs, ranks, 0)?)?;
-    let reference = match needs {
-        Needs { teacher: true, .. } => {
-            let teacher = crate::teacher::load(&recipe, &policy.model)?;
-            Some(Frozen::new(teacher, recipe.teacher.offload)?)
-        }
-        Needs { reference: true, .. } | Needs { start: true, .. } => {
-            first_policy(&mut policy, needs, &recipe)?
-        }
-        _ => None,
-    };
+    let reference = reference(&recipe, needs, &mut policy)?;
     let critic =
         critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir, split(&recipe, needs, ranks, 1)?));
     let critic = critic.transpose()?;
     let samples = feed.sampled() && !source.graded();
     let generator = samples.then(|| sampler(&recipe, &policy.model, &tokenizer)).transpose()?;
-    let rate = |lr| schedule(&recipe, lr, total);
-    let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
+    let schedules = schedules(&recipe, total)?;
     let judged = recipe.reward.iter().any(|r| r.model.is_some()) && !source.graded();
     let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
     let rewards = if judged { rewards(&recipe, feed, &backend, &hooks)? } else { drafted };
@@ -163,12 +158,21 @@ pub(crate) fn critic_start(recipe: &Recipe, policy: &Path) -> Result<PathBuf> {
     Ok(own.transpose()?.unwrap_or_else(|| policy.to_path_buf()))
 }
 
+/// The frozen model that the algorithm compares the policy with: a teacher or the first policy.
+fn reference(recipe: &Recipe, needs: Needs, policy: &mut ModelTrainer) -> Result<Option<Frozen>> {
+    if needs.teacher {
+        let teacher = crate::teacher::load(recipe, &policy.model)?;
+        return Frozen::new(teacher, recipe.teacher.offload).map(Some);
+    }
+    if needs.reference || needs.start { first_policy(policy, needs, recipe) } else { Ok(None) }
+}
+
 /// The policy as it starts: a copy, or nothing where an adapter makes it out of the policy itself.
-fn first_policy(policy: &mut Trainer, needs: Needs, recipe: &Recipe) -> Result<Option<Frozen>> {
+fn first_policy(policy: &mut ModelTrainer, needs: Needs, recipe: &Recipe) -> Result<Option<Frozen>> {
     if policy.model.adapter().is_some() && !needs.full_kl {
         return policy.keep_start().map(|()| None);
     }
-    // Where it is compared with in backward it has to be there all the time.
+    // Backward compares with it, so it stays on the device.
     let part = if needs.full_kl { None } else { policy.model.frozen_part(REFERENCE)? };
     let (copy, offload) = match part {
         Some(part) => (part, false),
@@ -203,7 +207,7 @@ pub(crate) fn sampler(
 }
 
 /// Refuses a tokenizer that gives ids the model does not know.
-pub(crate) fn fits(config: &Config, tokenizer: &Tokenizer, dir: &Path) -> Result<()> {
+pub(crate) fn fits(config: &ModelConfig, tokenizer: &Tokenizer, dir: &Path) -> Result<()> {
     let (model, tokens) = (config.vocab, tokenizer.vocab_size());
     if model < tokens {
         return Err(
@@ -238,13 +242,18 @@ pub fn cache_options(rollout: &Rollout, backend: &dyn Backend) -> CacheOptions {
 }
 
 fn with_policy_head(dir: ModelDir, recipe: &Recipe, needs: Needs) -> Result<ModelDir> {
-    if needs.score {
-        dir.with_head(Head::Score, recipe.seed)
-    } else if needs.critic && recipe.critic.shared {
-        dir.with_head(Head::LmAndValue, recipe.seed)
-    } else {
-        Ok(dir)
+    match policy_head(recipe, needs) {
+        Some(head) => dir.with_head(head, recipe.seed),
+        None => Ok(dir),
     }
+}
+
+/// The head that the policy needs besides a plain LM head.
+pub(crate) fn policy_head(recipe: &Recipe, needs: Needs) -> Option<Head> {
+    if needs.score {
+        return Some(Head::Score);
+    }
+    (needs.critic && recipe.critic.shared).then_some(Head::LmAndValue)
 }
 
 fn trainer(
@@ -252,7 +261,7 @@ fn trainer(
     backend: Arc<dyn Backend>,
     dir: &ModelDir,
     split: Option<Split>,
-) -> Result<Trainer> {
+) -> Result<ModelTrainer> {
     let options = Options { dtype: recipe.dtype()?, training: true, context: 0 };
     let model = match (&recipe.adapter, split) {
         (Some(adapter), split) => {
@@ -262,7 +271,7 @@ fn trainer(
         (None, None) => Model::load(backend, dir, options)?,
     };
     let options = recipe.optim.options(trained::patterns(&dir.config, &recipe.model)?)?;
-    let mut trainer = Trainer::new(model, options)?;
+    let mut trainer = ModelTrainer::new(model, options)?;
     trainer.recompute = recipe.model.recompute;
     Ok(trainer)
 }
@@ -318,6 +327,13 @@ fn own_rewards(recipe: &Recipe) -> Result<Rewards> {
         return Err(Error::usage(what).at(key).fix(format!("leave {key} out")));
     }
     Rewards::new(&[])
+}
+
+/// Learning rates of the policy and of the critic.
+fn schedules(recipe: &Recipe, total_steps: u64) -> Result<(Schedule, Schedule)> {
+    let lr = recipe.optim.lr;
+    let critic_lr = recipe.critic.lr.unwrap_or(5.0 * lr);
+    Ok((schedule(recipe, lr, total_steps)?, schedule(recipe, critic_lr, total_steps)?))
 }
 
 fn schedule(recipe: &Recipe, lr: f64, total_steps: u64) -> Result<Schedule> {

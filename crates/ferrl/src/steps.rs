@@ -33,7 +33,7 @@ impl Default for StepSettings {
     }
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FoundSteps {
     /// Completions looked at.

@@ -32,7 +32,7 @@ use crate::warnings::Warnings;
 use ferrl_engine::generate::{Generator, Stops};
 use ferrl_engine::model::Frozen;
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::train::{Schedule, StatGrads, Stats, Trainer};
+use ferrl_engine::train::{ModelTrainer, Schedule, StatGrads, Stats};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Ranks;
 use std::collections::VecDeque;
@@ -54,12 +54,12 @@ pub struct Stage {
     /// The kind of data it learns from.
     pub feed: Feed,
     /// The model that is trained and sampled from.
-    pub policy: Trainer,
+    pub policy: ModelTrainer,
     /// The reference: the policy as it started, or a teacher; absent where the algorithm has none, and where the policy is
     /// an adapter on what it started from.
     pub reference: Option<Frozen>,
     /// Estimates values on its own weights; absent without a critic, or where it shares the policy's trunk.
-    pub critic: Option<Trainer>,
+    pub critic: Option<ModelTrainer>,
     /// The policy's.
     pub tokenizer: Arc<Tokenizer>,
     /// What ends the policy's completions.
@@ -166,7 +166,7 @@ impl Stage {
                 continue;
             }
             self.weigh_balance(batches.iter().map(|batch| batch.sequences.len()).sum());
-            let mut parts = Parts::default();
+            let mut parts = LossParts::default();
             for (i, batch) in batches.iter().enumerate() {
                 if teams.owns(i) {
                     teams.in_step(|| self.learn(batch, n == 0, &mut parts))?; // loss, gradients
@@ -184,7 +184,7 @@ impl Stage {
     }
 
     /// A micro-batch of an update, from its tokens to its gradients.
-    fn learn(&mut self, batch: &MicroBatch<'_>, first: bool, parts: &mut Parts) -> Result<()> {
+    fn learn(&mut self, batch: &MicroBatch<'_>, first: bool, parts: &mut LossParts) -> Result<()> {
         let known = self.precompute(batch); //                                 gradients of the one-pass head
         let (stats, done) = self.forward(batch, known)?; //                    logp, entropy, value
         let mut seen = Metrics::default();
@@ -235,6 +235,7 @@ impl Stage {
     /// Makes this one of several ranks that take every step together.
     pub fn join(&mut self, ranks: &Ranks) -> Result<()> {
         let layout = parallel::check(&self.recipe, ranks.size())?;
+        ranks.connect(&self.policy.model.backend)?;
         self.ranks = ranks.clone();
         self.rewards = std::mem::take(&mut self.rewards).shared_by(ranks);
         if layout.splits() {
@@ -278,6 +279,9 @@ impl Stage {
         if !self.ranks.is_alone() {
             let (seconds, bytes) = self.ranks.take_cost();
             metrics.add("timing/exchange", seconds);
+            if let Some(seconds) = self.ranks.take_card_seconds() {
+                metrics.add("timing/exchange_cards", seconds);
+            }
             metrics.add("timing/exchange_mib", bytes as f64 / f64::from(1 << 20));
         }
         self.step += 1;
@@ -449,9 +453,9 @@ impl Stage {
 
 /// What micro-batches add to the loss and the metrics of an update.
 #[derive(Default)]
-pub(crate) struct Parts(Vec<(f64, Metrics)>);
+pub(crate) struct LossParts(Vec<(f64, Metrics)>);
 
-impl Parts {
+impl LossParts {
     /// Adds one more.
     pub fn add(&mut self, mut seen: Metrics, loss: Loss) {
         seen.join(loss.metrics);

@@ -8,9 +8,9 @@
 use crate::batch::tokens;
 use crate::experience::{ByRole, Metrics, MicroBatch, Role};
 use crate::ranks::{Teams, each};
-use crate::train::{Parts, Stage};
+use crate::train::{LossParts, Stage};
 use ferrl_engine::model::Model;
-use ferrl_engine::train::{Batch, ParamVector, StatGrads, Stats, Trainer, kl};
+use ferrl_engine::train::{Batch, ModelTrainer, ParamVector, StatGrads, Stats, kl};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Ranks;
 
@@ -57,7 +57,7 @@ impl<'a> Fisher<'a> {
     }
 
     /// `(F + damping I) v`
-    pub fn times(&mut self, t: &mut Trainer, v: &ParamVector) -> Result<ParamVector> {
+    pub fn times(&mut self, t: &mut ModelTrainer, v: &ParamVector) -> Result<ParamVector> {
         let along = self.along(t, v)?;
         let count = self.batches.iter().map(scored).sum::<usize>().max(1);
         t.zero_grads();
@@ -81,7 +81,7 @@ impl<'a> Fisher<'a> {
     }
 
     /// `J v`: how each token's log-probability changes along `v`.
-    fn along(&mut self, t: &mut Trainer, v: &ParamVector) -> Result<Vec<Vec<f64>>> {
+    fn along(&mut self, t: &mut ModelTrainer, v: &ParamVector) -> Result<Vec<Vec<f64>>> {
         let norm = t.dot(v, v)?.sqrt();
         if norm == 0.0 {
             return Ok(self.batches.iter().map(|b| vec![0.0; b.tokens()]).collect());
@@ -102,7 +102,7 @@ impl<'a> Fisher<'a> {
         unreachable!("the last attempt returns")
     }
 
-    fn logps(&self, t: &mut Trainer, eps: f64, v: &ParamVector) -> Result<Vec<Vec<f32>>> {
+    fn logps(&self, t: &mut ModelTrainer, eps: f64, v: &ParamVector) -> Result<Vec<Vec<f32>>> {
         t.perturbed(eps as f32, v, |t| {
             each(&Teams::of(self.ranks, &t.model), self.batches, |b| Ok(t.stats(b)?.logp))
         })
@@ -110,7 +110,7 @@ impl<'a> Fisher<'a> {
 }
 
 /// The passes of a batch, for a rank that has none in the round that batch `i` ends.
-fn idle(t: &mut Trainer, teams: &Teams<'_>, i: usize) -> Result<()> {
+fn idle(t: &mut ModelTrainer, teams: &Teams<'_>, i: usize) -> Result<()> {
     if teams.sits_out(i) {
         t.idle_forward()?;
         t.idle_backward()?;
@@ -125,7 +125,7 @@ fn scored(batch: &Batch) -> usize {
 
 /// `x` with `(F + damping I) x = b`, nearly, and `x · (F + damping I) x`.
 pub fn conjugate_gradients(
-    t: &mut Trainer,
+    t: &mut ModelTrainer,
     fisher: &mut Fisher<'_>,
     b: &ParamVector,
     steps: usize,
@@ -161,7 +161,7 @@ pub fn conjugate_gradients(
 }
 
 /// Statistics of each batch, where this rank computed them.
-type Known = Vec<Option<ByRole<Stats>>>;
+type KnownStats = Vec<Option<ByRole<Stats>>>;
 
 /// One update of a stage's policy, and of its critic if it has one.
 pub fn update(stage: &mut Stage, batches: &[MicroBatch<'_>], region: TrustRegion) -> Result<Metrics> {
@@ -199,6 +199,7 @@ pub fn update(stage: &mut Stage, batches: &[MicroBatch<'_>], region: TrustRegion
         return Ok(metrics);
     }
     let longest = (2.0 * region.delta / curvature).sqrt();
+    stage.policy.model.backend.trim(); // what the vectors had would lie beside the copy
     let old = stage.policy.model.frozen_copy()?;
     let mut step = longest;
     for attempt in 1..=region.tries {
@@ -218,8 +219,12 @@ pub fn update(stage: &mut Stage, batches: &[MicroBatch<'_>], region: TrustRegion
 }
 
 /// The loss, its gradients (added up in policy and critic), and the statistics it was computed from, of this rank's batches.
-fn gradients(stage: &mut Stage, batches: &[MicroBatch<'_>], metrics: &mut Metrics) -> Result<(f64, Known)> {
-    let (mut parts, mut all) = (Parts::default(), Vec::new());
+fn gradients(
+    stage: &mut Stage,
+    batches: &[MicroBatch<'_>],
+    metrics: &mut Metrics,
+) -> Result<(f64, KnownStats)> {
+    let (mut parts, mut all) = (LossParts::default(), Vec::new());
     let ranks = stage.ranks.clone();
     let teams = Teams::of(&ranks, &stage.policy.model);
     stage.policy.zero_grads();

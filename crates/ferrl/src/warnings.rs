@@ -1,5 +1,6 @@
 //! What a user should know although the run goes on: raised once, shown in the terminal, in log.jsonl and in the report.
 
+use ferrl_kernels::lock;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -84,7 +85,7 @@ impl Warnings {
 
     /// A thread that panicked while it held the list leaves a list that is whole.
     fn lock(&self) -> MutexGuard<'_, WarningState> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.0)
     }
 }
 

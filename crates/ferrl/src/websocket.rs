@@ -1,4 +1,4 @@
-//! JSON over a WebSocket (RFC 6455) to services on the same machine or network: a message goes out, the answer comes back.
+//! JSON over a WebSocket (RFC 6455) to services on the same machine or network: one request, one response.
 //! TLS, extensions and binary messages are not spoken.
 
 use crate::http::{Deadline, MAX_BYTES, Url, header, split};

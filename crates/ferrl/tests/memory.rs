@@ -215,7 +215,7 @@ fn a_checkpoint_of_another_optimizer_is_refused_by_name() {
     let options =
         ferrl_engine::model::Options { dtype: ferrl_kernels::DType::Bf16, training: true, context: 0 };
     let model = ferrl_engine::model::Model::load(backend, &model, options).unwrap();
-    let mut plain = ferrl_engine::train::Trainer::new(model, Default::default()).unwrap();
+    let mut plain = ferrl_engine::train::ModelTrainer::new(model, Default::default()).unwrap();
     let error = ferrl::run::load(&checkpoint, &mut [("policy", &mut plain)]).unwrap_err().to_string();
     assert!(error.contains("1 bytes a number") && error.contains("optim.name"), "{error}");
 }

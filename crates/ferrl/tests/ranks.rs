@@ -191,6 +191,19 @@ fn every_recipe_gives_the_same_bits_on_one_to_four_ranks() {
 /// that a run leaves is what one process leaves.
 #[test]
 fn every_pair_of_training_and_rollout_layouts_samples_what_it_trains() {
+    let trained = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)];
+    samples_what_it_trains(4, trained.into_iter().flat_map(|t| [1, 2, 4].map(|rollout| (t, rollout))));
+}
+
+/// The same where more ranks share tokens than there are key heads.
+#[test]
+fn ranks_beyond_the_key_heads_sample_what_they_train() {
+    samples_what_it_trains(1, [((1, 2), 1), ((1, 4), 1)]);
+    samples_what_it_trains(2, [((1, 4), 1), ((1, 4), 2), ((2, 2), 1), ((2, 2), 2)]);
+}
+
+/// PPO of a model with `kv_heads` key heads on four ranks, in layouts `((tp, sp), rollout tp)`.
+fn samples_what_it_trains(kv_heads: usize, layouts: impl IntoIterator<Item = ((usize, usize), usize)>) {
     let path = recipes().into_iter().find(|p| p.ends_with("ppo.toml")).unwrap();
     let mut resolved = Recipe::load(&path, &[]).unwrap();
     resolved.stages.drain(..resolved.stages.len() - 1);
@@ -200,7 +213,7 @@ fn every_pair_of_training_and_rollout_layouts_samples_what_it_trains() {
     small(&mut resolved, 2);
     let r = &mut resolved.stages[0].recipe;
     let init = r.model.init.as_mut().unwrap();
-    (init.hidden, init.heads, init.kv_heads) = (32, Some(8), Some(4));
+    (init.hidden, init.heads, init.kv_heads) = (32, Some(8), Some(kv_heads));
     r.train.micro_batch_tokens = 320;
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("alone");
@@ -208,14 +221,13 @@ fn every_pair_of_training_and_rollout_layouts_samples_what_it_trains() {
     let alone = left(&alone);
     let gap = "line 0: sampling/sampling_logp_difference/max";
     assert_eq!(alone.get(gap).map(String::as_str), Some("0.0"));
-    let trained = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)];
-    for ((tp, sp), rollout_tp) in trained.into_iter().flat_map(|t| [1, 2, 4].map(|rollout| (t, rollout))) {
+    for ((tp, sp), rollout_tp) in layouts {
         let (mut resolved, name) = (resolved.clone(), format!("tp {tp}, sp {sp}, rollout tp {rollout_tp}"));
         let r = &mut resolved.stages[0].recipe;
         (r.parallel.tp_size, r.parallel.sp_size, r.rollout.tp_size) = (tp, sp, rollout_tp);
         let runs = folder.path().join(&name);
         run(&resolved, &runs, 4, u64::MAX).into_iter().for_each(|done| done.unwrap());
-        same(&name, &alone, &left(&runs));
+        same(&format!("{kv_heads} key heads, {name}"), &alone, &left(&runs));
     }
 }
 

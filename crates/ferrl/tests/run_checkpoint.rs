@@ -8,7 +8,7 @@ use ferrl::run::{
 use ferrl_engine::Class;
 use ferrl_engine::checkpoint::{InitOptions, ModelDir};
 use ferrl_engine::model::{Head, Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer};
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, StatGrads};
 use ferrl_kernels::cpu::Cpu;
 use serde_json::{Value, json};
 use std::fs;
@@ -45,17 +45,17 @@ impl Drop for Temp {
     }
 }
 
-fn trainer(head: Head, seed: u64) -> Trainer {
+fn trainer(head: Head, seed: u64) -> ModelTrainer {
     let mut init = InitOptions::new("qwen2");
     (init.vocab, init.hidden, init.layers, init.ffn) = (31, 16, 1, Some(12));
     (init.heads, init.kv_heads, init.max_positions) = (Some(2), Some(1), 32);
     (init.seed, init.std, init.head) = (seed, 0.2, head);
     let options = Options { training: true, ..Options::default() };
     let model = Model::random(Arc::new(Cpu::new(Some(1)).unwrap()), &init, options).unwrap();
-    Trainer::new(model, OptimizerOptions { ema: Some(0.9), ..OptimizerOptions::default() }).unwrap()
+    ModelTrainer::new(model, OptimizerOptions { ema: Some(0.9), ..OptimizerOptions::default() }).unwrap()
 }
 
-fn step(t: &mut Trainer, salt: u32) {
+fn step(t: &mut ModelTrainer, salt: u32) {
     let batch = Batch::of((0..3u32).map(|s| (0..6).map(|i| (salt * 7 + s * 5 + i * i) % 31).collect()));
     let stats = t.forward(&batch).unwrap();
     let column = |c: &[f32]| c.iter().enumerate().map(|(i, _)| (i % 5) as f32 * 0.1 - 0.2).collect();
@@ -70,7 +70,7 @@ fn step(t: &mut Trainer, salt: u32) {
 }
 
 /// Every number of a trainer, as bits.
-fn bits(t: &Trainer) -> Vec<Option<Vec<u32>>> {
+fn bits(t: &ModelTrainer) -> Vec<Option<Vec<u32>>> {
     let mut out = Vec::new();
     for (i, param) in t.model.params.iter().enumerate() {
         for buffer in [Some(&param.master)].into_iter().chain(t.optimizer.buffers(i)) {
@@ -85,11 +85,11 @@ fn bits(t: &Trainer) -> Vec<Option<Vec<u32>>> {
     out
 }
 
-fn role<'a>(name: &'a str, trainer: &'a Trainer, source: Option<&'a Path>) -> TrainedModel<'a> {
+fn role<'a>(name: &'a str, trainer: &'a ModelTrainer, source: Option<&'a Path>) -> TrainedModel<'a> {
     TrainedModel { name, trainer, config_json: None, source }
 }
 
-fn save(dir: &Path, files: &Files, n: u64, t: &Trainer) -> ferrl_engine::Result<PathBuf> {
+fn save(dir: &Path, files: &Files, n: u64, t: &ModelTrainer) -> ferrl_engine::Result<PathBuf> {
     let source = dir.parent().unwrap().join("source");
     let keeper = Checkpoints::new(dir, files, CheckpointOptions { keep: 1, ..Default::default() });
     let saved = keeper.save(n, &[role("policy", t, Some(&source))], &json!({"step": n}), None)?;

@@ -9,20 +9,20 @@ use ferrl::trust_region::{Fisher, conjugate_gradients};
 use ferrl::verify::VERIFIERS;
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Model, Options};
-use ferrl_engine::train::{Batch, BatchSequence, OptimizerOptions, ParamVector, StatGrads, Trainer};
+use ferrl_engine::train::{Batch, BatchSequence, ModelTrainer, OptimizerOptions, ParamVector, StatGrads};
 use ferrl_kernels::DType;
 use ferrl_kernels::Ranks;
 use ferrl_kernels::cpu::Cpu;
 use std::sync::Arc;
 
-fn tiny() -> Trainer {
+fn tiny() -> ModelTrainer {
     let mut init = InitOptions::new("qwen2");
     (init.vocab, init.hidden, init.layers) = (11, 8, 1);
     (init.heads, init.kv_heads, init.ffn) = (Some(2), Some(1), Some(12));
     (init.max_positions, init.std, init.seed) = (32, 0.3, 7);
     let options = Options { dtype: DType::F32, training: true, context: 0 };
     let model = Model::random(Arc::new(Cpu::new(Some(1)).unwrap()), &init, options).unwrap();
-    Trainer::new(model, OptimizerOptions::default()).unwrap()
+    ModelTrainer::new(model, OptimizerOptions::default()).unwrap()
 }
 
 /// Two batches whose last tokens are scored.
@@ -37,7 +37,7 @@ fn batches() -> Vec<Batch> {
 }
 
 /// The gradient of the log-probabilities with these weights, read out, and as the engine's vector.
-fn pull(t: &mut Trainer, weights: impl Fn(usize) -> f32) -> (Vec<f64>, ParamVector) {
+fn pull(t: &mut ModelTrainer, weights: impl Fn(usize) -> f32) -> (Vec<f64>, ParamVector) {
     t.zero_grads();
     let mut token = 0;
     for batch in batches() {
@@ -55,7 +55,7 @@ fn pull(t: &mut Trainer, weights: impl Fn(usize) -> f32) -> (Vec<f64>, ParamVect
     (read, t.take_gradient().unwrap())
 }
 
-fn read(t: &Trainer) -> Vec<f64> {
+fn read(t: &ModelTrainer) -> Vec<f64> {
     let of = |i| t.gradient(i).unwrap().unwrap_or_default().into_iter().map(f64::from).collect::<Vec<_>>();
     (0..t.model.params.len()).flat_map(of).collect()
 }
@@ -65,7 +65,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// The gradients of every scored token by themselves: the rows of J.
-fn jacobian(t: &mut Trainer) -> Vec<Vec<f64>> {
+fn jacobian(t: &mut ModelTrainer) -> Vec<Vec<f64>> {
     let count: usize = batches().iter().flat_map(|b| &b.sequences).map(|s| s.ids.len() - 3).sum();
     (0..count).map(|i| pull(t, |token| f32::from(u8::from(token == i))).0).collect()
 }
@@ -101,7 +101,7 @@ fn products_are_those_of_the_explicit_fisher_matrix() {
     assert_eq!(weights(&t), before, "the weights are the same bits as before");
 }
 
-fn weights(t: &Trainer) -> Vec<u32> {
+fn weights(t: &ModelTrainer) -> Vec<u32> {
     let bits = |i| t.model.read(i).unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>();
     (0..t.model.params.len()).flat_map(bits).collect()
 }

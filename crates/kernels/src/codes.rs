@@ -4,6 +4,7 @@
 //! A number `x` of a block with largest magnitude `absmax` is looked up as `x * (1 / absmax)`; halfway between two entries
 //! the lower one is taken. Reading gives `table[code] * absmax`. Devices do the same arithmetic, so codes are the same bits.
 
+use crate::cores;
 use std::sync::LazyLock;
 
 /// Numbers of a block of 8-bit moments.
@@ -53,7 +54,7 @@ pub fn encode_nf4(values: &[f32], block: usize) -> (Vec<u8>, Vec<f32>) {
     let (mut codes, mut absmax) =
         (vec![0; values.len().div_ceil(2)], vec![0.0; values.len().div_ceil(block)]);
     // Whole blocks for each thread.
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = cores();
     let blocks = absmax.len().div_ceil(threads).max(1024);
     std::thread::scope(|scope| {
         let parts = values.chunks(blocks * block).zip(codes.chunks_mut(blocks * block / 2));

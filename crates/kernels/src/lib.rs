@@ -12,12 +12,14 @@ pub mod cpu;
 pub mod cuda;
 pub mod error;
 pub mod footprint;
+mod heap;
 pub mod math;
 pub mod mmap;
 mod operands;
 pub mod philox;
 mod plain;
 mod shapes;
+mod sync;
 pub mod truncate;
 pub mod usage;
 
@@ -27,9 +29,16 @@ pub use comm::Ranks;
 pub use cpu::{narrow, widen};
 pub use error::{Class, Error, Result, nearest};
 pub use footprint::Footprint;
+pub use sync::{cores, lock};
 pub use usage::{Books, Purpose};
 
 use std::sync::Arc;
+
+/// A card, and what exchanges between ranks need of it.
+pub(crate) mod card {
+    pub(crate) use crate::cuda::{CardId, CardStaging, ExchangeStream, StreamEvent, element, libraries};
+}
+pub use cuda::Cuda as Card;
 
 /// A kind of device.
 pub struct Device {
@@ -99,8 +108,7 @@ pub fn open_for(name: &str, threads: Option<usize>, ranks: &Ranks) -> Result<Arc
     if here == 1 {
         return open(name, threads);
     }
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = threads.or(Some((cores / here).max(1)));
+    let threads = threads.or(Some((cores() / here).max(1)));
     let numbered = |kind: &Device| open(&format!("{}:{number}", kind.name), threads);
     match BACKENDS[1..]
         .iter()

@@ -3,6 +3,7 @@
 use crate::buffer::{Buffer, Weight};
 use crate::error::Result;
 use std::any::Any;
+use std::ops::Range;
 
 /// How rows are normalised.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -126,7 +127,11 @@ impl Heads {
     pub fn qkv_width(self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
-    /// Elements of a row of attention's output.
+    /// Elements of a row's keys and values.
+    pub fn kv_width(self) -> usize {
+        2 * self.kv_heads * self.head_dim
+    }
+    /// Elements of a row of attention's output, and of its queries.
     pub fn out_width(self) -> usize {
         self.heads * self.head_dim
     }
@@ -179,6 +184,47 @@ impl Segments {
     /// Row ranges of the sequences.
     pub fn iter(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
         self.starts.windows(2).map(|w| w[0]..w[1])
+    }
+}
+
+/// Some rows of packed sequences: what a rank of a context-parallel group computes of attention.
+#[derive(Clone, Copy, Debug)]
+pub struct RowShard<'a> {
+    /// All sequences.
+    pub segments: &'a Segments,
+    /// Rows, ascending.
+    pub ranges: &'a [Range<usize>],
+}
+
+/// The part of a range of a [`RowShard`] that lies in one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardPiece {
+    /// Index of the sequence.
+    pub sequence: usize,
+    /// Positions in it.
+    pub positions: Range<usize>,
+    /// First row of the piece within the shard.
+    pub row: usize,
+}
+
+impl RowShard<'_> {
+    /// Number of rows of the shard.
+    pub fn rows(&self) -> usize {
+        self.ranges.iter().map(Range::len).sum()
+    }
+    /// Its rows, sequence by sequence.
+    pub fn pieces(&self) -> Vec<ShardPiece> {
+        let (mut pieces, mut row) = (Vec::new(), 0);
+        for range in self.ranges {
+            for (sequence, all) in self.segments.iter().enumerate() {
+                let (start, end) = (range.start.max(all.start), range.end.min(all.end));
+                if start < end {
+                    pieces.push(ShardPiece { sequence, positions: start - all.start..end - all.start, row });
+                    row += end - start;
+                }
+            }
+        }
+        pieces
     }
 }
 

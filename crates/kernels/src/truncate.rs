@@ -147,7 +147,7 @@ mod tests {
         for (i, ask) in [(3, 1.0, 0.0), (40, 0.6, 0.0), (40, 1.0, 0.2), (0, 1.0, 0.3)].into_iter().enumerate()
         {
             let ask = Ask { draw: Some(0.17 * i as f32), top_k: ask.0, top_p: ask.1, min_p: ask.2 };
-            // The likeliest of each half, and all that are likely enough.
+            // The most probable token of each half, and all above the threshold.
             let likely = |r: std::ops::Range<usize>| {
                 let mut all: Vec<(u32, f32)> = r.map(|id| (id as u32, row[id])).collect();
                 all.sort_unstable_by(order);

@@ -442,3 +442,64 @@ fn rotary_agrees_with_f64_and_turns_back() {
         }
     }
 }
+
+// ---- shards of the rows ---------------------------------------------------------------------------------
+
+/// Ascending ranges of rows, such as a rank of a context-parallel group has; some of them span sequences.
+fn random_ranges(random: &mut Random, rows: usize) -> Vec<std::ops::Range<usize>> {
+    let mut cuts: Vec<usize> = (0..2 * (1 + random.below(4))).map(|_| random.below(rows + 1)).collect();
+    cuts.sort_unstable();
+    cuts.chunks_exact(2).map(|cut| cut[0]..cut[1]).collect()
+}
+
+/// The rows of these ranges.
+fn of_ranges(x: &[f32], width: usize, ranges: &[std::ops::Range<usize>]) -> Vec<f32> {
+    ranges.iter().flat_map(|r| &x[r.start * width..r.end * width]).copied().collect()
+}
+
+#[test]
+fn a_shard_of_the_rows_has_the_bits_of_all_rows() {
+    let mut random = Random(11);
+    let cpus = cpus();
+    for round in 0..28 {
+        let (head_dim, dtype) = ([8, 33, 64, 128][round % 4], [DType::F32, DType::Bf16][round % 2]);
+        let mut op = random_op(&mut random, head_dim);
+        let mut lengths: Vec<usize> = (0..1 + random.below(4)).map(|_| 1 + random.below(150)).collect();
+        if round % 7 == 0 {
+            // Long enough for several spans of queries, whose sums are added.
+            (op.heads.heads, op.heads.kv_heads) = (2, 1);
+            lengths.push(1024 + random.below(600));
+        }
+        let (heads, segments) = (op.heads, Segments::of(lengths.iter().copied()));
+        let (width, ow, kvw) = (heads.qkv_width(), heads.out_width(), heads.kv_width());
+        let qkv = rounded(dtype, random.values(segments.rows() * width));
+        let dout = rounded(dtype, random.values(segments.rows() * ow));
+        let level = random.one_of(&Level::available());
+        let cpu =
+            |threads: usize| cpus.iter().find(|c| c.level() == level && c.threads() == threads).unwrap();
+        let (one, other) = (cpu(1), cpu(1 + random.below(3)));
+        let all = forward(one, op, dtype, &qkv, &lengths);
+        let want = backward(one, op, dtype, &qkv, &all, &dout, &lengths);
+        let ranges = random_ranges(&mut random, segments.rows());
+        let what = format!("{op:?} {lengths:?} {ranges:?} {dtype:?} {level:?}");
+        let shard = RowShard { segments: &segments, ranges: &ranges };
+
+        let columns = |from: usize, to: usize| -> Vec<f32> {
+            qkv.chunks_exact(width).flat_map(|row| &row[from..to]).copied().collect()
+        };
+        let q = buffer(other, dtype, &of_ranges(&columns(0, ow), ow, &ranges));
+        let kv = buffer(other, dtype, &columns(ow, ow + kvw));
+        let mut out = nan(other, dtype, shard.rows() * ow);
+        let mut lse = nan(other, DType::F32, shard.rows() * heads.heads);
+        other.attention_shard(op, shard, (&q, &kv), &mut out, &mut lse).unwrap();
+        assert_eq!(bits(&values(other, &out)), bits(&of_ranges(&all.0, ow, &ranges)), "out {what}");
+        assert_eq!(bits(&values(other, &lse)), bits(&of_ranges(&all.1, heads.heads, &ranges)), "lse {what}");
+
+        let [q, o, d] = [&qkv, &all.0, &dout].map(|x| buffer(other, dtype, x));
+        let l = buffer(other, DType::F32, &all.1);
+        let mut dqkv = nan(other, dtype, shard.rows() * width);
+        let saved = AttentionSaved { qkv: &q, out: &o, lse: &l };
+        other.attention_shard_backward(op, saved, &d, shard, &mut dqkv).unwrap();
+        assert_eq!(bits(&values(other, &dqkv)), bits(&of_ranges(&want, width, &ranges)), "dqkv {what}");
+    }
+}

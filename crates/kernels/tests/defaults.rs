@@ -259,3 +259,37 @@ fn the_composed_head_is_what_the_cpu_computes() {
         Ok(())
     });
 }
+
+/// Output, log-sum-exp and gradients of some rows of two sequences.
+fn attention_shard(b: &dyn Backend, dtype: DType) -> Result<Vec<Vec<f32>>> {
+    let heads = Heads { heads: 4, kv_heads: 2, head_dim: 8 };
+    let op = Attention { heads, scale: 0.4, softcap: None, window: Some(20) };
+    let (segments, ranges) = (Segments::of([3, 50]), [1..5, 40..49]);
+    let (shard, rows) = (RowShard { segments: &segments, ranges: &ranges }, segments.rows());
+    let values = |seed, width: usize, rows: usize| upload(b, dtype, &random(seed, rows * width));
+    let (q, kv) = (values(1, heads.out_width(), shard.rows())?, values(2, heads.kv_width(), rows)?);
+    let mut out = values(3, heads.out_width(), shard.rows())?;
+    let mut lse = b.alloc(DType::F32, shard.rows() * heads.heads)?;
+    b.attention_shard(op, shard, (&q, &kv), &mut out, &mut lse)?;
+    let (qkv, dout) = (values(4, heads.qkv_width(), rows)?, values(5, heads.out_width(), rows)?);
+    let (mut all, mut all_lse) =
+        (values(6, heads.out_width(), rows)?, b.alloc(DType::F32, rows * heads.heads)?);
+    b.attention(op, &qkv, &segments, &mut all, &mut all_lse)?;
+    let mut dqkv = values(7, heads.qkv_width(), shard.rows())?;
+    let saved = AttentionSaved { qkv: &qkv, out: &all, lse: &all_lse };
+    b.attention_shard_backward(op, saved, &dout, shard, &mut dqkv)?;
+    [&out, &lse, &dqkv].into_iter().map(|x| download(b, x)).collect()
+}
+
+#[test]
+fn composed_attention_of_a_shard_is_what_the_cpu_computes() {
+    compare(|check| {
+        for dtype in [DType::F32, DType::Bf16] {
+            let (want, got) = (attention_shard(check.cpu, dtype)?, attention_shard(check.card, dtype)?);
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                check.close(format!("result {i}, {}", dtype.name()), got, want, 0.0);
+            }
+        }
+        Ok(())
+    });
+}

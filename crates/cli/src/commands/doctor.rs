@@ -4,7 +4,7 @@ use crate::machine;
 use crate::output::print;
 use ferrl_engine::Result;
 use ferrl_engine::model::FAMILIES;
-use ferrl_kernels::BACKENDS;
+use ferrl_kernels::{BACKENDS, cores};
 use std::fmt::Write;
 
 /// Show what Ferrl finds on this machine
@@ -24,7 +24,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut line = |name: &str, value: String| {
         let _ = writeln!(out, "{name:<12}{value}");
     };
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let cores = cores();
     line(
         "ferrl",
         format!("{} ({} {})", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS),
@@ -50,6 +50,14 @@ pub fn run(args: &Args) -> Result<()> {
         match ferrl_kernels::comm::find_mpi() {
             Some(found) => format!("{} ({}, {} interface)", found.version, found.file, found.interface),
             None => "no MPI library: apt-get install openmpi-bin or mpich to train on several ranks".into(),
+        },
+    );
+    line(
+        "cards",
+        match ferrl_kernels::comm::find_nccl() {
+            Ok(found) => format!("NCCL {} ({})", found.version, found.file),
+            Err(e) if std::env::var_os("FERRL_NCCL").is_some() => e.to_string().replace("\n  fix: ", "; "),
+            Err(_) => "no NCCL library: pip install nvidia-nccl-cu13 to exchange from card to card".into(),
         },
     );
     line("families", FAMILIES.iter().map(|f| f.name()).collect::<Vec<_>>().join(", "));

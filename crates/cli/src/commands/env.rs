@@ -85,10 +85,10 @@ struct Which {
 }
 
 /// Opens episodes that all begin alike.
-type Open = Box<dyn Fn() -> Result<Box<dyn Environment>>>;
+type OpenAlike = Box<dyn Fn() -> Result<Box<dyn Environment>>>;
 
 impl Which {
-    fn open(&self) -> Result<Open> {
+    fn open(&self) -> Result<OpenAlike> {
         let options = key_values(&self.option)?;
         let row = self.row.as_deref().map(row).transpose()?;
         let env = EnvSettings::default();
@@ -121,7 +121,7 @@ impl Which {
         Ok(Box::new(move || Ok(Box::new(WorkerEpisode::new(Arc::clone(&workers), start.clone())))))
     }
 
-    fn built_in(&self, options: Map<String, Value>, row: Option<Map<String, Value>>) -> Result<Open> {
+    fn built_in(&self, options: Map<String, Value>, row: Option<Map<String, Value>>) -> Result<OpenAlike> {
         let name = self.what.strip_prefix("task:").unwrap_or(&self.what).to_string();
         if !TASKS.iter().any(|task| task.name == name) {
             let near = nearest(&name, TASKS.iter().map(|task| task.name)).unwrap_or(TASKS[0].name);

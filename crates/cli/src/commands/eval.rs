@@ -72,7 +72,7 @@ pub struct Args {
     /// is most probable behind the prompt; accuracy (acc), and by characters (acc_norm)
     #[arg(long, value_name = "letter|text", requires = "suite", conflicts_with_all = ["samples", "temperature"])]
     likelihood: Option<Likelihood>,
-    /// Go on with the evaluation that was stopped while it wrote --output; its rows are in FILE.part
+    /// Resume the evaluation that was stopped while it wrote --output; its rows are in FILE.part
     #[arg(long, requires = "output")]
     resume: bool,
     /// Pairs that a reward model should order, with prompt, chosen, rejected and subset, as RewardBench has them: files, folders,
@@ -142,7 +142,7 @@ impl Likelihood {
     }
 }
 
-/// One set of prompts to evaluate on, and what came of it.
+/// One set of prompts to evaluate on, and its results.
 struct EvalJob {
     /// The benchmark it is, where it is one.
     suite: Option<&'static Entry>,
@@ -298,19 +298,13 @@ fn sample(
         environments: &environments,
         ranks: Ranks::ALONE,
     };
-    let seed = args.set.seed(&recipe);
     let (start, begin) = (Instant::now(), job.source.state());
     let progress =
         ProgressLine::new(job.suite.map_or("evaluating", |s| s.name), job.prompts as u64, "prompts");
     progress.add(job.asked as u64);
     while job.asked < job.prompts && !interrupt::requested() {
-        let samples = recipe.eval.samples;
-        let now = (AT_ONCE / samples).max(1).min(job.prompts - job.asked);
-        let (source, counts) = (&mut *job.source, (now, samples, seed));
-        let part = match args.likelihood {
-            Some(by) => likelihood(model, tokenizer, source, now, by.continuation()),
-            None => evaluate(&mut actor, source, &job.rewards, &recipe.rollout, counts, Default::default()),
-        };
+        let now = (AT_ONCE / recipe.eval.samples).max(1).min(job.prompts - job.asked);
+        let part = sample_part(args, job, &mut actor, now);
         warn(&hooks.warnings);
         let printed = hooks.warnings.take_printed();
         printed.iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
@@ -329,16 +323,31 @@ fn sample(
     }
     drop(progress);
     job.seconds = start.elapsed().as_secs_f64();
-    if recipe.search.eval
-        && !interrupt::requested()
-        && let Some(mut searcher) = Searcher::open(&recipe, &model.backend)?
-    {
-        job.source.restore(&begin)?;
-        let with = (&job.rewards, &recipe.rollout);
-        let counts = (job.prompts, seed);
-        job.search = Some(evaluate::search(&mut actor, &mut *job.source, &mut searcher, with, counts)?);
+    if recipe.search.eval && !interrupt::requested() {
+        job.search = search(args, job, &mut actor, &begin)?;
     }
     Ok(())
+}
+
+/// Evaluates the next prompts of a job, by sampling or by log-probability.
+fn sample_part(args: &Args, job: &mut EvalJob, actor: &mut Actor<'_>, prompts: usize) -> Result<Evaluation> {
+    let EvalJob { recipe, source, rewards, .. } = job;
+    match args.likelihood {
+        Some(by) => likelihood(actor.policy, actor.tokenizer, &mut **source, prompts, by.continuation()),
+        None => {
+            let counts = (prompts, recipe.eval.samples, args.set.seed(recipe));
+            evaluate(actor, &mut **source, rewards, &recipe.rollout, counts, Default::default())
+        }
+    }
+}
+
+/// Evaluates the recipe's search, where it has one, on the same prompts: those from state `begin` of the source on.
+fn search(args: &Args, job: &mut EvalJob, actor: &mut Actor<'_>, begin: &Value) -> Result<Option<Metrics>> {
+    let EvalJob { recipe, source, rewards, prompts, .. } = job;
+    let Some(mut searcher) = Searcher::open(recipe, &actor.policy.backend)? else { return Ok(None) };
+    source.restore(begin)?;
+    let counts = (*prompts, args.set.seed(recipe));
+    evaluate::search(actor, &mut **source, &mut searcher, (rewards, &recipe.rollout), counts).map(Some)
 }
 
 fn show(args: &Args, recipe: &Recipe, model: &Path, job: &EvalJob) -> Result<()> {

@@ -1,19 +1,21 @@
 //! `ferrl launch`: a command on several ranks, through MPI's own launcher, started again where a rank was lost.
 
+use crate::local_ranks::LocalRanks;
 use crate::output::{exit, on_interrupt};
 use clap::Parser;
 use ferrl::interrupt;
 use ferrl_engine::{Class, Error, Result};
+use ferrl_kernels::{cores, lock};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Run a command on several ranks
 ///
 /// Starts `mpirun` (Open MPI or MPICH, whichever is installed) with this program and the command. `mpirun -n N ferrl train ...`
-/// does the same; `launch` adds the flags that the installed MPI needs, and `--retries`.
+/// does the same; `launch` adds the flags that the installed MPI needs, and `--retries`. With `--without-mpi` it starts the ranks
+/// itself, on this machine: they exchange through NCCL, from card to card.
 #[derive(Parser)]
 pub struct Args {
     /// Number of ranks
@@ -22,6 +24,9 @@ pub struct Args {
     /// Machines and their slots, a line each, in the format of the installed MPI
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
+    /// Start the ranks on this machine without MPI; they need cards and NCCL
+    #[arg(long, conflicts_with = "hostfile")]
+    without_mpi: bool,
     /// How often training goes on from its last checkpoint after a rank was lost
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = crate::options::whole::<0, 1000>)]
     retries: usize,
@@ -44,10 +49,10 @@ pub fn run(args: &Args) -> Result<()> {
         _ => &args.command[..],
     };
     let words: Vec<&str> = command.iter().map(String::as_str).collect();
-    let shared = matches!(words[..], ["train", ..] | ["bench", "ranks" | "memory", ..]);
+    let shared = matches!(words[..], ["train", ..] | ["bench", "ranks" | "memory" | "--check", ..]);
     if !shared {
         return Err(Error::usage(
-            "several ranks share the work of `train`, `bench ranks` and `bench memory` alone",
+            "several ranks share the work of `train`, `bench ranks`, `bench memory` and `bench --check` alone",
         )
         .at("launch")
         .fix("ferrl launch -n 2 -- train recipe.toml"));
@@ -57,19 +62,17 @@ pub fn run(args: &Args) -> Result<()> {
             .at(file.display())
             .fix("a file with a machine and its slots on each line"));
     }
-    let kind = installed()?;
+    let kind = if args.without_mpi { None } else { Some(installed()?) };
     let program =
         std::env::current_exe().map_err(|e| Error::device(format!("where is this program: {e}")))?;
     let mut command = command.to_vec();
     let stop = CtrlC::listen()?;
     for attempt in 0..=args.retries {
-        let mut mpirun = start(args, kind, &program);
-        let child = mpirun.args(&command).env(STOP_FILE, &stop.file).spawn();
-        let mut child = child.map_err(|e| Error::device(format!("mpirun cannot be started: {e}")))?;
-        stop.child.store(child.id(), Ordering::SeqCst);
-        let status =
-            wait(&mut child).map_err(|e| Error::device(format!("mpirun cannot be waited for: {e}")))?;
-        stop.child.store(0, Ordering::SeqCst);
+        let status = match kind {
+            Some(kind) => under_mpi(args, kind, (&program, &command), &stop)?,
+            None => without_mpi(args, (&program, &command), &stop)?,
+        };
+        stop.running(&[]);
         let code = status.code().unwrap_or(i32::from(crate::exit_code(Class::Rank)));
         let _ = std::fs::remove_file(&stop.file);
         if interrupt::requested() {
@@ -90,44 +93,76 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Runs the command under MPI's launcher.
+fn under_mpi(
+    args: &Args,
+    kind: MpiKind,
+    (program, command): (&Path, &[String]),
+    stop: &CtrlC,
+) -> Result<ExitStatus> {
+    let mut mpirun = start(args, kind, program);
+    let child = mpirun.args(command).env(STOP_FILE, &stop.file).spawn();
+    let mut child = child.map_err(|e| Error::device(format!("mpirun cannot be started: {e}")))?;
+    stop.running(&[child.id()]);
+    wait(&mut child).map_err(|e| Error::device(format!("mpirun cannot be waited for: {e}")))
+}
+
+/// Runs the command on ranks of this machine that NCCL connects.
+fn without_mpi(args: &Args, (program, command): (&Path, &[String]), stop: &CtrlC) -> Result<ExitStatus> {
+    let more = [(STOP_FILE, stop.file.as_os_str())];
+    let mut ranks = LocalRanks::start(program, command, args.num_ranks, &more)?;
+    stop.running(&ranks.ids());
+    ranks.wait().map_err(|e| Error::device(format!("ranks cannot be waited for: {e}")))
+}
+
 /// How long a launcher may outlive all that it has started.
 const ABANDONED: Duration = Duration::from_secs(8);
 
-/// Waits for the launcher. That of Open MPI 4.1 may hang where a rank is killed while others are still being started; once all of
-/// its processes have been gone for a while, it is ended too.
+/// Waits for the launcher. That of Open MPI 4.1 may hang where a rank is killed while others are still being started, and where
+/// another machine cannot be reached any more; once all of its ranks here have been gone for a while, it is ended too.
 fn wait(child: &mut Child) -> std::io::Result<ExitStatus> {
-    let mut alone: Option<Instant> = None;
+    let (mut alone, mut had_ranks): (Option<Instant>, _) = (None, false);
+    let program = std::env::current_exe()?;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        alone = has_only_zombies(child.id()).then(|| alone.unwrap_or_else(Instant::now));
+        let started = children(child.id());
+        let runs_here =
+            |pid: &u32| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program);
+        let ranks = started.iter().any(runs_here);
+        had_ranks |= ranks;
+        let abandoned = !started.is_empty() && started.iter().all(|pid| is_zombie(*pid));
+        alone = (abandoned || had_ranks && !ranks).then(|| alone.unwrap_or_else(Instant::now));
         if alone.is_some_and(|since| since.elapsed() > ABANDONED) {
             child.kill()?;
+            started.into_iter().for_each(end); // connections to other machines
         }
         std::thread::sleep(Duration::from_millis(200));
     }
 }
 
-/// Whether a process has started others, and all of them have ended without its taking notice. Where the system does not say,
-/// it has not.
-fn has_only_zombies(pid: u32) -> bool {
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    let children = threads.flatten().filter_map(|t| std::fs::read_to_string(t.path().join("children")).ok());
-    let children: Vec<String> =
-        children.flat_map(|c| c.split_whitespace().map(String::from).collect::<Vec<_>>()).collect();
-    let zombie = |child: &String| {
-        let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
-        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
-    };
-    !children.is_empty() && children.iter().all(zombie)
+/// What a process has started; nothing where the system does not say.
+fn children(pid: u32) -> Vec<u32> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let lists = threads.flatten().filter_map(|t| std::fs::read_to_string(t.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Whether a process has ended without its parent's taking notice.
+fn is_zombie(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
 }
 
 /// How Ctrl-C reaches rank 0. MPI's launchers answer it by killing all ranks, so they do not get it: the first one makes a file
 /// that rank 0 looks for, which then finishes the step and saves; the second ends everything.
 struct CtrlC {
     file: PathBuf,
-    child: Arc<AtomicU32>,
+    /// Process groups that run: the launcher's, or one for each rank.
+    groups: Arc<Mutex<Vec<u32>>>,
 }
 
 /// The variable that names the file.
@@ -136,29 +171,44 @@ pub const STOP_FILE: &str = "FERRL_STOP_FILE";
 impl CtrlC {
     fn listen() -> Result<Self> {
         let file = std::env::temp_dir().join(format!("ferrl-stop-{}", std::process::id()));
-        let child = Arc::new(AtomicU32::new(0));
-        let (asked, running) = (file.clone(), child.clone());
+        let groups = Arc::new(Mutex::new(Vec::new()));
+        let (asked, running) = (file.clone(), groups.clone());
         on_interrupt(move || {
             if interrupt::requested() || std::fs::write(&asked, "").is_err() {
-                end(running.load(Ordering::SeqCst));
+                lock(&running).iter().for_each(|&group| end_group(group));
             }
             interrupt::request();
         })?;
-        Ok(CtrlC { file, child })
+        Ok(CtrlC { file, groups })
+    }
+
+    /// What is to be ended.
+    fn running(&self, groups: &[u32]) {
+        *lock(&self.groups) = groups.to_vec();
     }
 }
 
 /// Ends the launcher and with it all ranks.
 #[cfg(unix)]
-fn end(child: u32) {
-    if let Some(group) = i32::try_from(child).ok().filter(|&pid| pid > 0) {
-        let _ =
-            nix::sys::signal::killpg(nix::unistd::Pid::from_raw(group), nix::sys::signal::Signal::SIGTERM);
-    }
+fn end_group(child: u32) {
+    use nix::sys::signal::{Signal, killpg};
+    let group = i32::try_from(child).ok().filter(|&pid| pid > 0);
+    let _ = group.map(|pid| killpg(nix::unistd::Pid::from_raw(pid), Signal::SIGTERM));
+}
+
+/// Ends a process.
+#[cfg(unix)]
+fn end(pid: u32) {
+    use nix::sys::signal::{Signal, kill};
+    let pid = i32::try_from(pid).ok().filter(|&pid| pid > 0);
+    let _ = pid.map(|pid| kill(nix::unistd::Pid::from_raw(pid), Signal::SIGTERM));
 }
 
 #[cfg(not(unix))]
-fn end(_child: u32) {}
+fn end_group(_child: u32) {}
+
+#[cfg(not(unix))]
+fn end(_pid: u32) {}
 
 /// Whether the same command may succeed the next time: not after a wrong recipe, row or model, nor after Ctrl-C.
 fn worth_another(code: i32) -> bool {
@@ -169,12 +219,11 @@ fn worth_another(code: i32) -> bool {
 fn start(args: &Args, kind: MpiKind, program: &Path) -> Command {
     let mut mpirun = Command::new("mpirun");
     mpirun.arg("-n").arg(args.num_ranks.to_string());
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     match kind {
         MpiKind::OpenMpi => {
             mpirun.args(["--bind-to", "none"]); // threads are shared out by ferrl
             mpirun.arg("--quiet"); // rank 0 has said what is wrong; mpirun would add two banners to it
-            if args.hostfile.is_none() && args.num_ranks > cores {
+            if args.hostfile.is_none() && args.num_ranks > cores() {
                 mpirun.arg("--oversubscribe");
             }
             if is_root() {

@@ -10,7 +10,7 @@ use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::disk;
 use ferrl::verify::VERIFIERS;
 use ferrl_engine::Result;
-use ferrl_kernels::{AUTO, DType};
+use ferrl_kernels::{AUTO, DType, cores};
 use std::path::{Path, PathBuf};
 
 /// Estimate memory, time and disk of a recipe, stage by stage
@@ -101,7 +101,7 @@ fn on_many(args: &Args, ranks: usize) -> Result<()> {
 
 /// What each of `ranks` ranks of a machine such as this one has.
 fn processor(ranks: usize) -> Result<cards::Card> {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let cores = cores();
     let backend = ferrl_kernels::open(cards::CPU, Some((cores / ranks).max(1)))?;
     // Ranks that have no core of their own share one.
     let part = (cores as f64 / ranks as f64).min(1.0);

@@ -7,6 +7,7 @@ use crate::progress::ProgressLine;
 use clap::{Subcommand, ValueEnum};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::lock;
 use serde_json::Value;
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
@@ -126,9 +127,7 @@ fn train(args: &TrainArgs) -> Result<()> {
         .input
         .iter()
         .flat_map(|path| texts(path))
-        .map_while(move |text| {
-            text.map_err(|e| *slot.lock().unwrap_or_else(|p| p.into_inner()) = Some(e)).ok()
-        })
+        .map_while(move |text| text.map_err(|e| *lock(&slot) = Some(e)).ok())
         .inspect(|text| {
             found |= !text.is_empty();
             bytes += text.len() as u64;
@@ -139,7 +138,7 @@ fn train(args: &TrainArgs) -> Result<()> {
         TokenizerKind::Bpe => train_bpe(texts, args.vocab, specials),
         TokenizerKind::Char => train_chars(texts, specials),
     };
-    if let Some(e) = failed.lock().unwrap_or_else(|p| p.into_inner()).take() {
+    if let Some(e) = lock(&failed).take() {
         return Err(e);
     }
     let tokenizer = tokenizer?;
@@ -160,17 +159,17 @@ fn train(args: &TrainArgs) -> Result<()> {
     print(&format!("{}: {size} tokens{note}, {special} of them special\n", args.out.display()))
 }
 
-type Texts = Box<dyn Iterator<Item = Result<String>> + Send>;
+type TextIter = Box<dyn Iterator<Item = Result<String>> + Send>;
 
 /// The texts of one file.
-fn texts(path: &Path) -> Texts {
+fn texts(path: &Path) -> TextIter {
     let json = path.extension().is_some_and(|e| ["jsonl", "ndjson", "json"].iter().any(|j| e == *j));
     let found = if json || path.as_os_str() == "-" { json_texts(path) } else { plain_texts(path) };
     found.unwrap_or_else(|e| Box::new(std::iter::once(Err(e))))
 }
 
 /// Plain text in pieces of some size that end with a line.
-fn plain_texts(path: &Path) -> Result<Texts> {
+fn plain_texts(path: &Path) -> Result<TextIter> {
     const PIECE: usize = 1 << 16;
     let (mut reader, place) = (data::open(path)?, data::name(path));
     Ok(Box::new(std::iter::from_fn(move || {
@@ -189,7 +188,7 @@ fn plain_texts(path: &Path) -> Result<Texts> {
     })))
 }
 
-fn json_texts(path: &Path) -> Result<Texts> {
+fn json_texts(path: &Path) -> Result<TextIter> {
     let rows =
         data::lines(path)?.flat_map(|line| match line.and_then(|(place, line)| row_texts(&place, &line)) {
             Ok(texts) => texts.into_iter().map(Ok).collect(),

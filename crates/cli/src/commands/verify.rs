@@ -8,6 +8,7 @@ use ferrl::recipe::{verifiers_json, verifiers_markdown, verifiers_text};
 use ferrl::verify::{self, Hooks, Outcome, Progress, Sample, Truncated, VERIFIERS, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::cores;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -66,7 +67,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// A row that was graded, or why it was not, and microseconds.
-type Graded = (Result<Outcome>, f64);
+type TimedOutcome = (Result<Outcome>, f64);
 
 fn grade(args: &Args, name: &str, rows: Vec<Result<PlacedRow>>) -> Result<()> {
     let hooks = Hooks::default();
@@ -77,7 +78,6 @@ fn grade(args: &Args, name: &str, rows: Vec<Result<PlacedRow>>) -> Result<()> {
     let samples: Vec<Result<VerifyRow>> =
         rows.into_iter().map(|row| VerifyRow::read(row?, tokenizer.as_ref())).collect();
     let truncated = if args.score_truncated { Truncated::Score } else { Truncated::Wrong };
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or_else(|| if verifier.waits() { cores() } else { 1 });
     let graded = all(&*verifier, &samples, truncated, threads);
     warn(&hooks.warnings);
@@ -131,7 +131,7 @@ fn all(
     samples: &[Result<VerifyRow>],
     truncated: Truncated,
     threads: usize,
-) -> Vec<Graded> {
+) -> Vec<TimedOutcome> {
     let ask = |list: &[Sample<'_>]| verify::score_all(verifier, list, Progress::default(), truncated);
     if verifier.name() == "python" {
         let good: Vec<Sample<'_>> = samples.iter().flatten().zip(0..).map(|(a, i)| a.sample(i)).collect();
@@ -163,7 +163,7 @@ fn all(
     // Rows in portions, each taken by the next free thread; a row's place says where its score goes.
     let size = if verifier.waits() { 1 } else { 16 };
     let next = AtomicUsize::new(0);
-    let slots: Vec<OnceLock<Graded>> = samples.iter().map(|_| OnceLock::new()).collect();
+    let slots: Vec<OnceLock<TimedOutcome>> = samples.iter().map(|_| OnceLock::new()).collect();
     let work = || {
         loop {
             let from = next.fetch_add(size, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use safetensors::Dtype as Stored;
 
 use crate::{Error, Result};
-use ferrl_kernels::DType;
+use ferrl_kernels::{DType, cores};
 
 /// Numbers that are worth a thread.
 const PART: usize = 1 << 20;
@@ -21,7 +21,7 @@ pub(super) fn first_non_finite(bytes: &[u8]) -> Option<usize> {
         let (i, piece) = bytes.chunks(2 * LOOK).enumerate().find(|(_, piece)| any(piece))?;
         Some(i * LOOK + piece.chunks_exact(2).position(is_bad)?)
     };
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = cores();
     let part = (bytes.len() / 2).div_ceil(threads).max(PART);
     if bytes.len() <= 2 * part {
         return look(bytes);
@@ -89,7 +89,7 @@ impl StorageFormat {
     /// are shared among threads: pages that come from a file and pages that are written for the first time cost more than
     /// the numbers.
     pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) -> Option<usize> {
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = cores();
         let part = out.len().div_ceil(threads).max(PART);
         std::thread::scope(|scope| {
             let mut parts = bytes.chunks(part * self.size()).zip(out.chunks_mut(part)).enumerate();

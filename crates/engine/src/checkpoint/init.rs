@@ -1,5 +1,6 @@
 //! New models: sizes in, `config.json` and random weights out, the same for the same seed anywhere.
 
+use ferrl_kernels::cores;
 use std::path::Path;
 
 use ferrl_kernels::philox::{name_words, normals, philox4x32};
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::save::{SaveOptions, save_model};
 use crate::model::config::NormKind;
-use crate::model::{Config, FAMILIES, Head, ParamKind, ParamShape, family};
+use crate::model::{FAMILIES, Head, ModelConfig, ParamKind, ParamShape, family};
 use crate::{Class, Error, Result};
 
 /// What a new model shall be. `None` leaves a size to its usual relation to the others.
@@ -89,7 +90,7 @@ impl InitOptions {
     }
 
     /// The decoder and the `config.json` these options describe, or why they do not fit together.
-    pub fn build(&self) -> Result<(Config, Value)> {
+    pub fn build(&self) -> Result<(ModelConfig, Value)> {
         self.check()?;
         let family = family(&self.family)?;
         let mut asked = self.asked();
@@ -207,7 +208,7 @@ impl InitOptions {
 
 /// The initial value of one parameter: norms at one, biases at zero, the rest normal.
 /// It depends on the seed, the name and the place in the parameter alone.
-pub fn init_param(config: &Config, options: &InitOptions, param: &ParamShape) -> Vec<f32> {
+pub fn init_param(config: &ModelConfig, options: &InitOptions, param: &ParamShape) -> Vec<f32> {
     if param.id.kind == ParamKind::Bias {
         return vec![0.0; param.len()];
     }
@@ -222,7 +223,7 @@ pub fn init_param(config: &Config, options: &InitOptions, param: &ParamShape) ->
     let name = name_words(&param.name());
     let mut out = vec![0.0; param.len()];
     // Each number depends on its place alone, so any thread may draw it.
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = cores();
     let part = param.len().div_ceil(threads).next_multiple_of(4).max(1 << 14);
     std::thread::scope(|scope| {
         for (i, values) in out.chunks_mut(part).enumerate() {
@@ -239,7 +240,7 @@ pub fn init_param(config: &Config, options: &InitOptions, param: &ParamShape) ->
 }
 
 /// Writes a new model.
-pub fn init_model(dir: &Path, options: &InitOptions, save: &SaveOptions) -> Result<Config> {
+pub fn init_model(dir: &Path, options: &InitOptions, save: &SaveOptions) -> Result<ModelConfig> {
     let (config, json) = options.build()?;
     save_model(dir, &config, Some(&json), save, &mut |p| Ok(init_param(&config, options, p)))?;
     Ok(config)

@@ -12,23 +12,23 @@ use super::init::{InitOptions, init_param};
 use super::nf4;
 use super::peft::AdapterDir;
 use super::store::{Store, read_json};
-use crate::model::{Config, Family, Head, ParamShape, Part, Slot, Tensor, family_of, text_config};
+use crate::model::{Family, Head, ModelConfig, ParamShape, Slot, StoredPart, Tensor, family_of, text_config};
 use crate::{Error, Result, nearest};
 
 /// The numbers of a parameter.
-pub(crate) enum Numbers<'a> {
+pub(crate) enum ParamValues<'a> {
     /// As they were made from what is stored.
     F32(Vec<f32>),
     /// As files hold them, part by part.
     Bf16(Vec<&'a [u8]>),
 }
 
-impl Numbers<'_> {
+impl ParamValues<'_> {
     /// To a buffer that has room for them.
     pub(crate) fn write(&self, backend: &dyn Backend, to: &mut Buffer) -> Result<()> {
         let parts = match self {
-            Numbers::F32(values) => return backend.write(to, 0, values),
-            Numbers::Bf16(parts) => parts,
+            ParamValues::F32(values) => return backend.write(to, 0, values),
+            ParamValues::Bf16(parts) => parts,
         };
         let mut at = 0;
         for part in parts {
@@ -41,8 +41,8 @@ impl Numbers<'_> {
     /// As numbers of f32.
     pub(crate) fn into_f32s(self) -> Vec<f32> {
         match self {
-            Numbers::F32(values) => values,
-            Numbers::Bf16(parts) => {
+            ParamValues::F32(values) => values,
+            ParamValues::Bf16(parts) => {
                 let mut out = vec![0.0; parts.iter().map(|p| p.len() / 2).sum()];
                 let mut rest = &mut out[..];
                 for part in parts {
@@ -63,7 +63,7 @@ pub struct ModelDir {
     /// Its `config.json` as it is; of a model that sees or hears, the part for its text.
     pub config_json: Value,
     /// What that means.
-    pub config: Config,
+    pub config: ModelConfig,
     /// Who reads it.
     pub family: &'static Family,
     store: Store,
@@ -143,7 +143,7 @@ impl ModelDir {
         Ok(self)
     }
 
-    /// Hands every parameter over in the order of [`Config::params`], fused and in `f32`.
+    /// Hands every parameter over in the order of [`ModelConfig::params`], fused and in `f32`.
     /// Only one of them is in memory at a time.
     pub fn load(&self, mut each: impl FnMut(&ParamShape, Vec<f32>) -> Result<()>) -> Result<()> {
         self.family
@@ -155,12 +155,12 @@ impl ModelDir {
     /// The same, of bf16 as the files hold it where a parameter is all of that.
     pub(crate) fn load_stored(
         &self,
-        mut each: impl FnMut(&ParamShape, Numbers<'_>) -> Result<()>,
+        mut each: impl FnMut(&ParamShape, ParamValues<'_>) -> Result<()>,
     ) -> Result<()> {
         for tensor in self.family.tensors(&self.config) {
             let numbers = match self.halves(&tensor)? {
-                Some(parts) => Numbers::Bf16(parts),
-                None => Numbers::F32(self.read(&tensor)?),
+                Some(parts) => ParamValues::Bf16(parts),
+                None => ParamValues::F32(self.read(&tensor)?),
             };
             each(&tensor.param, numbers)?;
         }
@@ -198,7 +198,7 @@ impl ModelDir {
     }
 
     /// Elements of a part from `from` on, as the decoder holds them.
-    fn read_within(&self, part: &Part, param: &ParamShape, from: usize, out: &mut [f32]) -> Result<()> {
+    fn read_within(&self, part: &StoredPart, param: &ParamShape, from: usize, out: &mut [f32]) -> Result<()> {
         let (dtype, bytes) = self.part(part, param)?;
         if part.is_rearranged() || self.quantised(part)?.is_some() {
             let mut whole = vec![0.0; part.len()];
@@ -260,7 +260,7 @@ impl ModelDir {
     }
 
     /// All elements of a part, as the decoder holds them.
-    fn read_part(&self, part: &Part, param: &ParamShape, out: &mut [f32]) -> Result<()> {
+    fn read_part(&self, part: &StoredPart, param: &ParamShape, out: &mut [f32]) -> Result<()> {
         if let Some(quantised) = self.quantised(part)? {
             let values = quantised.values();
             values.into_iter().enumerate().for_each(|(at, x)| out[part.held(at)] = x);
@@ -271,7 +271,7 @@ impl ModelDir {
     }
 
     /// A part as bitsandbytes quantised it, where it did.
-    fn quantised(&self, part: &Part) -> Result<Option<nf4::Nf4Tensor<'_>>> {
+    fn quantised(&self, part: &StoredPart) -> Result<Option<nf4::Nf4Tensor<'_>>> {
         let found = self.store.find(&part.name).map(|name| self.store.nf4(name));
         found.transpose().map(Option::flatten).map_err(|e| e.at(self.path.display()))
     }
@@ -317,7 +317,7 @@ impl ModelDir {
     }
 
     /// A weight is a NaN or infinity.
-    fn not_finite(&self, part: &Part, at: usize) -> Error {
+    fn not_finite(&self, part: &StoredPart, at: usize) -> Error {
         let found = self.store.find(&part.name).and_then(|name| self.store.get(name));
         let file = found.map_or_else(|| self.path.clone(), |(file, _, _)| self.path.join(file));
         let width = part.shape.last().copied().unwrap_or(1).max(1);
@@ -329,7 +329,7 @@ impl ModelDir {
 
     /// A new value or score parameter has no tensor in the files.
     fn seed_if_new(&self, tensor: &Tensor) -> Option<u64> {
-        let absent = |p: &Part| self.store.find(&p.name).is_none();
+        let absent = |p: &StoredPart| self.store.find(&p.name).is_none();
         self.new_head.filter(|_| tensor.param.id.slot == Slot::Value && tensor.parts.iter().all(absent))
     }
 
@@ -355,7 +355,7 @@ impl ModelDir {
     }
 
     /// The format and bytes of a part, if it is what the config says; no bytes of one that is quantised.
-    fn part(&self, part: &Part, param: &ParamShape) -> Result<(StorageFormat, &[u8])> {
+    fn part(&self, part: &StoredPart, param: &ParamShape) -> Result<(StorageFormat, &[u8])> {
         let found = self.store.find(&part.name).and_then(|name| self.store.get(name));
         let Some((file, info, bytes)) = found else {
             return Err(self.missing(part, param));
@@ -380,8 +380,8 @@ impl ModelDir {
         }
     }
 
-    /// A tensor is missing; perhaps one that nobody needs was meant to be it.
-    fn missing(&self, part: &Part, param: &ParamShape) -> Error {
+    /// The error for a missing tensor; names an unused tensor that may be a misspelling of it.
+    fn missing(&self, part: &StoredPart, param: &ParamShape) -> Error {
         let e = Error::model(format!("tensor {:?} is missing", part.name)).at(self.path.display());
         if param.id.slot == Slot::Head {
             return e.fix("set tie_word_embeddings to true in config.json if the logits use the embedding");
@@ -423,7 +423,12 @@ impl ModelDir {
 }
 
 /// The numbers of a stored tensor as the decoder holds them; where the first NaN or infinity is, if there is one.
-pub(super) fn decode(dtype: StorageFormat, bytes: &[u8], part: &Part, out: &mut [f32]) -> Option<usize> {
+pub(super) fn decode(
+    dtype: StorageFormat,
+    bytes: &[u8],
+    part: &StoredPart,
+    out: &mut [f32],
+) -> Option<usize> {
     if !part.is_rearranged() {
         return dtype.decode(bytes, out);
     }

@@ -16,10 +16,10 @@ pub use foreign::foreign;
 pub use format::StorageFormat;
 pub use init::{InitOptions, init_model, init_param};
 pub use load::ModelDir;
-pub(crate) use load::Numbers;
+pub(crate) use load::ParamValues;
 pub use peft::{AdapterDir, base_of, save_adapter, tokenizer_dir};
 pub use save::{SaveOptions, save_model};
-pub use share::{FileHead, FileLayout, Stored, save_shared, write_without_tensors};
+pub use share::{FileHead, FileLayout, StoredTensor, save_shared, write_without_tensors};
 
 use std::path::Path;
 

@@ -10,7 +10,7 @@ use super::write::write_file;
 use crate::model::adapter::{
     AdapterOptions, BaseHome, LoraModule, SavedTensor, Values, lora_modules, saved_tensors,
 };
-use crate::model::{Config, Head, Model, ParamShape, Part, RowOrder};
+use crate::model::{Head, Model, ModelConfig, ParamShape, RowOrder, StoredPart};
 use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -109,7 +109,7 @@ impl AdapterDir {
     }
 
     /// Checks that every tensor is there, in the shape that the base asks for, and no other.
-    pub(super) fn fit(mut self, config: &Config) -> Result<AdapterDir> {
+    pub(super) fn fit(mut self, config: &ModelConfig) -> Result<AdapterDir> {
         let path = self.path.clone();
         let there = |mut e: Error| {
             e.class = crate::Class::Model;
@@ -164,13 +164,13 @@ impl AdapterDir {
     }
 
     /// The tensor under the name it has in the file.
-    fn stored(&self, tensor: &SavedTensor) -> Option<Part> {
+    fn stored(&self, tensor: &SavedTensor) -> Option<StoredPart> {
         let names = [saved_name(tensor), format!("{PREFIX}{}", tensor.name)];
         let name = names.into_iter().find(|name| self.store.get(name).is_some())?;
-        Some(Part { name, ..tensor.stored.clone() })
+        Some(StoredPart { name, ..tensor.stored.clone() })
     }
 
-    fn read(&self, part: &Part) -> Result<Vec<f32>> {
+    fn read(&self, part: &StoredPart) -> Result<Vec<f32>> {
         let (name, dtype, bytes) = self.find(part)?;
         let mut out = vec![0.0; part.len()];
         match decode(dtype, bytes, part, &mut out) {
@@ -181,7 +181,7 @@ impl AdapterDir {
         }
     }
 
-    fn find(&self, part: &Part) -> Result<(String, StorageFormat, &[u8])> {
+    fn find(&self, part: &StoredPart) -> Result<(String, StorageFormat, &[u8])> {
         // Older versions write the adapter's name into the tensor's.
         let named = part.name.strip_suffix(".weight").map(|stem| format!("{stem}.default.weight"));
         let mut names = [Some(part.name.clone()), named].into_iter().flatten();
@@ -204,8 +204,8 @@ impl AdapterDir {
 }
 
 /// `lora_A` and `lora_B` of a module, as stored.
-fn parts(module: &LoraModule) -> [Part; 2] {
-    let part = |kind: &str, shape: Vec<usize>, transposed: bool, order: RowOrder| Part {
+fn parts(module: &LoraModule) -> [StoredPart; 2] {
+    let part = |kind: &str, shape: Vec<usize>, transposed: bool, order: RowOrder| StoredPart {
         name: format!("{PREFIX}{}.{kind}.weight", module.name),
         shape,
         transposed,
@@ -247,7 +247,7 @@ pub fn save_adapter(
             data.extend([(a, None), (b, None)]);
         }
         for tensor in &adapter.saved {
-            list.push(Part { name: saved_name(tensor), ..tensor.stored.clone() });
+            list.push(StoredPart { name: saved_name(tensor), ..tensor.stored.clone() });
             data.push((tensor.param, Some(tensor.elements.clone())));
         }
         write_file(aside, WEIGHTS, &list, options.dtype, |i| {

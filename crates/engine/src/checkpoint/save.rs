@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::format::StorageFormat;
 use super::io_error;
 use super::write::write_weights;
-use crate::model::{Config, Family, Head, ParamShape, family};
+use crate::model::{Family, Head, ModelConfig, ParamShape, family};
 use crate::{Error, Result};
 
 /// How a model is written.
@@ -58,12 +58,16 @@ const COMPANIONS: [&str; 12] = [
 /// parameter when its turn comes; only one is in memory at a time.
 pub fn save_model(
     dir: &Path,
-    config: &Config,
+    config: &ModelConfig,
     config_json: Option<&Value>,
     options: &SaveOptions,
     params: &mut dyn FnMut(&ParamShape) -> Result<Vec<f32>>,
 ) -> Result<()> {
-    save_dir(dir, options.overwrite, |aside| write_all(aside, config, config_json, options, params))
+    save_dir(dir, options.overwrite, |aside| {
+        let family = write_beside(aside, config, config_json, options)?;
+        write_weights(aside, family, config, options, params)?;
+        sync_dir(aside)
+    })
 }
 
 /// Writes a directory through a temporary one beside it, which `write` fills.
@@ -118,22 +122,10 @@ fn keep_others(old: &Path, new: &Path) -> Result<()> {
     Ok(())
 }
 
-fn write_all(
-    dir: &Path,
-    config: &Config,
-    config_json: Option<&Value>,
-    options: &SaveOptions,
-    params: &mut dyn FnMut(&ParamShape) -> Result<Vec<f32>>,
-) -> Result<()> {
-    let family = write_beside(dir, config, config_json, options)?;
-    write_weights(dir, family, config, options, params)?;
-    sync_dir(dir)
-}
-
 /// Everything in a model's directory but the weights.
 pub(super) fn write_beside(
     dir: &Path,
-    config: &Config,
+    config: &ModelConfig,
     config_json: Option<&Value>,
     options: &SaveOptions,
 ) -> Result<&'static Family> {
@@ -150,7 +142,12 @@ pub(super) fn write_beside(
 }
 
 /// The original fields, and what saving changes: the class, the dtype, the tie, one label for a score.
-fn updated_config(family: &Family, config: &Config, original: Option<&Value>, dtype: StorageFormat) -> Value {
+fn updated_config(
+    family: &Family,
+    config: &ModelConfig,
+    original: Option<&Value>,
+    dtype: StorageFormat,
+) -> Value {
     let mut out = match original.and_then(Value::as_object) {
         Some(fields) => fields.clone(),
         None => family.to_json(config).as_object().cloned().unwrap_or_default(),

@@ -4,7 +4,7 @@
 use super::save::{SaveOptions, save_dir, sync_dir, write_beside};
 use super::write::{encoded, plan, write_index};
 use crate::Result;
-use crate::model::{Config, Model, Tensor, family};
+use crate::model::{Model, ModelConfig, Tensor, family};
 use serde_json::Value;
 use std::path::Path;
 
@@ -29,7 +29,7 @@ pub struct FileHead {
 }
 
 /// A stored tensor and its bytes.
-pub struct Stored {
+pub struct StoredTensor {
     /// Which of the files.
     pub file: usize,
     /// Where it begins.
@@ -42,7 +42,7 @@ pub struct Stored {
 
 impl<'a> FileLayout<'a> {
     /// Of a model of that configuration.
-    pub fn of(config: &Config, options: &SaveOptions<'a>) -> Result<Self> {
+    pub fn of(config: &ModelConfig, options: &SaveOptions<'a>) -> Result<Self> {
         let tensors = family(config.family)?.tensors(config);
         let parts: Vec<_> = tensors.iter().flat_map(|t| &t.parts).collect();
         let mut sizes = parts.iter().map(|part| (part.len() * options.dtype.size()) as u64);
@@ -65,7 +65,7 @@ impl<'a> FileLayout<'a> {
         &self,
         param: usize,
         values: &[f32],
-        mut each: impl FnMut(Stored) -> Result<()>,
+        mut each: impl FnMut(StoredTensor) -> Result<()>,
     ) -> Result<()> {
         let mut rest = values;
         for (part, &(file, at)) in self.tensors[param].parts.iter().zip(&self.places[param]) {
@@ -75,7 +75,7 @@ impl<'a> FileLayout<'a> {
                 bytes.extend_from_slice(chunk);
                 Ok(())
             })?;
-            each(Stored { file, at, name: part.name.clone(), bytes })?;
+            each(StoredTensor { file, at, name: part.name.clone(), bytes })?;
             rest = after;
         }
         Ok(())

@@ -161,7 +161,7 @@ fn bare_file_name<'a>(tensor: &str, value: &'a Value) -> Result<&'a str> {
     })
 }
 
-/// What to say of a directory without safetensors.
+/// The error for a directory without safetensors.
 fn no_weights(dir: &Path) -> Error {
     let has = |name: &str| dir.join(name).exists();
     let shown = dir.display();

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::format::StorageFormat;
 use super::io_error;
 use super::save::{SaveOptions, write_json};
-use crate::model::{Config, Family, ParamShape, Part};
+use crate::model::{Family, ModelConfig, ParamShape, StoredPart};
 use crate::{Error, Result};
 
 /// One file to come: its name, its header and how many tensors it takes.
@@ -23,12 +23,12 @@ pub(super) struct WritePlan {
 pub(super) fn write_weights(
     dir: &Path,
     family: &Family,
-    config: &Config,
+    config: &ModelConfig,
     options: &SaveOptions,
     params: &mut dyn FnMut(&ParamShape) -> Result<Vec<f32>>,
 ) -> Result<()> {
     let tensors = family.tensors(config);
-    let parts: Vec<&Part> = tensors.iter().flat_map(|t| &t.parts).collect();
+    let parts: Vec<&StoredPart> = tensors.iter().flat_map(|t| &t.parts).collect();
     let plans = plan(&parts, options);
     if plans.len() > 1 {
         write_index(dir, &parts, &plans, options.dtype)?;
@@ -64,11 +64,11 @@ pub(super) fn write_weights(
 pub(super) fn write_file(
     dir: &Path,
     file: &str,
-    parts: &[Part],
+    parts: &[StoredPart],
     dtype: StorageFormat,
     mut data: impl FnMut(usize) -> Result<Vec<f32>>,
 ) -> Result<()> {
-    let all: Vec<&Part> = parts.iter().collect();
+    let all: Vec<&StoredPart> = parts.iter().collect();
     let plan = WritePlan { file: file.into(), header: header(&all, dtype), count: parts.len() };
     let mut output = Output::create(dir, plan)?;
     for (i, part) in parts.iter().enumerate() {
@@ -78,9 +78,9 @@ pub(super) fn write_file(
 }
 
 /// Cuts the tensors into files and writes each file's header.
-pub(super) fn plan(parts: &[&Part], options: &SaveOptions) -> Vec<WritePlan> {
-    let bytes = |p: &Part| (p.len() * options.dtype.size()) as u64;
-    let mut cuts: Vec<Vec<&Part>> = Vec::new();
+pub(super) fn plan(parts: &[&StoredPart], options: &SaveOptions) -> Vec<WritePlan> {
+    let bytes = |p: &StoredPart| (p.len() * options.dtype.size()) as u64;
+    let mut cuts: Vec<Vec<&StoredPart>> = Vec::new();
     let mut filled = u64::MAX;
     for part in parts {
         match cuts.last_mut().filter(|_| filled.saturating_add(bytes(part)) <= options.max_shard_bytes) {
@@ -99,7 +99,7 @@ pub(super) fn plan(parts: &[&Part], options: &SaveOptions) -> Vec<WritePlan> {
         1 => "model.safetensors".to_string(),
         _ => format!("model-{:05}-of-{total:05}.safetensors", i + 1),
     };
-    let make = |(i, cut): (usize, &Vec<&Part>)| WritePlan {
+    let make = |(i, cut): (usize, &Vec<&StoredPart>)| WritePlan {
         file: name(i),
         header: header(cut, options.dtype),
         count: cut.len(),
@@ -108,7 +108,7 @@ pub(super) fn plan(parts: &[&Part], options: &SaveOptions) -> Vec<WritePlan> {
 }
 
 /// The head of a safetensors file: its length, then JSON padded so that the numbers are aligned.
-fn header(parts: &[&Part], dtype: StorageFormat) -> Vec<u8> {
+fn header(parts: &[&StoredPart], dtype: StorageFormat) -> Vec<u8> {
     let mut fields = Map::new();
     fields.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut at = 0;
@@ -127,7 +127,7 @@ fn header(parts: &[&Part], dtype: StorageFormat) -> Vec<u8> {
 
 pub(super) fn write_index(
     dir: &Path,
-    parts: &[&Part],
+    parts: &[&StoredPart],
     plans: &[WritePlan],
     dtype: StorageFormat,
 ) -> Result<()> {
@@ -140,7 +140,7 @@ pub(super) fn write_index(
 
 /// The bytes of a stored tensor, in the order in which it is stored, some at a time.
 pub(super) fn encoded(
-    part: &Part,
+    part: &StoredPart,
     data: &[f32],
     dtype: StorageFormat,
     each: &mut dyn FnMut(&[u8]) -> Result<()>,
@@ -181,7 +181,7 @@ impl Output {
         self.file.write_all(bytes).map_err(|e| io_error("cannot write", &self.path, &e))
     }
 
-    fn tensor(&mut self, part: &Part, data: &[f32], dtype: StorageFormat) -> Result<()> {
+    fn tensor(&mut self, part: &StoredPart, data: &[f32], dtype: StorageFormat) -> Result<()> {
         encoded(part, data, dtype, &mut |chunk| self.bytes(chunk))
     }
 

@@ -244,7 +244,7 @@ impl KvCache {
             let parent = table.chain.last().copied().unwrap_or(0);
             let part = &ids[i * self.size..(i + 1) * self.size];
             let serial = match self.lookup(parent, part) {
-                Some((_, serial)) => serial, // computed twice, side by side: the first one counts
+                Some((_, serial)) => serial, // computed twice concurrently: the first one counts
                 None => {
                     let key = hash(parent, part);
                     if self.index.contains_key(&key) {

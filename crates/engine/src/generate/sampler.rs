@@ -8,7 +8,7 @@ use super::graphs::DecodeGraphs;
 use super::sequence::RunningSequence;
 use super::step::InFlight;
 use super::{CacheOptions, Completion, Event, GenerationRequest, Generator, Id, SamplingParams, StopReason};
-use crate::model::{Config, Model};
+use crate::model::{Model, ModelConfig};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use ferrl_kernels::backend::PagedRows;
@@ -25,7 +25,7 @@ pub struct Sampler {
     pub(super) usage: Usage,
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
     /// Of the model it samples from.
-    pub(super) config: Config,
+    pub(super) config: ModelConfig,
     /// Number and version of the weights that the cached blocks are of; none at first and after [`Sampler::invalidate`].
     weights: Option<(u64, u64)>,
     next: u64,

@@ -72,7 +72,7 @@ pub(super) fn choose_together(
     let folded =
         model.fold_together(team, (op, &x), &[], Some(&mut logits).filter(|_| !tokens.is_empty()))?;
     let draws = drawn(model, team, (&logits, &folded.lse), &order.asks)?;
-    let here = Here { rows: model.read_f32s(&logits)?, tokens };
+    let here = LocalLogits { rows: model.read_f32s(&logits)?, tokens };
     let lists = listed(team, &here, order)?;
     let lse = model.read_f32s(&folded.lse)?;
     if member > 0 {
@@ -163,13 +163,13 @@ fn unread() -> Error {
 }
 
 /// This rank's logits, `[rows, tokens]`.
-struct Here {
+struct LocalLogits {
     rows: Vec<f32>,
     tokens: Range<usize>,
 }
 
 /// Of each row the tokens that members have sent the first one, in the order of ids where all were sent.
-fn listed(team: &Team, here: &Here, order: &HeadOrder) -> Result<Vec<Vec<(u32, f32)>>> {
+fn listed(team: &Team, here: &LocalLogits, order: &HeadOrder) -> Result<Vec<Vec<(u32, f32)>>> {
     let mut kept = Kept::default();
     let sent: Vec<Sent> = order.asks.iter().zip(&order.looked_at).map(|(ask, &l)| Sent::of(ask, l)).collect();
     if sent.iter().all(|sent| matches!(sent, Sent::Nothing)) {

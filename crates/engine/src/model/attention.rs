@@ -45,8 +45,8 @@ impl SelfAttention {
         x: &mut Residual,
         context: &mut PastKv<'_>,
     ) -> Result<AttentionActivations> {
-        let (b, op) = (&*m.backend, self.own_op(m));
-        let mut qkv = m.activations(t.rows * qkv_width(op.heads))?;
+        let op = self.own_op(m);
+        let mut qkv = m.activations(t.rows * op.heads.qkv_width())?;
         let raw = match self.qk_norm {
             Some(norms) => Some(self.normed_heads(m, (t, context), x, norms, &mut qkv)?),
             None => {
@@ -60,27 +60,43 @@ impl SelfAttention {
                 None
             }
         };
-        let exchanged = m.exchanged_op(op);
-        if exchanged.is_some() {
-            qkv = m.rows_for_columns(Columns::Output(Slot::Qkv), &qkv, qkv_width(op.heads))?;
-        }
-        let op = exchanged.unwrap_or(op);
-        let rows = qkv.len() / qkv_width(op.heads);
-        let mut att = m.activations(rows * op.heads.heads * op.heads.head_dim)?;
-        let lse = match context {
-            PastKv::Packed(segments) => {
-                let mut lse = m.f32s(rows * op.heads.heads)?;
-                b.attention(op, &qkv, segments, &mut att, &mut lse)?;
-                lse
-            }
-            PastKv::Paged(rows, caches) => {
-                b.attention_paged(op, &qkv, rows, &caches[self.layer], &mut att)?;
-                m.f32s(0)?
-            }
-        };
+        let (qkv, att, lse) = self.attend(m, op, qkv, context)?;
         let all = self.gathered(m, &att)?;
         let proj = x.add(m, self.out, all.as_ref().unwrap_or(&att), self.post_norm)?;
         Ok(AttentionActivations { raw, qkv, att, lse, proj })
+    }
+
+    /// Attention itself, where ranks share tokens by heads or by query rows: the `qkv` that backward reads, output, log-sum-exp.
+    fn attend(
+        &self,
+        m: &Model,
+        op: Attention,
+        mut qkv: Buffer,
+        context: &mut PastKv<'_>,
+    ) -> Result<(Buffer, Buffer, Buffer)> {
+        let exchanged = m.exchanged_op(op);
+        if exchanged.is_some() {
+            qkv = m.rows_for_columns(Columns::Output(Slot::Qkv), &qkv, op.heads.qkv_width())?;
+        }
+        let op = exchanged.unwrap_or(op);
+        let rows = qkv.len() / op.heads.qkv_width();
+        match context {
+            PastKv::Packed(segments) if m.shares_queries() => {
+                let (att, lse) = m.attention_by_rows(op, &qkv, segments)?;
+                Ok((qkv, att, lse))
+            }
+            PastKv::Packed(segments) => {
+                let mut att = m.activations(rows * op.heads.out_width())?;
+                let mut lse = m.f32s(rows * op.heads.heads)?;
+                m.backend.attention(op, &qkv, segments, &mut att, &mut lse)?;
+                Ok((qkv, att, lse))
+            }
+            PastKv::Paged(paged, caches) => {
+                let mut att = m.activations(rows * op.heads.out_width())?;
+                m.backend.attention_paged(op, &qkv, paged, &caches[self.layer], &mut att)?;
+                Ok((qkv, att, m.f32s(0)?))
+            }
+        }
     }
 
     /// What this rank computes of it.
@@ -92,7 +108,7 @@ impl SelfAttention {
     fn gathered(&self, m: &Model, att: &Buffer) -> Result<Option<Buffer>> {
         let (columns, width) = (Columns::Input(Slot::AttnOut), m.config.attention_width());
         let mut rows = None;
-        if m.place_in_context().is_some() {
+        if m.place_in_context().is_some() && !m.shares_queries() {
             rows = Some(m.columns_for_rows(columns, att, m.own_width(columns, width))?);
         }
         if m.is_shared(self.out.weight) {
@@ -152,22 +168,13 @@ impl SelfAttention {
         let (b, op) = (&*m.backend, self.own_op(m));
         let dproj = flow.before_norm(m, self.post_norm, a.proj.take(), grads)?;
         let dproj = dproj.as_ref().unwrap_or(flow.output());
-        let exchanged = m.exchanged_op(op);
-        let width = op.heads.heads * op.heads.head_dim;
+        let width = op.heads.out_width();
         let mut datt = m.activations(t.rows * width)?;
         let all = self.gathered(m, &a.att)?;
         self.out.backward_weight(m, dproj, all.as_ref().unwrap_or(&a.att), grads)?;
         drop(all);
         self.out.backward_input(m, dproj, &mut datt)?;
-        if exchanged.is_some() {
-            datt = m.rows_for_columns(Columns::Input(Slot::AttnOut), &datt, width)?;
-        }
-        let mut dqkv = m.activations(a.qkv.len())?;
-        let saved = AttentionSaved { qkv: &a.qkv, out: &a.att, lse: &a.lse };
-        b.attention_backward(exchanged.unwrap_or(op), saved, &datt, segments, &mut dqkv)?;
-        if exchanged.is_some() {
-            dqkv = m.columns_for_rows(Columns::Output(Slot::Qkv), &dqkv, qkv_width(op.heads))?;
-        }
+        let mut dqkv = self.attend_backward(m, op, &a, datt, segments)?;
         let mut rest = self.qkv;
         if let (Some(norms), Some(raw)) = (self.qk_norm, &a.raw) {
             self.rotate(m, t, true, &mut dqkv)?;
@@ -175,7 +182,8 @@ impl SelfAttention {
             if m.is_shared(self.qkv.weight) {
                 (all, dqkv) = (Some(self.gathered_qkv(m, raw)?), self.gathered_qkv(m, &dqkv)?);
             }
-            if exchanged.is_some() {
+            let shares_tokens = m.place_in_context().is_some();
+            if shares_tokens {
                 let raw = all.as_ref().unwrap_or(raw);
                 (all, dqkv) = (Some(m.all_rows(raw)?), m.all_rows(&dqkv)?); // and over those of all tokens
             }
@@ -183,7 +191,7 @@ impl SelfAttention {
             let [sum_q, sum_k] = grads.get_disjoint_mut([norms.0, norms.1]).expect("two parameters");
             let sums = [added_to(b, sum_q)?, added_to(b, sum_k)?];
             b.head_norm_backward(self.head_norm(m, self.op.heads, norms), raw, &mut dqkv, sums)?;
-            if exchanged.is_some() {
+            if shares_tokens {
                 dqkv = m.own_rows(&dqkv, m.config.qkv_width())?;
             }
         } else {
@@ -197,6 +205,31 @@ impl SelfAttention {
         rest.backward_weight(m, &dqkv, &h, grads)
     }
 
+    /// Backward of [`SelfAttention::attend`]: the gradient of this rank's rows of queries, keys and values.
+    fn attend_backward(
+        &self,
+        m: &Model,
+        op: Attention,
+        a: &AttentionActivations,
+        mut datt: Buffer,
+        segments: &Segments,
+    ) -> Result<Buffer> {
+        let saved = AttentionSaved { qkv: &a.qkv, out: &a.att, lse: &a.lse };
+        if m.shares_queries() {
+            return m.attention_by_rows_backward(op, saved, &datt, segments);
+        }
+        let exchanged = m.exchanged_op(op);
+        if exchanged.is_some() {
+            datt = m.rows_for_columns(Columns::Input(Slot::AttnOut), &datt, op.heads.out_width())?;
+        }
+        let mut dqkv = m.activations(a.qkv.len())?;
+        m.backend.attention_backward(exchanged.unwrap_or(op), saved, &datt, segments, &mut dqkv)?;
+        match exchanged {
+            Some(_) => m.columns_for_rows(Columns::Output(Slot::Qkv), &dqkv, op.heads.qkv_width()),
+            None => Ok(dqkv),
+        }
+    }
+
     /// How queries and keys are rotated, where they are.
     fn rotation<'a>(&self, tables: Option<&'a RotaryTables>, t: &'a Tokens) -> Option<Rotation<'a>> {
         let RotaryTable { dim, cos, sin } = tables?.of(self.rope)?;
@@ -208,8 +241,4 @@ impl SelfAttention {
         let Some(rotation) = self.rotation(tables.as_deref(), t) else { return Ok(()) };
         m.backend.rotary(m.own_heads(self.op.heads), rotation, inverse, qkv)
     }
-}
-
-fn qkv_width(heads: Heads) -> usize {
-    (heads.heads + 2 * heads.kv_heads) * heads.head_dim
 }

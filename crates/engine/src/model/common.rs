@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::{Config, FfnActivation, LayerRope, NormConfig, NormKind, Position};
+use super::config::{FfnActivation, LayerRope, ModelConfig, NormConfig, NormKind, Position};
 use super::fields::Fields;
 use super::rope_json;
 use super::{Family, head_of};
@@ -43,7 +43,7 @@ pub(crate) fn refuse_unsupported(f: &Fields) -> Result<()> {
 }
 
 /// Reads the fields that Llama and its descendants share. Families adjust the result.
-pub(crate) fn llama_config(family: &Family, f: &Fields) -> Result<Config> {
+pub(crate) fn llama_config(family: &Family, f: &Fields) -> Result<ModelConfig> {
     let defaults = &family.defaults;
     refuse_unsupported(f)?;
     if !family.rope.by_layer {
@@ -64,7 +64,7 @@ pub(crate) fn llama_config(family: &Family, f: &Fields) -> Result<Config> {
     };
     let max_positions = f.opt_size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
     let eps = f.opt_positive("rms_norm_eps")?.unwrap_or(defaults.eps) as f32;
-    let config = Config {
+    let config = ModelConfig {
         family: family.name,
         vocab: f.size(&["vocab_size"])?,
         hidden,
@@ -118,7 +118,7 @@ fn gated_activation(f: &Fields, defaults: &Defaults) -> Result<FfnActivation> {
 }
 
 /// Refuses sizes that do not fit together.
-pub(crate) fn check(c: &Config) -> Result<()> {
+pub(crate) fn check(c: &ModelConfig) -> Result<()> {
     let fail = |what: String| Err(Error::model(what).at("config.json"));
     if !c.heads.is_multiple_of(c.kv_heads) {
         return fail(format!(
@@ -172,19 +172,24 @@ pub(crate) fn typed_windows(
 }
 
 /// The names `layer_types` uses for the windows of a config.
-pub(crate) fn layer_types(config: &Config) -> Vec<&'static str> {
+pub(crate) fn layer_types(config: &ModelConfig) -> Vec<&'static str> {
     let name = |w: &Option<usize>| if w.is_some() { "sliding_attention" } else { "full_attention" };
     config.windows.iter().map(name).collect()
 }
 
 /// The one window of the layers that have one.
-pub(crate) fn window_size(config: &Config) -> Option<usize> {
+pub(crate) fn window_size(config: &ModelConfig) -> Option<usize> {
     config.windows.iter().flatten().next().copied()
+}
+
+/// `sliding_window`: null is no window, absence is transformers' default.
+pub(crate) fn sliding_window(f: &Fields) -> Result<Option<usize>> {
+    if f.has("sliding_window") { f.opt_size("sliding_window") } else { Ok(Some(4096)) }
 }
 
 /// Windows count only under `use_sliding_window`, and from layer `max_window_layers` on.
 pub(crate) fn upper_windows(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>> {
-    let size = if f.has("sliding_window") { f.opt_size("sliding_window")? } else { Some(4096) };
+    let size = sliding_window(f)?;
     let size = if f.flag("use_sliding_window", false)? { size } else { None };
     let first = match f.get("max_window_layers").and_then(Value::as_u64) {
         Some(n) => n as usize, // 0 is allowed: all layers slide
@@ -194,7 +199,7 @@ pub(crate) fn upper_windows(f: &Fields, layers: usize) -> Result<Vec<Option<usiz
 }
 
 /// Writes the same, for older and newer versions of transformers.
-pub(crate) fn put_upper_windows(config: &Config, out: &mut Map<String, Value>) {
+pub(crate) fn put_upper_windows(config: &ModelConfig, out: &mut Map<String, Value>) {
     let first = config.windows.iter().position(Option::is_some).unwrap_or(config.layers);
     out.insert("use_sliding_window".into(), json!(window_size(config).is_some()));
     out.insert("sliding_window".into(), json!(window_size(config)));
@@ -202,8 +207,35 @@ pub(crate) fn put_upper_windows(config: &Config, out: &mut Map<String, Value>) {
     out.insert("layer_types".into(), json!(layer_types(config)));
 }
 
+/// What Gemma 2 and Gemma 3 share: norms around each block, biases, scales.
+pub(crate) fn gemma_config(family: &Family, f: &Fields) -> Result<ModelConfig> {
+    let mut c = llama_config(family, f)?;
+    c.norm.kind = NormKind::RmsPlusOne;
+    c.post_norms = true;
+    c.qkv_bias = f.flag("attention_bias", false)?;
+    c.out_bias = c.qkv_bias;
+    c.attention_scale = (1.0 / f.opt_positive("query_pre_attn_scalar")?.unwrap_or(256.0).sqrt()) as f32;
+    c.embedding_scale = (c.hidden as f64).sqrt() as f32;
+    Ok(c)
+}
+
+/// Writes the same, with soft caps and windows.
+pub(crate) fn gemma_json(family: &Family, config: &ModelConfig) -> Map<String, Value> {
+    let mut out = llama_json(family, config);
+    let mut put = |key: &str, value: Value| out.insert(key.into(), value);
+    put("hidden_activation", json!(activation_name(config.activation)));
+    put("attention_bias", json!(config.qkv_bias));
+    put("query_pre_attn_scalar", inverse_square(config.attention_scale));
+    put("attn_logit_softcapping", json!(config.attention_softcap.map(plain)));
+    put("final_logit_softcapping", json!(config.final_softcap.map(plain)));
+    // The classes build a sliding mask even where no layer slides, so the field is never null.
+    put("sliding_window", json!(window_size(config).unwrap_or(4096)));
+    put("layer_types", json!(layer_types(config)));
+    out
+}
+
 /// The fields that Llama and its descendants share. Families add their own.
-pub(crate) fn llama_json(family: &Family, config: &Config) -> Map<String, Value> {
+pub(crate) fn llama_json(family: &Family, config: &ModelConfig) -> Map<String, Value> {
     let mut out = start_json(family, config);
     let mut put = |key: &str, value: Value| out.insert(key.into(), value);
     put("vocab_size", json!(config.vocab));
@@ -224,7 +256,7 @@ pub(crate) fn llama_json(family: &Family, config: &Config) -> Map<String, Value>
 }
 
 /// The fields every family has. No special tokens: the defaults of some classes lie outside small vocabularies.
-pub(crate) fn start_json(family: &Family, config: &Config) -> Map<String, Value> {
+pub(crate) fn start_json(family: &Family, config: &ModelConfig) -> Map<String, Value> {
     let mut out = Map::new();
     let mut put = |key: &str, value: Value| out.insert(key.into(), value);
     put("architectures", json!([family.architectures.for_head(config.head)]));

@@ -122,9 +122,9 @@ pub enum QkNorm {
 /// Which rotation a layer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerRope {
-    /// That of [`Config::position`].
+    /// That of [`ModelConfig::position`].
     Global,
-    /// [`Config::local_rope`].
+    /// [`ModelConfig::local_rope`].
     Local,
     /// None (NoPE).
     None,
@@ -171,7 +171,7 @@ pub struct Experts {
 
 /// A decoder, option by option.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Config {
+pub struct ModelConfig {
     /// Name in the registry of families.
     pub family: &'static str,
     /// Tokens the model knows.
@@ -210,7 +210,7 @@ pub struct Config {
     pub mlp_bias: bool,
     /// How a token knows where it stands.
     pub position: Position,
-    /// The rotation of the layers that [`Config::layer_ropes`] names local (Gemma 3).
+    /// The rotation of the layers that [`ModelConfig::layer_ropes`] names local (Gemma 3).
     pub local_rope: Option<Rope>,
     /// Which rotation each layer has, where positions are rotary.
     pub layer_ropes: Vec<LayerRope>,
@@ -234,10 +234,10 @@ pub struct Config {
     pub head: Head,
 }
 
-impl Config {
+impl ModelConfig {
     /// Longest sequence the model was trained for, in tokens: `max_position_embeddings`, times the factor by which linear
     /// and YaRN scaling stretch it. Beyond it RoPE still computes, outside of what it learned; learned positions end
-    /// ([`Config::max_positions_hard`]). `None` where the configuration names no limit.
+    /// ([`ModelConfig::max_positions_hard`]). `None` where the configuration names no limit.
     pub fn max_context(&self) -> Option<usize> {
         let stretched = match &self.position {
             Position::Learned => 0.0,

@@ -1,7 +1,8 @@
 //! Context parallelism: the ranks of a team share the tokens of every micro-batch.
 //!
 //! Each member has some rows of the residual stream and computes with all weights. Around attention rows are exchanged for
-//! heads (as in DeepSpeed-Ulysses): a member computes some heads of all rows. Sums over tokens are not cut either: for the
+//! heads (as in DeepSpeed-Ulysses): a member computes some heads of all rows. Where there are too few heads, members share the
+//! query rows of attention (`zigzag.rs`). Sums over tokens are not cut either: for the
 //! gradient of a weight, a member gets all rows of what it multiplies and computes some output features; norms and value heads
 //! get all rows on every member, embedding and language-model head are shared by tokens of the vocabulary (`vocab.rs`). So
 //! gradients have the bits of one rank, too.
@@ -32,12 +33,21 @@ impl Model {
             return Ok(copy);
         };
         let bytes = packed(own.dtype(), &self.read_f32s(own)?);
-        let arrived = self.exchanged(&vec![bytes; size])?;
-        let mut values = Vec::new();
-        for bytes in &arrived {
-            values.extend(unpack(own.dtype(), bytes)?);
+        let arrived = self.exchanged(&vec![bytes.as_slice(); size])?;
+        drop(bytes);
+        self.joined(own.dtype(), arrived)
+    }
+
+    /// What members sent, one behind the other.
+    fn joined(&self, dtype: DType, arrived: Vec<Vec<u8>>) -> Result<Buffer> {
+        let count = arrived.iter().map(|bytes| bytes.len() / dtype.size()).sum();
+        let (mut to, mut at) = (self.backend.alloc(dtype, count)?, 0);
+        for bytes in arrived {
+            let values = unpack(dtype, &bytes)?;
+            self.backend.write(&mut to, at, &values)?;
+            at += values.len();
         }
-        self.stored(own.dtype(), &values)
+        Ok(to)
     }
 
     /// This rank's rows of an activation that has all of them, of so many columns.
@@ -59,11 +69,10 @@ impl Model {
             rows.flat_map(|row| cut.iter().flat_map(|r| &row[r.clone()])).copied().collect()
         };
         let parts: Vec<Vec<u8>> = cuts.iter().map(|cut| packed(dtype, &picked(cut))).collect();
-        let mut rows = Vec::new();
-        for bytes in self.exchanged(&parts)? {
-            rows.extend(unpack(dtype, &bytes)?);
-        }
-        self.stored(dtype, &rows)
+        drop(values);
+        let arrived = self.exchanged(&slices(&parts))?;
+        drop(parts);
+        self.joined(dtype, arrived)
     }
 
     /// The way back.
@@ -77,7 +86,7 @@ impl Model {
             .map(|to| packed(dtype, &values[rows_of(to).start * wide..rows_of(to).end * wide]))
             .collect();
         let mut whole = vec![0.0; rows_of(member).len() * all];
-        for (bytes, cut) in self.exchanged(&parts)?.iter().zip(&cuts) {
+        for (bytes, cut) in self.exchanged(&slices(&parts))?.iter().zip(&cuts) {
             let theirs = unpack(dtype, bytes)?;
             let mut rest = &theirs[..];
             for row in whole.chunks_exact_mut(all) {
@@ -97,9 +106,10 @@ impl Model {
         Ok((member, self.context_columns(columns)))
     }
 
-    fn exchanged(&self, parts: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
-        let team = self.team().expect("asked before");
-        team.exchange_tokens(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    /// Part `i` to the `i`-th member; what each of them sent.
+    pub(super) fn exchanged(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+        let team = self.team().ok_or_else(|| Error::usage("no team shares tokens"))?;
+        team.exchange_tokens(parts)
     }
 
     pub(super) fn stored(&self, dtype: DType, values: &[f32]) -> Result<Buffer> {
@@ -108,13 +118,17 @@ impl Model {
         Ok(to)
     }
 
-    /// The heads of which this rank computes attention over all tokens; `None` where that is what it has anyway.
+    /// The heads of which this rank computes attention over all tokens; `None` where members do not exchange rows for heads.
     pub(super) fn exchanged_op(&self, op: Attention) -> Option<Attention> {
-        let (_, size) = self.place_in_context()?;
+        let (_, size) = self.place_in_context().filter(|_| !self.shares_queries())?;
         let mut heads = op.heads;
         (heads.heads, heads.kv_heads) = (heads.heads / size, heads.kv_heads / size);
         Some(Attention { heads, ..op })
     }
+}
+
+pub(super) fn slices(parts: &[Vec<u8>]) -> Vec<&[u8]> {
+    parts.iter().map(Vec::as_slice).collect()
 }
 
 pub(super) fn other_batch() -> Error {

@@ -6,16 +6,16 @@
 use super::param::ParamShape;
 use super::weights::{Model, Param};
 use crate::Result;
-use ferrl_kernels::{Buffer, DType};
+use ferrl_kernels::{Buffer, DType, lock};
 use std::sync::{Mutex, MutexGuard};
 
 /// Weights that are copied at once: a device may need room for them in f32.
 const PIECE: usize = 1 << 24;
 
 /// A model that is not trained.
-pub struct Frozen(Home);
+pub struct Frozen(Placement);
 
-enum Home {
+enum Placement {
     Device(Box<Model>),
     Host(Box<Mutex<Parked>>),
 }
@@ -33,11 +33,11 @@ impl Frozen {
     /// A model that stays where it is; with `offload` it moves to the machine's memory between uses.
     pub fn new(model: Model, offload: bool) -> Result<Self> {
         if !offload {
-            return Ok(Frozen(Home::Device(Box::new(model))));
+            return Ok(Frozen(Placement::Device(Box::new(model))));
         }
         let mut parked = Parked { host: model.to_host()?, model, held: false };
         parked.leave();
-        Ok(Frozen(Home::Host(Box::new(Mutex::new(parked)))))
+        Ok(Frozen(Placement::Host(Box::new(Mutex::new(parked)))))
     }
 
     /// Calls `read` with the model on its device.
@@ -52,7 +52,7 @@ impl Frozen {
 
     /// The same where the model is split over ranks: its weights are gathered meanwhile. All ranks call it together.
     pub fn gathered<T>(&mut self, read: impl FnOnce(&Model) -> Result<T>) -> Result<T> {
-        let Home::Device(model) = &mut self.0 else { return self.with(read) };
+        let Placement::Device(model) = &mut self.0 else { return self.with(read) };
         model.gather_all()?;
         let done = read(model);
         model.release_all();
@@ -61,14 +61,14 @@ impl Frozen {
 
     /// Gives up what a failed [`Frozen::gathered`] left gathered.
     pub fn release(&mut self) {
-        if let Home::Device(model) = &mut self.0 {
+        if let Placement::Device(model) = &mut self.0 {
             model.release_all();
         }
     }
 
     /// Whether its weights are split over ranks.
     pub fn is_split(&self) -> bool {
-        matches!(&self.0, Home::Device(model) if model.split_over().is_some())
+        matches!(&self.0, Placement::Device(model) if model.split_over().is_some())
     }
 
     /// Keeps the model on its device until [`Frozen::park`]: for many uses in a row.
@@ -88,20 +88,20 @@ impl Frozen {
 
     /// Whether it lies in the machine's memory between uses.
     pub fn offloads(&self) -> bool {
-        matches!(self.0, Home::Host(_))
+        matches!(self.0, Placement::Host(_))
     }
 
     fn parked(&self) -> Option<MutexGuard<'_, Parked>> {
         match &self.0 {
-            Home::Host(parked) => Some(parked.lock().unwrap_or_else(|e| e.into_inner())),
-            Home::Device(_) => None,
+            Placement::Host(parked) => Some(lock(parked)),
+            Placement::Device(_) => None,
         }
     }
 
     fn resident(&self) -> &Model {
         match &self.0 {
-            Home::Device(model) => model,
-            Home::Host(_) => unreachable!("a model in the machine's memory is behind its lock"),
+            Placement::Device(model) => model,
+            Placement::Host(_) => unreachable!("a model in the machine's memory is behind its lock"),
         }
     }
 }

@@ -3,15 +3,13 @@
 
 use serde_json::{Value, json};
 
-use super::common::{
-    Defaults, activation_name, inverse_square, layer_types, llama_config, llama_json, plain, typed_windows,
-};
-use super::config::{LayerRope, NormKind, QkNorm, Rope, RopeScaling};
+use super::common::{Defaults, gemma_config, gemma_json, sliding_window, typed_windows};
+use super::config::{LayerRope, QkNorm, Rope, RopeScaling};
 use super::fields::Fields;
 use super::naming::{LLAMA_NAMES, Naming, RowShare};
 use super::param::Slot;
 use super::rope_json::RopeRules;
-use super::{Architectures, Family, common};
+use super::{Architectures, Family};
 use crate::Result;
 
 /// Base of the windowed layers' rotation where `config.json` names none.
@@ -43,19 +41,13 @@ pub(super) const FAMILY: Family = Family {
     read: |family, f| {
         let json = with_defaults(f);
         let f = &Fields::new(&json)?;
-        let mut c = llama_config(family, f)?;
-        c.norm.kind = NormKind::RmsPlusOne;
-        (c.post_norms, c.qk_norm) = (true, Some(QkNorm::PerHead));
-        c.qkv_bias = f.flag("attention_bias", false)?;
-        c.out_bias = c.qkv_bias;
-        c.attention_scale = (1.0 / f.opt_positive("query_pre_attn_scalar")?.unwrap_or(256.0).sqrt()) as f32;
+        let mut c = gemma_config(family, f)?;
+        c.qk_norm = Some(QkNorm::PerHead);
         c.attention_softcap = f.opt_positive("attn_logit_softcapping")?.map(|x| x as f32);
         c.final_softcap = f.opt_positive("final_logit_softcapping")?.map(|x| x as f32);
-        c.embedding_scale = (c.hidden as f64).sqrt() as f32;
-        let window = if f.has("sliding_window") { f.opt_size("sliding_window")? } else { Some(4096) };
         let pattern = f.opt_size("sliding_window_pattern")?.unwrap_or(6);
         let slides = |layer: usize| !(layer + 1).is_multiple_of(pattern);
-        c.windows = typed_windows(f, c.layers, window, slides)?;
+        c.windows = typed_windows(f, c.layers, sliding_window(f)?, slides)?;
         let local = local_layers(f, c.layers, slides)?;
         let rope = |local: bool| if local { LayerRope::Local } else { LayerRope::Global };
         c.layer_ropes = local.into_iter().map(rope).collect();
@@ -63,17 +55,9 @@ pub(super) const FAMILY: Family = Family {
         Ok(c)
     },
     write: |family, config| {
-        let mut out = llama_json(family, config);
-        let mut put = |key: &str, value: Value| out.insert(key.into(), value);
-        put("hidden_activation", json!(activation_name(config.activation)));
-        put("attention_bias", json!(config.qkv_bias));
-        put("query_pre_attn_scalar", inverse_square(config.attention_scale));
-        put("attn_logit_softcapping", json!(config.attention_softcap.map(plain)));
-        put("final_logit_softcapping", json!(config.final_softcap.map(plain)));
-        put("sliding_window", json!(common::window_size(config).unwrap_or(4096)));
-        put("layer_types", json!(layer_types(config)));
+        let mut out = gemma_json(family, config);
         if let Some(rope) = &config.local_rope {
-            put("rope_local_base_freq", json!(rope.theta));
+            out.insert("rope_local_base_freq".into(), json!(rope.theta));
         }
         out
     },

@@ -7,7 +7,7 @@ use super::config::{FfnActivation, LayerRope, NormConfig, NormKind, Position};
 use super::fields::Fields;
 use super::naming::{Naming, RowShare};
 use super::param::Slot;
-use super::{Architectures, Config, Family, head_of};
+use super::{Architectures, Family, ModelConfig, head_of};
 use crate::Result;
 
 const NAMES: Naming = Naming {
@@ -51,7 +51,7 @@ pub(super) const FAMILY: Family = Family {
             }
         }
         let scaled = f.flag("scale_attn_weights", true)?;
-        let config = Config {
+        let config = ModelConfig {
             family: family.name,
             vocab: f.size(&["vocab_size"])?,
             hidden,

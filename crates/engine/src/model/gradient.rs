@@ -67,7 +67,7 @@ pub fn added_to<'a>(backend: &dyn Backend, slot: &'a mut Option<Gradient>) -> Re
     slot.as_mut().map(|slot| slot.added_to(backend)).transpose()
 }
 
-/// The gradients of a weight and its bias, out of the list of all for a while.
+/// The gradients of a weight and its bias, taken out of the list of all for one operation.
 pub(super) struct Taken {
     weight: Option<Gradient>,
     bias: Option<Gradient>,
@@ -90,7 +90,7 @@ impl Taken {
         done
     }
 
-    /// Where the sums go, and whether to add to what is there.
+    /// Where the sums go, and whether they are added to it.
     pub(super) fn sums(&mut self, b: &dyn Backend) -> Result<(bool, [Option<&mut Buffer>; 2])> {
         let add = [&self.weight, &self.bias].into_iter().flatten().any(|slot| !slot.is_empty());
         let sums = match add {

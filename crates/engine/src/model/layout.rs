@@ -1,7 +1,7 @@
 //! Which parameter is where: the modules of a decoder by the indices of their parameters.
 
 use super::attention::SelfAttention;
-use super::config::Config;
+use super::config::ModelConfig;
 use super::experts::{Expert, MixtureOfExperts};
 use super::ffn::{FeedForward, Network};
 use super::linear::Linear;
@@ -28,7 +28,7 @@ pub(super) struct Layer {
 }
 
 impl Layout {
-    pub fn of(config: &Config) -> Layout {
+    pub fn of(config: &ModelConfig) -> Layout {
         let index = Index(config.params().iter().enumerate().map(|(i, p)| (p.id, i)).collect());
         let embed = index.must(ParamId::model(Slot::Embed));
         let tied = config.tied && config.head.has_lm();
@@ -61,7 +61,7 @@ impl Index {
         Some(NormLayer { weight: self.find(id)?, bias: self.find(id.bias()) })
     }
 
-    fn layer(&self, c: &Config, l: usize) -> Layer {
+    fn layer(&self, c: &ModelConfig, l: usize) -> Layer {
         let norm = |slot| self.norm(ParamId::layer(l, slot));
         let linear = |slot| self.linear(ParamId::layer(l, slot)).expect("every layer has it");
         let find = |slot| self.find(ParamId::layer(l, slot));

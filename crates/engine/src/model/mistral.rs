@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::common::{Defaults, llama_config, llama_json, typed_windows, window_size};
+use super::common::{Defaults, llama_config, llama_json, sliding_window, typed_windows, window_size};
 use super::{Architectures, Family};
 
 pub(super) const FAMILY: Family = Family {
@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     defaults: Defaults { kv_heads: Some(8), max_positions: 131_072, ..Family::LLAMA.defaults },
     read: |family, f| {
         let mut c = llama_config(family, f)?;
-        let window = if f.has("sliding_window") { f.opt_size("sliding_window")? } else { Some(4096) };
+        let window = sliding_window(f)?;
         c.windows = vec![window; c.layers];
         // transformers' Mistral ignores layer_types, so one that says otherwise has no agreed meaning.
         if typed_windows(f, c.layers, window, |_| true)? != c.windows {

@@ -1,6 +1,6 @@
 //! Decoders: one implementation, many families.
 //!
-//! A family says how its `config.json` becomes a [`Config`] and what its tensors are called. Adding one is a
+//! A family says how its `config.json` becomes a [`ModelConfig`] and what its tensors are called. Adding one is a
 //! file beside this one and a line in [`FAMILIES`].
 
 pub mod adapter;
@@ -31,6 +31,7 @@ mod rope_json;
 mod router;
 pub(crate) mod vocab;
 pub(crate) mod wrapper;
+mod zigzag;
 
 mod gemma2;
 mod gemma3;
@@ -48,9 +49,9 @@ mod smollm3;
 
 use serde_json::{Map, Value};
 
-pub use config::{Config, Head};
+pub use config::{Head, ModelConfig};
 pub use frozen::Frozen;
-pub use naming::{Part, RowOrder, Tensor};
+pub use naming::{RowOrder, StoredPart, Tensor};
 pub use param::{ParamId, ParamKind, ParamShape, Slot};
 pub use router::ExpertLoad;
 pub use weights::{Model, Options};
@@ -92,9 +93,9 @@ pub struct Family {
     /// Whether its layers may have experts.
     has_experts: bool,
     /// From the fields of a `config.json`.
-    read: fn(&Family, &Fields) -> Result<Config>,
+    read: fn(&Family, &Fields) -> Result<ModelConfig>,
     /// To the fields of a `config.json`.
-    write: fn(&Family, &Config) -> Map<String, Value>,
+    write: fn(&Family, &ModelConfig) -> Map<String, Value>,
 }
 
 impl Family {
@@ -118,15 +119,15 @@ impl Family {
         self.has_experts
     }
     /// Reads a `config.json`; fields left out mean what they mean in transformers.
-    pub fn config(&self, json: &Value) -> Result<Config> {
+    pub fn config(&self, json: &Value) -> Result<ModelConfig> {
         (self.read)(self, &Fields::new(json)?)
     }
-    /// Where each parameter of the decoder is found in the files, in the order of [`Config::params`].
-    pub fn tensors(&self, config: &Config) -> Vec<Tensor> {
+    /// Where each parameter of the decoder is found in the files, in the order of [`ModelConfig::params`].
+    pub fn tensors(&self, config: &ModelConfig) -> Vec<Tensor> {
         self.names.tensors(config)
     }
     /// Writes a `config.json` that transformers loads, for a model without one of its own.
-    pub fn to_json(&self, config: &Config) -> Value {
+    pub fn to_json(&self, config: &ModelConfig) -> Value {
         (self.write)(self, config).into()
     }
 }

@@ -1,6 +1,6 @@
 //! Where the decoder's fused parameters are found in a checkpoint.
 
-use super::config::{Config, Head, Position};
+use super::config::{Head, ModelConfig, Position};
 use super::param::{ParamKind, ParamShape, Slot};
 
 /// One parameter of the decoder and the stored tensors it is made of, stacked row on row.
@@ -9,12 +9,12 @@ pub struct Tensor {
     /// Which parameter of the decoder, and its shape there.
     pub param: ParamShape,
     /// What it is made of, in order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<StoredPart>,
 }
 
 /// A tensor as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct StoredPart {
     /// Name in the checkpoint.
     pub name: String,
     /// Shape in the checkpoint.
@@ -49,7 +49,7 @@ impl RowOrder {
     }
 }
 
-impl Part {
+impl StoredPart {
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
@@ -107,11 +107,11 @@ pub(crate) struct Naming {
 
 impl Naming {
     /// The map for every parameter of a decoder.
-    pub(crate) fn tensors(&self, config: &Config) -> Vec<Tensor> {
+    pub(crate) fn tensors(&self, config: &ModelConfig) -> Vec<Tensor> {
         config.params().into_iter().map(|p| Tensor { parts: self.parts(config, &p), param: p }).collect()
     }
 
-    fn parts(&self, config: &Config, param: &ParamShape) -> Vec<Part> {
+    fn parts(&self, config: &ModelConfig, param: &ParamShape) -> Vec<StoredPart> {
         let ParamShape { id, rows, cols } = *param;
         if let Some(layer) = id.layer {
             return self.layer_parts(config, layer, param);
@@ -127,12 +127,17 @@ impl Naming {
             _ => return Vec::new(),
         };
         let shape = if id.is_vector() { vec![cols] } else { vec![rows, cols] };
-        vec![Part { name: stored_name(&module, id.kind), shape, transposed: false, order: RowOrder::Same }]
+        vec![StoredPart {
+            name: stored_name(&module, id.kind),
+            shape,
+            transposed: false,
+            order: RowOrder::Same,
+        }]
     }
 
     /// The parts of a parameter inside a layer. A slot that no list has gets none; the test over all families checks that
     /// this never happens.
-    fn layer_parts(&self, config: &Config, layer: usize, param: &ParamShape) -> Vec<Part> {
+    fn layer_parts(&self, config: &ModelConfig, layer: usize, param: &ParamShape) -> Vec<StoredPart> {
         let ParamShape { id, rows, cols } = *param;
         // All experts of a layer have one entry.
         let listed = match id.slot {
@@ -169,7 +174,7 @@ impl Naming {
                 None => source.to_string(),
             };
             let module = format!("{}{}.{layer}.{source}", self.prefix, self.layers);
-            Part { name: stored_name(&module, id.kind), shape, transposed, order }
+            StoredPart { name: stored_name(&module, id.kind), shape, transposed, order }
         };
         sources.iter().map(part).collect()
     }

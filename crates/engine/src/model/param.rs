@@ -1,6 +1,6 @@
 //! The parameters of a decoder: which there are, and how each is identified.
 
-use super::config::{Config, Head, NormKind, Position};
+use super::config::{Head, ModelConfig, NormKind, Position};
 use std::fmt;
 
 /// Identifies a parameter. Its name in files of Ferrl and in messages is what `Display` writes, the same for all families.
@@ -76,7 +76,7 @@ impl Slot {
     }
 
     /// Whether it is a linear layer that an adapter may adapt. (Products read a tied embedding and routers besides; see
-    /// [`Config::is_multiplied`].)
+    /// [`ModelConfig::is_multiplied`].)
     pub fn is_linear(self) -> bool {
         use Slot::*;
         matches!(self, Qkv | AttnOut | Up | Down | ExpertUp(_) | ExpertDown(_) | Head | Value)
@@ -214,7 +214,7 @@ impl ParamShape {
     }
 }
 
-impl Config {
+impl ModelConfig {
     /// Every parameter of the decoder, in the order in which gradients and optimizer state are stored.
     pub fn params(&self) -> Vec<ParamShape> {
         let mut list = List::default();

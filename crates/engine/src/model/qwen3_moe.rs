@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::common::{Defaults, llama_config, llama_json, plain, window_size};
+use super::common::{Defaults, llama_config, llama_json, plain, sliding_window, window_size};
 use super::config::{Experts, QkNorm};
 use super::fields::Fields;
 use super::{Architectures, Family};
@@ -89,8 +89,5 @@ fn experts(f: &Fields, layers: usize) -> Result<Experts> {
 
 /// The window of every layer, under `use_sliding_window`.
 fn window(f: &Fields) -> Result<Option<usize>> {
-    if !f.flag("use_sliding_window", false)? {
-        return Ok(None);
-    }
-    if f.has("sliding_window") { f.opt_size("sliding_window") } else { Ok(Some(4096)) }
+    if f.flag("use_sliding_window", false)? { sliding_window(f) } else { Ok(None) }
 }

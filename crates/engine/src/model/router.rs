@@ -7,6 +7,7 @@
 
 use super::config::Experts;
 use ferrl_kernels::backend::Segments;
+use ferrl_kernels::cores;
 use ferrl_kernels::math::exp;
 use std::ops::Range;
 
@@ -75,7 +76,7 @@ impl Routing {
             weights: vec![0.0; rows * k],
         };
         // Each row depends on its own logits alone, so any thread may compute it.
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = cores();
         let each = rows.div_ceil(threads).max((1 << 16) / count).max(1);
         let normalized = routing.normalized;
         std::thread::scope(|scope| {

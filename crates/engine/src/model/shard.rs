@@ -9,8 +9,8 @@ use super::param::ParamShape;
 use super::weights::{Model, Param};
 use crate::{Error, Result};
 use ferrl_kernels::backend::DOT_CHUNK;
-use ferrl_kernels::comm::{Pending, give_back, part, room};
-use ferrl_kernels::{Buffer, DType, Purpose, Ranks, Weight};
+use ferrl_kernels::comm::{ComingParcels, Inbox, Outbox, ParcelContents, ParcelPiece, Route, part};
+use ferrl_kernels::{Backend, Buffer, DType, Purpose, Ranks, Weight};
 use std::ops::Range;
 
 /// A model's place among the ranks that share its weights.
@@ -65,38 +65,24 @@ impl Split {
         let none: &[u8] = &[];
         let parts: Vec<&[u8]> =
             (0..self.ranks.size()).map(|to| if copy.contains(&to) { own } else { none }).collect();
-        Ok(self.of_copy(self.ranks.all_to_all(&parts)?))
+        let arrived = self.ranks.all_to_all(&parts)?;
+        Ok(arrived.into_iter().enumerate().filter(move |(rank, _)| copy.contains(rank)))
     }
 
-    fn of_copy(&self, arrived: Vec<Vec<u8>>) -> impl Iterator<Item = (usize, Vec<u8>)> + use<> {
+    /// What rank `rank` has of a parameter that travels: where its weights begin, and how they are stored.
+    fn piece(&self, part: &Travelling, rank: usize) -> (usize, ParcelPiece) {
+        let range = self.part(part.param, part.len, rank);
+        (range.start, ParcelPiece { len: range.len(), format: part.format })
+    }
+
+    /// What each rank of this copy sends here.
+    fn expected(&self, parts: &[Travelling]) -> Vec<Vec<ParcelPiece>> {
         let copy = self.copy();
-        arrived.into_iter().enumerate().filter(move |(rank, _)| copy.contains(rank))
-    }
-
-    /// Begins to gather what ranks have of these parameters, of which `own` is this rank's.
-    fn begin(&self, own: Vec<u8>) -> Pending {
-        self.ranks.begin_gather(own, self.copy())
-    }
-
-    /// Calls `each` with the pieces that ranks have sent of a part: where they begin, and their numbers. `rests` is what is left to
-    /// read of each rank's bytes.
-    fn pieces(
-        &self,
-        part: &Travelling,
-        rests: &mut [(usize, &[u8])],
-        numbers: &mut Vec<f32>,
-        mut each: impl FnMut(usize, &[f32]) -> Result<()>,
-    ) -> Result<()> {
-        for (rank, rest) in rests {
-            let range = self.part(part.param, part.len, *rank);
-            let (here, after) =
-                rest.split_at_checked(part.width() * range.len()).ok_or_else(unequal_shapes)?;
-            numbers.resize(range.len(), 0.0);
-            part.read(here, numbers);
-            each(range.start, numbers)?;
-            *rest = after;
-        }
-        Ok(())
+        let from = |rank: usize| match copy.contains(&rank) {
+            true => parts.iter().map(|part| self.piece(part, rank).1).collect(),
+            false => Vec::new(),
+        };
+        (0..self.ranks.size()).map(from).collect()
     }
 
     /// The dot products of several parameters' vectors, by parameter, length and the sums of this rank's chunks; each as the
@@ -137,35 +123,41 @@ struct Travelling {
 /// Weights of some parameters on their way.
 pub(crate) struct Coming {
     parts: Vec<Travelling>,
-    pending: Pending,
+    coming: ComingParcels,
 }
 
-impl Travelling {
-    fn width(&self) -> usize {
-        if self.format == DType::Bf16 { 2 } else { 4 }
-    }
+/// Where the weights of a parameter come from that is made readable.
+enum WeightSource<'a> {
+    /// This rank has all of them.
+    Own(&'a [f32]),
+    /// Each rank of the copy has sent its part.
+    Arrived(&'a Split, &'a Travelling, &'a mut Inbox),
+}
 
-    /// A rank's numbers as bytes.
-    fn write(&self, values: &[f32], to: &mut [u8]) {
-        match self.format {
-            DType::Bf16 => {
-                let pairs = to.as_chunks_mut::<2>().0.iter_mut();
-                pairs.zip(values).for_each(|(b, &x)| *b = ferrl_kernels::narrow(x).to_le_bytes());
-            }
-            _ => write_f32s(values, to),
+impl WeightSource<'_> {
+    /// Writes all of them.
+    fn write(self, backend: &dyn Backend, to: &mut Buffer) -> Result<()> {
+        match self {
+            WeightSource::Own(values) => backend.write(to, 0, values),
+            WeightSource::Arrived(split, part, inbox) => split.copy().try_for_each(|rank| {
+                let (at, piece) = split.piece(part, rank);
+                inbox.write(rank, piece, to, at)
+            }),
         }
     }
 
-    fn read(&self, bytes: &[u8], to: &mut [f32]) {
-        match self.format {
-            DType::Bf16 => {
-                let (pairs, _) = bytes.as_chunks::<2>();
-                to.iter_mut()
-                    .zip(pairs)
-                    .for_each(|(x, b)| *x = f32::from_bits((u16::from_le_bytes(*b) as u32) << 16));
+    /// The same to the host.
+    fn read(self, values: &mut [f32]) -> Result<()> {
+        match self {
+            WeightSource::Own(own) => values.copy_from_slice(own),
+            WeightSource::Arrived(split, part, inbox) => {
+                for rank in split.copy() {
+                    let (at, piece) = split.piece(part, rank);
+                    inbox.read(rank, piece, &mut values[at..at + piece.len])?;
+                }
             }
-            _ => read_f32s(bytes, to),
         }
+        Ok(())
     }
 }
 
@@ -238,15 +230,14 @@ impl Model {
             let Some(split) = &split else {
                 for &i in few {
                     let own = self.own_values(i)?;
-                    self.make_readable(i, backward, |write| write(0, &own))?;
+                    self.make_readable(i, backward, WeightSource::Own(&own))?;
                     self.merge_gathered(i)?;
                 }
                 continue;
             };
-            let (parts, own) = self.travelling(few, true)?;
-            let arrived = split.gather(&own)?.collect();
-            give_back([own]);
-            self.arrange(split, &parts, arrived, backward)?;
+            let (parts, outbox) = self.travelling(few, split, true)?;
+            let inbox = split.ranks.exchange_parcels(outbox, &split.expected(&parts))?;
+            self.arrange(split, &parts, inbox, backward)?;
         }
         Ok(())
     }
@@ -256,20 +247,14 @@ impl Model {
         &mut self,
         split: &Split,
         parts: &[Travelling],
-        arrived: Vec<(usize, Vec<u8>)>,
+        mut inbox: Inbox,
         backward: bool,
     ) -> Result<()> {
-        let mut rests: Vec<(usize, &[u8])> =
-            arrived.iter().map(|(rank, bytes)| (*rank, &bytes[..])).collect();
-        let mut numbers = Vec::new();
         for part in parts {
-            self.make_readable(part.param, backward, |write| {
-                split.pieces(part, &mut rests, &mut numbers, |at, piece| write(at, piece))
-            })?;
+            self.make_readable(part.param, backward, WeightSource::Arrived(split, part, &mut inbox))?;
             self.merge_gathered(part.param)?;
         }
-        give_back(arrived.into_iter().map(|(_, bytes)| bytes));
-        Ok(())
+        split.copy().try_for_each(|rank| inbox.end(rank))
     }
 
     /// Whether weights are gathered for backward as well: also where an adapter is merged into them or a team shares them, since
@@ -299,16 +284,18 @@ impl Model {
         if missing.is_empty() {
             return Ok(None);
         }
-        let (parts, own) = self.travelling(&missing, true)?;
-        Ok(Some(Coming { parts, pending: split.begin(own) }))
+        let _weights = Purpose::Weights.on(&self.backend);
+        let (parts, outbox) = self.travelling(&missing, split, true)?;
+        let coming = split.ranks.begin_parcels(outbox, &split.expected(&parts))?;
+        Ok(Some(Coming { parts, coming }))
     }
 
     /// Makes weights that were on their way readable.
     pub(crate) fn finish_gather(&mut self, coming: Coming, backward: bool) -> Result<()> {
         let Some(split) = self.split.clone() else { return Ok(()) };
         let backward = self.both_ways(backward);
-        let arrived = split.of_copy(split.ranks.wait(coming.pending)?).collect();
-        self.arrange(&split, &coming.parts, arrived, backward)
+        let inbox = split.ranks.receive(coming.coming)?;
+        self.arrange(&split, &coming.parts, inbox, backward)
     }
 
     /// Gives parameters back.
@@ -322,7 +309,12 @@ impl Model {
     }
 
     /// How parameters travel, and this rank's part of them.
-    fn travelling(&self, params: &[usize], rounded: bool) -> Result<(Vec<Travelling>, Vec<u8>)> {
+    fn travelling(
+        &self,
+        params: &[usize],
+        split: &Split,
+        rounded: bool,
+    ) -> Result<(Vec<Travelling>, Outbox)> {
         let format = |param: usize, shape: &ParamShape| {
             if self.is_base(param) {
                 self.base_format(param)
@@ -337,16 +329,34 @@ impl Model {
             Travelling { param, len: shape.len(), format: format(param, shape) }
         };
         let parts: Vec<Travelling> = params.iter().map(travels).collect();
-        let lengths = parts.iter().map(|part| part.width() * self.params[part.param].own.len());
-        let mut bytes = room(lengths.sum());
-        let mut rest = &mut bytes[..];
+        let pieces = parts.iter().map(|part| split.piece(part, split.ranks.rank()).1).collect();
+        let slot = ParcelContents { note: Vec::new(), pieces };
+        let mut outbox = Outbox::new(&split.ranks, &self.backend, Route::Same(split.copy()), vec![slot])?;
         for part in &parts {
-            let values = self.own_values(part.param)?;
-            let (own, after) = rest.split_at_mut(part.width() * values.len());
-            part.write(&values, own);
-            rest = after;
+            match self.is_nf4(part.param) {
+                true => outbox.push(0, &self.base_f32(part.param)?, 0)?,
+                false => match self.rounded_part(part)? {
+                    Some(rounded) => outbox.push(0, &rounded, 0)?,
+                    None => outbox.push(0, &self.params[part.param].master, 0)?,
+                },
+            }
         }
-        Ok((parts, bytes))
+        Ok((parts, outbox))
+    }
+
+    /// This rank's part of a parameter as its device rounds what products read; `None` where rounding to the nearest, ties to even,
+    /// is that, or nothing is rounded. A device that holds a weight within its master rounds ties away from zero.
+    fn rounded_part(&self, part: &Travelling) -> Result<Option<Buffer>> {
+        let b = &*self.backend;
+        let master = &self.params[part.param].master;
+        if part.format != DType::Bf16 || self.is_base(part.param) || !b.rounds_masters() || master.is_empty()
+        {
+            return Ok(None);
+        }
+        let weight = b.weight(1, master.len(), DType::Bf16, false)?;
+        let Some(mut rounded) = b.rounded_master(&weight)? else { return Ok(None) };
+        b.copy(master, 0, &mut rounded, 0, master.len())?;
+        Ok(Some(rounded))
     }
 
     /// Whether something but products reads the parameter.
@@ -365,15 +375,10 @@ impl Model {
     /// All weights of a parameter. All ranks call it together where they are split.
     pub(crate) fn read_together(&self, param: usize) -> Result<Vec<f32>> {
         let Some(split) = &self.split else { return self.own_values(param) };
-        let (parts, own) = self.travelling(&[param], false)?;
-        let arrived: Vec<_> = split.gather(&own)?.collect();
-        let mut rests: Vec<(usize, &[u8])> =
-            arrived.iter().map(|(rank, bytes)| (*rank, &bytes[..])).collect();
-        let (mut whole, mut numbers) = (vec![0.0; self.params[param].shape.len()], Vec::new());
-        split.pieces(&parts[0], &mut rests, &mut numbers, |at, piece| {
-            whole[at..at + piece.len()].copy_from_slice(piece);
-            Ok(())
-        })?;
+        let (parts, outbox) = self.travelling(&[param], split, false)?;
+        let mut inbox = split.ranks.exchange_parcels(outbox, &split.expected(&parts))?;
+        let mut whole = vec![0.0; self.params[param].shape.len()];
+        WeightSource::Arrived(split, &parts[0], &mut inbox).read(&mut whole)?;
         Ok(whole)
     }
 
@@ -390,44 +395,33 @@ impl Model {
         sums.iter().map(|sums| b.add_chunks(sums)).collect()
     }
 
-    /// The forms that products and other operations read. `weights` writes all numbers of the parameter, piece by piece.
-    fn make_readable(
-        &mut self,
-        param: usize,
-        backward: bool,
-        weights: impl FnOnce(&mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()>,
-    ) -> Result<()> {
+    /// The forms that products and other operations read.
+    fn make_readable(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
         let shape = self.params[param].shape;
-        if self.team.is_some() || self.is_base(param) {
+        if self.is_base(param) {
+            let _weights = Purpose::Weights.on(&self.backend);
+            let mut whole = self.f32s(shape.len())?;
+            weights.write(&*self.backend, &mut whole)?;
+            self.params[param].whole = Some(whole); // until it is merged
+            return Ok(());
+        }
+        if self.team.is_some() {
             let mut values = vec![0.0; shape.len()];
-            weights(&mut |at, piece| {
-                values[at..at + piece.len()].copy_from_slice(piece);
-                Ok(())
-            })?;
-            if self.is_base(param) {
-                let _weights = Purpose::Weights.on(&self.backend);
-                self.params[param].whole = Some(self.upload(&values)?); // until it is merged
-                return Ok(());
-            }
+            weights.read(&mut values)?;
             if self.make_own_readable(param, &values)? {
                 return Ok(());
             }
-            return self.make_forms(param, backward, |write| write(0, &values));
+            return self.make_forms(param, backward, WeightSource::Own(&values));
         }
         self.make_forms(param, backward, weights)
     }
 
-    fn make_forms(
-        &mut self,
-        param: usize,
-        backward: bool,
-        weights: impl FnOnce(&mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()>,
-    ) -> Result<()> {
+    fn make_forms(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
         self.release([param]); // what was there for forward alone
         let (mut derived, mut whole) = self.forms(&shape, backward)?;
-        weights(&mut |at, piece| self.backend.write(&mut whole, at, piece))?;
+        weights.write(&*self.backend, &mut whole)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&whole, weight)?;
         }

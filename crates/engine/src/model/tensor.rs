@@ -10,7 +10,7 @@
 //! (`vocab.rs`). What a member computes with is derived from the masters, which lie
 //! over the ranks as they do without a team (`shard.rs`).
 
-use super::config::Config;
+use super::config::ModelConfig;
 use super::context::other_batch;
 use super::param::{ParamId, ParamKind, ParamShape, Slot};
 use super::shard::{read_f32s, write_f32s};
@@ -87,21 +87,26 @@ impl Team {
     }
 }
 
-impl Config {
-    /// Refuses ranks that cannot share this model's work so.
-    pub fn check_team(&self, tp: usize, sp: usize) -> Result<()> {
-        let size = tp * sp;
-        if self.kv_heads.is_multiple_of(size) && self.heads.is_multiple_of(size) {
+impl ModelConfig {
+    /// Refuses ranks that cannot share the features of this model's layers: each has whole heads.
+    pub fn check_team(&self, tp: usize) -> Result<()> {
+        if self.shares_heads(tp, 1) {
             return Ok(());
         }
         let most = self.kv_heads.min(self.heads);
-        let fits = (1..=most).filter(|n| self.kv_heads.is_multiple_of(*n) && self.heads.is_multiple_of(*n));
+        let fits = (1..=most).filter(|n| self.shares_heads(*n, 1));
         let fits: Vec<String> = fits.map(|n| n.to_string()).collect();
         Err(Error::usage(format!(
-            "{size} ranks cannot share {} query and {} key heads equally",
+            "{tp} ranks cannot share {} query and {} key heads equally",
             self.heads, self.kv_heads
         ))
         .fix(format!("one of {}", fits.join(", "))))
+    }
+
+    /// Whether `tp` ranks that share features, and `sp` groups of them that share tokens, share the heads of attention; else each
+    /// group computes some query rows of all of its heads.
+    pub fn shares_heads(&self, tp: usize, sp: usize) -> bool {
+        self.kv_heads.is_multiple_of(tp * sp) && self.heads.is_multiple_of(tp * sp)
     }
 
     /// Output features of a linear layer that a member of `size` computes; `None` where each computes all of them.
@@ -110,9 +115,9 @@ impl Config {
         let shifted = |r: &Range<usize>, by: usize| r.start + by..r.end + by;
         match slot {
             Slot::Qkv => {
-                let kv = self.head_columns(self.kv_heads, (member, size));
                 let (query, key) = (self.attention_width(), self.kv_heads * self.head_dim);
-                let own = self.head_columns(self.heads, (member, size));
+                // Whole heads, where there are enough of them.
+                let (own, kv) = (part(query, member, size), part(key, member, size));
                 Some(vec![own, shifted(&kv, query), shifted(&kv, query + key)])
             }
             Slot::Up if self.activation.is_gated() => Some(vec![ffn.clone(), shifted(&ffn, self.ffn)]),
@@ -125,15 +130,10 @@ impl Config {
     /// Input features whose gradient a member computes.
     fn inputs(&self, slot: Slot, (member, size): (usize, usize)) -> Range<usize> {
         match slot {
-            Slot::AttnOut => self.head_columns(self.heads, (member, size)),
+            Slot::AttnOut => part(self.attention_width(), member, size),
             Slot::Down => part(self.ffn, member, size),
             _ => part(self.hidden, member, size),
         }
-    }
-
-    fn head_columns(&self, heads: usize, (member, size): (usize, usize)) -> Range<usize> {
-        let heads = part(heads, member, size);
-        heads.start * self.head_dim..heads.end * self.head_dim
     }
 }
 
@@ -147,7 +147,7 @@ pub(super) enum Columns {
 }
 
 impl Columns {
-    fn of(self, config: &Config, at: (usize, usize)) -> Ranges {
+    fn of(self, config: &ModelConfig, at: (usize, usize)) -> Ranges {
         match self {
             Columns::Output(slot) => config.outputs(slot, at).expect("a layer that members share"),
             Columns::Input(slot) => vec![config.inputs(slot, at)],
@@ -167,7 +167,7 @@ impl Model {
             return Ok(());
         }
         if let Some(team) = &team {
-            self.config.check_team(team.tp, team.sp)?;
+            self.config.check_team(team.tp)?;
         }
         if self.split.is_some() || self.team.is_some() || team.is_some() {
             self.forget_forms();
@@ -241,10 +241,10 @@ impl Model {
     }
 
     /// The model as the ranks see it that share no features.
-    fn own_config(&self, (member, size): (usize, usize)) -> Config {
+    fn own_config(&self, (member, size): (usize, usize)) -> ModelConfig {
         let c = &self.config;
         let of = |n: usize| part(n, member, size).len();
-        Config {
+        ModelConfig {
             heads: c.heads / size,
             kv_heads: c.kv_heads / size,
             ffn: of(c.ffn),

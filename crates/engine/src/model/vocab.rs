@@ -6,7 +6,7 @@
 //! each member computes some of its columns from the gathered gradient of the logits, with those columns of the head. So every
 //! number has the bits of one rank. Embeddings are rows that their owners send.
 
-use super::config::Config;
+use super::config::ModelConfig;
 use super::context::other_batch;
 use super::decoder::Tokens;
 use super::gradient::{Gradient, Grads, added_to};
@@ -30,7 +30,7 @@ pub(crate) struct Folded {
     pub found: Vec<f32>,
 }
 
-impl Config {
+impl ModelConfig {
     /// Tokens whose rows of embedding and head a member of a team has: whole tiles, so that some may have none.
     pub(crate) fn vocab_of(&self, (member, size): (usize, usize)) -> Range<usize> {
         let tiles = part(self.vocab.div_ceil(VOCAB_TILE), member, size);

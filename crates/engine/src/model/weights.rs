@@ -4,15 +4,17 @@
 
 use super::adapter::base::Nf4Base;
 use super::adapter::{Adapter, AdapterOptions, BaseHome, adapted_weights};
-use super::config::{Config, LayerRope, Position, Rope};
+use super::config::{LayerRope, ModelConfig, Position, Rope};
 use super::frozen::fits_bf16;
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
 use super::shard::Split;
 use super::tensor::Team;
-use crate::checkpoint::{InitOptions, ModelDir, Numbers, SaveOptions, StorageFormat, init_param, save_model};
+use crate::checkpoint::{
+    InitOptions, ModelDir, ParamValues, SaveOptions, StorageFormat, init_param, save_model,
+};
 use crate::{Error, Result};
-use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
+use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight, lock};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,11 +27,11 @@ pub struct Model {
     /// Where it lives.
     pub backend: Arc<dyn Backend>,
     /// What it is made of.
-    pub config: Config,
+    pub config: ModelConfig,
     /// Compute type: of activations, and of what products multiply. Checkpoints are stored in a
     /// [`StorageFormat`], masters in f32.
     pub dtype: DType,
-    /// Every parameter, in the order of [`Config::params`], then those of an adapter.
+    /// Every parameter, in the order of [`ModelConfig::params`], then those of an adapter.
     pub params: Vec<Param>,
     /// Counts updates of the weights.
     pub version: u64,
@@ -263,7 +265,7 @@ impl Model {
         Ok(model)
     }
 
-    fn empty(backend: Arc<dyn Backend>, config: Config, options: Options) -> Result<Model> {
+    fn empty(backend: Arc<dyn Backend>, config: ModelConfig, options: Options) -> Result<Model> {
         let layout = Layout::of(&config);
         Ok(Model {
             backend,
@@ -305,17 +307,17 @@ impl Model {
     }
 
     fn push(&mut self, shape: ParamShape, values: Vec<f32>) -> Result<()> {
-        let param = self.param(shape, &Numbers::F32(values))?;
+        let param = self.param(shape, &ParamValues::F32(values))?;
         self.params.push(param);
         Ok(())
     }
 
     /// A parameter with these numbers.
-    pub(super) fn param(&self, shape: ParamShape, numbers: &Numbers<'_>) -> Result<Param> {
+    pub(super) fn param(&self, shape: ParamShape, numbers: &ParamValues<'_>) -> Result<Param> {
         let rounds = self.rounds_to_read(&shape)
             || match numbers {
-                Numbers::Bf16(_) => true,
-                Numbers::F32(values) => values.iter().all(|&x| fits_bf16(x)),
+                ParamValues::Bf16(_) => true,
+                ParamValues::F32(values) => values.iter().all(|&x| fits_bf16(x)),
             };
         self.param_from(shape, rounds, |master| numbers.write(&*self.backend, master))
     }
@@ -453,7 +455,7 @@ impl Model {
         split.collect((param, 0), self.params[param].shape.len(), &own, |weights| weights)
     }
 
-    /// Longest sequence the model was trained for ([`Config::max_context`]).
+    /// Longest sequence the model was trained for ([`ModelConfig::max_context`]).
     pub fn max_context(&self) -> Option<usize> {
         self.config.max_context()
     }
@@ -476,7 +478,7 @@ impl Model {
     /// Cosines and sines for at least that many positions, where the model rotates.
     pub(crate) fn rotary(&self, positions: usize) -> Result<Option<Arc<RotaryTables>>> {
         let Position::Rotary(rope) = &self.config.position else { return Ok(None) };
-        let mut slot: MutexGuard<'_, _> = self.rotary.lock().unwrap_or_else(|e| e.into_inner());
+        let mut slot: MutexGuard<'_, _> = lock(&self.rotary);
         if let Some(tables) = slot.as_ref().filter(|t| t.positions >= positions) {
             return Ok(Some(tables.clone()));
         }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use tokenizers::models::ModelWrapper;
 use tokenizers::{AddedToken, AddedVocabulary};
 
-use super::{Backend, Encoded, Tokenizer};
+use super::{Encoded, HfTokenizer, Tokenizer};
 use crate::{Error, Result};
 
 /// Code points that Unicode reserves as never being characters; one that the text does not hold is the guard.
@@ -28,8 +28,8 @@ pub(super) fn free_guard(text: &str) -> Result<char> {
 
 /// The twin that reads special tokens only under their guarded names.
 #[derive(Clone)]
-pub(super) struct Plain {
-    inner: Backend,
+pub(super) struct PlainTokenizer {
+    inner: HfTokenizer,
     guard: char,
     scanner: Scanner,
     /// Ids of the twin's added tokens, as the original numbers them.
@@ -37,7 +37,7 @@ pub(super) struct Plain {
     special_ids: HashSet<u32>,
 }
 
-impl Plain {
+impl PlainTokenizer {
     pub fn new(tokenizer: &Tokenizer, guard: char) -> Result<Self> {
         let mut added: Vec<(u32, AddedToken)> =
             tokenizer.inner.get_added_tokens_decoder().into_iter().collect();
@@ -75,7 +75,7 @@ impl Plain {
         };
         let unknown = unknown.and_then(|name| tokenizer.token_id(name));
         let special_ids = tokenizer.special_ids.iter().copied().filter(|&id| Some(id) != unknown).collect();
-        Ok(Plain { inner, guard, scanner: tokenizer.scanner.clone(), original, special_ids })
+        Ok(PlainTokenizer { inner, guard, scanner: tokenizer.scanner.clone(), original, special_ids })
     }
 
     /// Encodes `text`, reading as special tokens only those outside the `plain` spans.
@@ -140,7 +140,7 @@ pub(super) struct Scanner {
 }
 
 impl Scanner {
-    pub fn new(tokenizer: &Backend) -> Self {
+    pub fn new(tokenizer: &HfTokenizer) -> Self {
         let added = tokenizer.get_added_tokens_decoder();
         let mut tokens: Vec<_> = added.into_iter().map(|(id, t)| (t, id)).collect();
         let shorter = |a: &str, b: &str| b.len().cmp(&a.len()).then_with(|| a.cmp(b));

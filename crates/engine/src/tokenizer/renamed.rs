@@ -7,11 +7,11 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::Backend;
+use super::HfTokenizer;
 use super::config::{TokenizerConfig, content};
 
 /// The text of `tokenizer.json` with the unused tokens renamed; nothing where none has to be.
-pub(super) fn vocabulary(inner: &Backend, text: &str, config: &TokenizerConfig) -> Option<String> {
+pub(super) fn vocabulary(inner: &HfTokenizer, text: &str, config: &TokenizerConfig) -> Option<String> {
     let stands_in = |(id, value): (u32, &Value)| {
         let name = content(value)?;
         let old = inner.id_to_token(id).filter(|_| inner.token_to_id(name).is_none())?;

@@ -13,7 +13,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, SplitDelimiterBehavior};
 
 use super::config::TokenizerConfig;
-use super::{Backend, Tokenizer};
+use super::{HfTokenizer, Tokenizer};
 use crate::{Error, Result};
 
 /// Words with the space before them, single digits, runs of signs, line ends, spaces.
@@ -46,7 +46,7 @@ pub fn train_bpe(
         return Err(Error::usage(format!("a vocabulary of {vocab} is too small"))
             .fix(format!("ask for at least {least}: the 256 bytes and {} special tokens", specials.len())));
     }
-    let mut inner = Backend::new(BPE::default());
+    let mut inner = HfTokenizer::new(BPE::default());
     let split = Split::new(SplitPattern::Regex(WORDS.into()), SplitDelimiterBehavior::Isolated, false);
     let steps: Vec<PreTokenizerWrapper> =
         vec![split.map_err(broken)?.into(), ByteLevel::new(false, false, false).into()];
@@ -81,7 +81,7 @@ pub fn train_chars(texts: impl Iterator<Item = String>, specials: &[String]) -> 
     if let Some(unknown) = role("unk_token", specials) {
         model = model.unk_token(unknown.to_owned());
     }
-    let mut inner = Backend::new(model.build().map_err(broken)?);
+    let mut inner = HfTokenizer::new(model.build().map_err(broken)?);
     inner.with_decoder(Some(Fuse::new()));
     inner.add_special_tokens(special(specials)).map_err(broken)?;
     Tokenizer::assemble(inner, settings(specials))

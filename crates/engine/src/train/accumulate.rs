@@ -3,7 +3,7 @@
 //! A batch that fails invalidates the update, whose sum is then incomplete. The trainer remembers that, so that no weight
 //! changes by it.
 
-use super::{StatGrads, Trainer};
+use super::{ModelTrainer, StatGrads};
 use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
 use crate::{Error, Result};
@@ -34,7 +34,7 @@ impl Sum {
     }
 }
 
-impl Trainer {
+impl ModelTrainer {
     /// Does something for a batch whose gradient belongs to the update. Where it fails, so does the update: a first batch
     /// leaves nothing behind, a later one an incomplete sum.
     pub(super) fn for_update<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {

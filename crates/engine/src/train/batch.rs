@@ -4,7 +4,7 @@
 //! `entropy[i]` belong to token `i + 1` (at the last position there is none, and they are 0); `value[i]` is of the
 //! state after token `i` and exists at every position.
 
-use crate::model::Config;
+use crate::model::ModelConfig;
 use crate::{Error, Result};
 use ferrl_kernels::backend::Segments;
 
@@ -75,7 +75,7 @@ impl Batch {
     }
 
     /// Refuses what cannot be computed.
-    pub(super) fn check(&self, config: &Config) -> Result<()> {
+    pub(super) fn check(&self, config: &ModelConfig) -> Result<()> {
         if self.sequences.is_empty() {
             return Err(Error::data("a batch without sequences").fix("leave empty batches out"));
         }

@@ -1,7 +1,7 @@
 //! How far one model's next-token distributions are from another's, over the whole vocabulary: KL(p || q) at every scored
 //! position.
 
-use super::{Batch, StatGrads, Stats, Trainer};
+use super::{Batch, ModelTrainer, StatGrads, Stats};
 use crate::model::decoder::{Keep, PastKv};
 use crate::model::weights::Model;
 use crate::{Error, Result};
@@ -58,8 +58,8 @@ fn between(
     Ok(column)
 }
 
-impl Trainer {
-    /// As [`Trainer::forward`], and the statistics' `kl` is KL(this model || other).
+impl ModelTrainer {
+    /// As [`ModelTrainer::forward`], and the statistics' `kl` is KL(this model || other).
     pub fn forward_against(&mut self, batch: &Batch, other: &Model) -> Result<Stats> {
         self.for_update(|t| t.compared(batch, other))
     }
@@ -79,7 +79,7 @@ impl Trainer {
         Ok(stats)
     }
 
-    /// As [`Trainer::backward`], for the last [`Trainer::forward_against`] and the same other model.
+    /// As [`ModelTrainer::backward`], for the last [`ModelTrainer::forward_against`] and the same other model.
     pub fn backward_against(&mut self, batch: &Batch, grads: &StatGrads, other: &Model) -> Result<()> {
         self.for_update(|t| t.backward_with(batch, grads, Some(other)))
     }

@@ -32,8 +32,8 @@ use accumulate::{Fits, Sum};
 use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::Segments;
 
-/// A model and what it takes to train it.
-pub struct Trainer {
+/// A model, its gradients and its optimizer.
+pub struct ModelTrainer {
     /// The model; sample from it at any time.
     pub model: Model,
     /// Turns gradients into steps.
@@ -49,15 +49,15 @@ pub struct Trainer {
     sum: Sum,
     /// This rank's part of the sum over the rounds so far, where several ranks compute it.
     totals: Option<ranks::Totals>,
-    /// What [`Trainer::at_start`] goes back to.
+    /// What [`ModelTrainer::at_start`] goes back to.
     start: start::Start,
-    pending: Option<Pending>,
-    /// How tokens went to the experts of each layer that has any, over the batches since [`Trainer::take_load`].
+    pending: Option<PendingBackward>,
+    /// How tokens went to the experts of each layer that has any, over the batches since [`ModelTrainer::take_load`].
     load: Vec<ExpertLoad>,
 }
 
 /// A forward pass that waits for its backward.
-struct Pending {
+struct PendingBackward {
     /// Of all sequences, to know them again.
     ids: Vec<u32>,
     tokens: Tokens,
@@ -70,11 +70,11 @@ struct Pending {
     other: Option<Buffer>,
 }
 
-impl Trainer {
+impl ModelTrainer {
     /// The model must have been made for training.
     pub fn new(model: Model, options: OptimizerOptions) -> Result<Self> {
         let optimizer = Optimizer::new(&model, options)?;
-        let mut trainer = Trainer {
+        let mut trainer = ModelTrainer {
             model,
             optimizer,
             recompute: false,
@@ -95,7 +95,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Statistics per token; stores activations for [`Trainer::backward`].
+    /// Statistics per token; stores activations for [`ModelTrainer::backward`].
     pub fn forward(&mut self, batch: &Batch) -> Result<Stats> {
         self.for_update(|t| t.forward_kept(batch))
     }
@@ -113,14 +113,14 @@ impl Trainer {
         stats(&self.model, batch, self.temperature)
     }
 
-    /// Adds this batch's gradient to the update's. `grads` belong to the last [`Trainer::forward`]. After an error the
-    /// update has to be computed again from its first batch ([`Trainer::zero_grads`]).
+    /// Adds this batch's gradient to the update's. `grads` belong to the last [`ModelTrainer::forward`]. After an error the
+    /// update has to be computed again from its first batch ([`ModelTrainer::zero_grads`]).
     pub fn backward(&mut self, batch: &Batch, grads: &StatGrads) -> Result<()> {
         self.for_update(|t| t.backward_with(batch, grads, None))
     }
 
     fn backward_with(&mut self, batch: &Batch, grads: &StatGrads, other: Option<&Model>) -> Result<()> {
-        let same = |p: &Pending| p.segments == batch.segments() && p.ids == batch.flat().0;
+        let same = |p: &PendingBackward| p.segments == batch.segments() && p.ids == batch.flat().0;
         let p = self.pending.take().filter(same).ok_or_else(|| {
             Error::usage("a backward that does not follow the forward of the same batch")
                 .fix("forward, then backward, batch by batch")
@@ -150,7 +150,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// [`Trainer::forward`] and [`Trainer::backward`] in one, for a loss whose gradients are precomputed: the same bits, and
+    /// [`ModelTrainer::forward`] and [`ModelTrainer::backward`] in one, for a loss whose gradients are precomputed: the same bits, and
     /// where they are of logp alone the head computes its logits once instead of twice (one-pass head).
     pub fn forward_backward(&mut self, batch: &Batch, grads: &StatGrads) -> Result<Stats> {
         self.for_update(|t| {
@@ -163,7 +163,7 @@ impl Trainer {
         })
     }
 
-    /// As [`Trainer::forward_backward`], for gradients that were precomputed from the log-probabilities `logp`. `None`
+    /// As [`ModelTrainer::forward_backward`], for gradients that were precomputed from the log-probabilities `logp`. `None`
     /// where forward gives others, in any bit, or where nothing is gained: no gradient has been added then.
     pub fn one_pass(&mut self, batch: &Batch, grads: &StatGrads, logp: &[f32]) -> Result<Option<Stats>> {
         self.for_update(|t| t.one_pass_head(batch, grads, Some(logp)))
@@ -225,7 +225,7 @@ impl Trainer {
         Fits { tokens: batch.tokens(), others: batch.others_per_row, value, compared }
     }
 
-    fn check_finite(&self, batch: &Batch, stats: &Stats, p: &Pending) -> Result<()> {
+    fn check_finite(&self, batch: &Batch, stats: &Stats, p: &PendingBackward) -> Result<()> {
         check_finite(&self.model, self.optimizer.steps == 0, batch, stats, p)
     }
 
@@ -239,7 +239,7 @@ impl Trainer {
         Ok(report)
     }
 
-    /// As [`Trainer::update`], but only the value (or score) head changes, and only its gradient counts.
+    /// As [`ModelTrainer::update`], but only the value (or score) head changes, and only its gradient counts.
     pub fn update_head(&mut self, learning_rate: f64) -> Result<UpdateReport> {
         let trunk: Vec<bool> = self.model.params.iter().map(|p| p.shape.id.slot != Slot::Value).collect();
         if trunk.iter().all(|&trunk| trunk) {
@@ -293,7 +293,12 @@ pub fn stats(model: &Model, batch: &Batch, temperature: f32) -> Result<Stats> {
     Ok(run(&mut &*model, batch, temperature, Keep::Nothing)?.0)
 }
 
-fn run(layers: &mut dyn Layers, batch: &Batch, temperature: f32, keep: Keep) -> Result<(Stats, Pending)> {
+fn run(
+    layers: &mut dyn Layers,
+    batch: &Batch,
+    temperature: f32,
+    keep: Keep,
+) -> Result<(Stats, PendingBackward)> {
     let (mut stats, mut p) = hidden(layers, batch, keep)?;
     let model = layers.model();
     let (rows, targets, others) = batch.scored_rows();
@@ -307,7 +312,7 @@ fn run(layers: &mut dyn Layers, batch: &Batch, temperature: f32, keep: Keep) -> 
 }
 
 /// Everything below the language-model head: values, and zeros where its numbers go.
-fn hidden(layers: &mut dyn Layers, batch: &Batch, keep: Keep) -> Result<(Stats, Pending)> {
+fn hidden(layers: &mut dyn Layers, batch: &Batch, keep: Keep) -> Result<(Stats, PendingBackward)> {
     batch.check(&layers.model().config)?;
     let segments = batch.segments();
     let (ids, positions) = batch.flat();
@@ -317,7 +322,10 @@ fn hidden(layers: &mut dyn Layers, batch: &Batch, keep: Keep) -> Result<(Stats, 
     let (n, j) = (segments.rows(), batch.others_per_row);
     let stats =
         Stats { logp: vec![0.0; n], entropy: vec![0.0; n], value, others: vec![0.0; n * j], kl: Vec::new() };
-    Ok((stats, Pending { ids, tokens, segments, kept, h, scored: None, rows: Vec::new(), other: None }))
+    Ok((
+        stats,
+        PendingBackward { ids, tokens, segments, kept, h, scored: None, rows: Vec::new(), other: None },
+    ))
 }
 
 /// Puts the numbers of the scored rows in their places.
@@ -346,7 +354,7 @@ fn pick_rows(g: &StatGrads, rows: &[u32], others: usize) -> RowStats {
 
 /// Names the first statistic that is not finite, if any; `start` where the weights are still the ones that
 /// were loaded.
-fn check_finite(model: &Model, start: bool, batch: &Batch, stats: &Stats, p: &Pending) -> Result<()> {
+fn check_finite(model: &Model, start: bool, batch: &Batch, stats: &Stats, p: &PendingBackward) -> Result<()> {
     let columns = [("logp", &stats.logp), ("entropy", &stats.entropy), ("value", &stats.value)];
     let bad = columns.iter().find_map(|(name, c)| Some((name, c.iter().position(|x| !x.is_finite())?)));
     let Some((name, row)) = bad else { return Ok(()) };

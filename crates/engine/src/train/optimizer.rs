@@ -3,7 +3,7 @@
 use super::moment::{MomentStorage, StateKind, is_coded};
 use crate::model::gradient::Gradient;
 use crate::model::weights::{Model, Param};
-use crate::model::{Config, Tensor, family};
+use crate::model::{ModelConfig, Tensor, family};
 use crate::{Error, Result, nearest};
 use ferrl_kernels::backend::{AdamW, AdamWParam, Sgd};
 use ferrl_kernels::{Buffer, DType, Purpose};
@@ -71,11 +71,11 @@ pub struct Optimizer {
     /// For each parameter the elements that are trained.
     pub(super) trained: Vec<Vec<Range<usize>>>,
     /// Of each parameter, by [`StateKind`].
-    state: Vec<State>,
+    state: Vec<ParamState>,
 }
 
 /// The buffers of a parameter, by [`StateKind`].
-type State = [Option<Buffer>; StateKind::ALL.len()];
+type ParamState = [Option<Buffer>; StateKind::ALL.len()];
 
 /// What an update did.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,14 +94,14 @@ impl Optimizer {
             Some(adapter) => adapter.trained(&model.params),
             None => trained_parts(&model.config, &options.frozen)?,
         };
-        let state = (0..n).map(|_| State::default()).collect();
+        let state = (0..n).map(|_| ParamState::default()).collect();
         Ok(Optimizer { options, steps: 0, trained, state })
     }
 
     /// Resets steps, moments and averages.
     pub fn restart(&mut self) {
         self.steps = 0;
-        self.state.iter_mut().for_each(|state| *state = State::default());
+        self.state.iter_mut().for_each(|state| *state = ParamState::default());
     }
 
     /// Whether any element of the parameter is trained.
@@ -402,12 +402,12 @@ struct Placed {
 }
 
 /// How many weights of a model are trained; a name in `frozen` that no tensor has is an error.
-pub fn trained_weights(config: &Config, frozen: &[String]) -> Result<usize> {
+pub fn trained_weights(config: &ModelConfig, frozen: &[String]) -> Result<usize> {
     Ok(trained_parts(config, frozen)?.iter().flatten().map(ExactSizeIterator::len).sum())
 }
 
 /// For each parameter, the elements whose tensor is not frozen.
-fn trained_parts(config: &Config, frozen: &[String]) -> Result<Vec<Vec<Range<usize>>>> {
+fn trained_parts(config: &ModelConfig, frozen: &[String]) -> Result<Vec<Vec<Range<usize>>>> {
     let tensors: Vec<Tensor> = family(config.family)?.tensors(config);
     let mut used = vec![false; frozen.len()];
     let mut out = Vec::new();
@@ -418,7 +418,7 @@ fn trained_parts(config: &Config, frozen: &[String]) -> Result<Vec<Vec<Range<usi
             let hits = frozen.iter().enumerate().filter(|(_, f)| part.name.contains(f.as_str()));
             let hits: Vec<usize> = hits.map(|(i, _)| i).collect();
             hits.iter().for_each(|&i| used[i] = true);
-            // Tensors that lie side by side are one stretch.
+            // Adjacent tensors are one range.
             match ranges.last_mut() {
                 _ if !hits.is_empty() => {}
                 Some(last) if last.end == at => last.end = at + len,

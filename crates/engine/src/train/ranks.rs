@@ -4,23 +4,20 @@
 //! and adds them to its part of the total in the order of the micro-batches; after the last round the parts are gathered. That
 //! is the sum of one process, addition by addition, so the weights have the same bits for any number of ranks.
 
-use super::Trainer;
+use super::ModelTrainer;
 use super::accumulate::Sum;
 use crate::Result;
 use crate::model::Model;
 use crate::model::gradient::Gradient;
-use crate::model::shard::{buckets, read_f32s, unequal_shapes, write_f32s};
-use ferrl_kernels::comm::{Pending, give_back, part, room};
+use crate::model::shard::buckets;
+use ferrl_kernels::comm::{ComingParcels, Inbox, Outbox, ParcelContents, ParcelPiece, Route, part};
 use ferrl_kernels::{Buffer, DType, Purpose, Ranks};
 use std::ops::Range;
 
 /// This rank's part of every parameter's gradient; absent as long as nothing was added to it.
 pub(super) type Totals = Vec<Option<Buffer>>;
 
-/// Numbers of parameters, where there are any.
-type Numbers = Vec<Option<Vec<f32>>>;
-
-impl Trainer {
+impl ModelTrainer {
     /// Adds the gradients of a round: those of this rank's backward, where it had a micro-batch, and of the others'. All ranks
     /// call it together. Alone there is nothing to do: a backward adds to the total itself. Nor is there where weights are
     /// split: gradients have gone to their ranks layer by layer.
@@ -54,17 +51,32 @@ impl Trainer {
         let all: Vec<usize> = (0..self.grads.len()).collect();
         let part_of = |i: usize, rank: usize| part(self.model.params[i].shape.len(), rank, ranks.size());
         for bucket in buckets(&all, |i| self.model.params[i].shape.len()) {
-            let read = |&i: &usize| totals[i].as_ref().map(|total| self.model.read_f32s(total)).transpose();
-            let own = bucket.iter().map(read).collect::<Result<Numbers>>()?;
-            let arrived = ranks.all_gather(&pack(&own))?;
-            for (rank, arrived) in arrived.iter().enumerate() {
-                let lengths = bucket.iter().map(|&i| part_of(i, rank).len());
-                for (&i, part) in bucket.iter().zip(unpack(arrived, lengths)?) {
+            let pieces = |rank: usize| bucket.iter().map(move |&i| ParcelPiece::f32s(part_of(i, rank).len()));
+            let mut inbox = {
+                let _gradients = Purpose::Gradients.on(&self.model.backend);
+                let own = bucket.iter().filter_map(|&i| totals[i].as_ref());
+                let slot = ParcelContents {
+                    note: bucket.iter().map(|&i| totals[i].is_some().into()).collect(),
+                    pieces: own.clone().map(|total| ParcelPiece::f32s(total.len())).collect(),
+                };
+                let to = Route::Same(0..ranks.size());
+                let mut outbox = Outbox::new(ranks, &self.model.backend, to, vec![slot])?;
+                own.into_iter().try_for_each(|total| outbox.push(0, total, 0))?;
+                let expected: Vec<Vec<ParcelPiece>> =
+                    (0..ranks.size()).map(|rank| pieces(rank).collect()).collect();
+                ranks.exchange_parcels(outbox, &expected)?
+            };
+            for rank in 0..ranks.size() {
+                let there = inbox.note(rank, bucket.len())?;
+                for ((&i, piece), _) in
+                    bucket.iter().zip(pieces(rank)).zip(there).filter(|(_, there)| *there == 1)
+                {
                     let start = part_of(i, rank).start;
-                    if let (Some(part), Some(slot)) = (part, &mut self.grads[i]) {
-                        self.model.backend.write(slot.written(), start, &part)?;
+                    if let Some(slot) = &mut self.grads[i] {
+                        inbox.write(rank, piece, slot.written(), start)?;
                     }
                 }
+                inbox.end(rank)?;
             }
         }
         self.sum = Sum::Whole;
@@ -87,19 +99,19 @@ impl Trainer {
 }
 
 /// Which of a parameter's weights a rank sums up, by parameter, length and rank.
-type Parts<'a> = &'a dyn Fn(usize, usize, usize) -> Range<usize>;
+type OwnedRange<'a> = &'a dyn Fn(usize, usize, usize) -> Range<usize>;
 
 /// How gradients reach the ranks that sum them up.
 pub(super) struct GradientExchange<'a> {
     model: &'a Model,
     ranks: &'a Ranks,
-    parts: Parts<'a>,
+    parts: OwnedRange<'a>,
     /// Ranks that have computed the gradient of a micro-batch together.
     team: usize,
 }
 
 impl<'a> GradientExchange<'a> {
-    pub fn new(model: &'a Model, ranks: &'a Ranks, parts: Parts<'a>) -> Self {
+    pub fn new(model: &'a Model, ranks: &'a Ranks, parts: OwnedRange<'a>) -> Self {
         let team = model.team().map_or(1, |team| team.ranks().size());
         GradientExchange { model, ranks, parts, team }
     }
@@ -107,88 +119,89 @@ impl<'a> GradientExchange<'a> {
     /// Adds this rank's part of every micro-batch's gradients of these parameters to the totals, in the order of the ranks.
     pub fn add(&self, params: &[usize], grads: &[Option<Gradient>], totals: &mut Totals) -> Result<()> {
         for bucket in buckets(params, |i| self.model.params[i].shape.len()) {
-            let parts = self.pack_all(bucket, grads)?;
-            let slices: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-            self.add_arrived(bucket, self.ranks.all_to_all(&slices)?, totals)?;
-            give_back(parts);
+            let _gradients = Purpose::Gradients.on(&self.model.backend);
+            let outbox = self.pack(bucket, grads)?;
+            let inbox = self.ranks.exchange_parcels(outbox, &self.expected(bucket))?;
+            self.add_arrived(bucket, inbox, totals)?;
         }
         Ok(())
     }
 
-    /// Starts to send gradients to the ranks that sum them; [`Exchange::finish`] waits and adds the sums.
+    /// Starts to send gradients to the ranks that sum them; [`GradientExchange::finish`] waits and adds the sums.
     pub fn begin(&self, params: Vec<usize>, grads: &[Option<Gradient>]) -> Result<Leaving> {
-        let pending = self.ranks.begin(self.pack_all(&params, grads)?);
-        Ok(Leaving { params, pending })
+        let _gradients = Purpose::Gradients.on(&self.model.backend);
+        let coming = self.ranks.begin_parcels(self.pack(&params, grads)?, &self.expected(&params))?;
+        Ok(Leaving { params, coming })
     }
 
     /// The end of it.
     pub fn finish(&self, leaving: Leaving, totals: &mut Totals) -> Result<()> {
-        self.add_arrived(&leaving.params, self.ranks.wait(leaving.pending)?, totals)
+        self.add_arrived(&leaving.params, self.ranks.receive(leaving.coming)?, totals)
     }
 
-    fn pack_all(&self, params: &[usize], grads: &[Option<Gradient>]) -> Result<Vec<Vec<u8>>> {
-        (0..self.ranks.size()).map(|to| self.pack(params, grads, to)).collect()
-    }
-
-    fn add_arrived(&self, params: &[usize], all: Vec<Vec<u8>>, totals: &mut Totals) -> Result<()> {
-        for arrived in all.chunks(self.team) {
-            if let [bytes] = arrived {
-                self.add_numbers(params, bytes, totals)?;
+    /// Gradients in the order of the micro-batches: of one from one rank, or from the members of the team that computed it.
+    fn add_arrived(&self, params: &[usize], mut inbox: Inbox, totals: &mut Totals) -> Result<()> {
+        let _gradients = Purpose::Gradients.on(&self.model.backend);
+        for first in (0..self.ranks.size()).step_by(self.team) {
+            if self.team > 1 {
+                self.add_joined(params, first, &mut inbox, totals)?;
                 continue;
             }
-            for (&i, part) in params.iter().zip(self.join(params, arrived)?) {
-                if let Some(part) = part {
-                    self.add_part(&mut totals[i], &part)?;
-                }
+            let there = inbox.note(first, params.len())?;
+            for (&i, _) in params.iter().zip(there).filter(|(_, there)| *there == 1) {
+                self.add_part(&mut inbox, first, self.part(i, self.ranks.rank()).len(), &mut totals[i])?;
             }
+            inbox.end(first)?;
         }
-        give_back(all);
         Ok(())
     }
 
-    /// Adds what one rank has sent, a parameter at a time.
-    fn add_numbers(&self, params: &[usize], bytes: &[u8], totals: &mut Totals) -> Result<()> {
-        let (there, mut rest) = bytes.split_at_checked(params.len()).ok_or_else(unequal_shapes)?;
-        let mut numbers = Vec::new();
-        for (&i, _) in params.iter().zip(there).filter(|(_, there)| **there == 1) {
-            let len = self.part(i, self.ranks.rank()).len();
-            let (own, after) = rest.split_at_checked(4 * len).ok_or_else(unequal_shapes)?;
-            numbers.resize(len, 0.0);
-            read_f32s(own, &mut numbers);
-            self.add_part(&mut totals[i], &numbers)?;
-            rest = after;
-        }
-        if rest.is_empty() { Ok(()) } else { Err(unequal_shapes()) }
+    /// The first is written, the others are added.
+    fn add_part(&self, inbox: &mut Inbox, from: usize, len: usize, total: &mut Option<Buffer>) -> Result<()> {
+        let Some(total) = total else {
+            let mut first = self.model.backend.alloc(DType::F32, len)?;
+            inbox.write(from, ParcelPiece::f32s(len), &mut first, 0)?;
+            *total = Some(first);
+            return Ok(());
+        };
+        inbox.add(from, total)
     }
 
-    /// This rank's part of a micro-batch's gradients, from the members of the team that computed it.
-    fn join(&self, bucket: &[usize], arrived: &[Vec<u8>]) -> Result<Numbers> {
-        let mut all: Numbers = vec![None; bucket.len()];
-        for (member, arrived) in arrived.iter().enumerate() {
-            let pieces = |&i: &usize| self.pieces(i, member, self.ranks.rank());
-            let pieces: Vec<Vec<GradientPiece>> = bucket.iter().map(pieces).collect();
-            let lengths = pieces.iter().map(|p| p.iter().map(|p| p.len).sum());
-            let values = unpack(arrived, lengths)?;
-            for (slot, (&i, (values, pieces))) in
-                all.iter_mut().zip(bucket.iter().zip(values.into_iter().zip(pieces)))
+    /// Adds a micro-batch's gradients, of which each member of the team from rank `first` on has sent some pieces.
+    fn add_joined(
+        &self,
+        params: &[usize],
+        first: usize,
+        inbox: &mut Inbox,
+        totals: &mut Totals,
+    ) -> Result<()> {
+        let (backend, own) = (&self.model.backend, self.ranks.rank());
+        let mut joined: Totals = params.iter().map(|_| None).collect();
+        for member in 0..self.team {
+            let there = inbox.note(first + member, params.len())?;
+            for ((&i, whole), _) in params.iter().zip(&mut joined).zip(there).filter(|(_, there)| *there == 1)
             {
-                let Some(values) = values else { continue };
-                if self.team == 1 {
-                    *slot = Some(values);
-                    continue;
+                let part = self.part(i, own);
+                let mut buffer = match whole.take() {
+                    Some(buffer) => buffer,
+                    None => self.zeros(part.len())?,
+                };
+                for piece in self.pieces(i, member, own) {
+                    let at = piece.element - part.start;
+                    inbox.write(first + member, ParcelPiece::f32s(piece.len), &mut buffer, at)?;
                 }
-                let own = self.part(i, self.ranks.rank());
-                let whole = slot.get_or_insert_with(|| vec![0.0; own.len()]);
-                let mut rest = &values[..];
-                for piece in pieces {
-                    let (here, after) = rest.split_at(piece.len);
-                    let at = piece.element - own.start;
-                    whole[at..at + piece.len].copy_from_slice(here);
-                    rest = after;
-                }
+                *whole = Some(buffer);
+            }
+            inbox.end(first + member)?;
+        }
+        for (&i, part) in params.iter().zip(joined) {
+            match (part, &mut totals[i]) {
+                (None, _) => {}
+                (part, total @ None) => *total = part,
+                (Some(part), Some(total)) => backend.axpy(1.0, &part, total)?,
             }
         }
-        Ok(all)
+        Ok(())
     }
 
     fn part(&self, param: usize, rank: usize) -> Range<usize> {
@@ -212,49 +225,52 @@ impl<'a> GradientExchange<'a> {
         all
     }
 
-    /// What rank `to` sums up of this rank's gradients, as [`pack`] has it; a piece is in memory at a time beside.
-    fn pack(&self, bucket: &[usize], grads: &[Option<Gradient>], to: usize) -> Result<Vec<u8>> {
+    /// This rank's gradients for the ranks that sum them up: a byte for each parameter, 1 where it has a gradient, then the
+    /// gradients of these.
+    fn pack(&self, params: &[usize], grads: &[Option<Gradient>]) -> Result<Outbox> {
         let member = self.ranks.rank() % self.team;
         let there: Vec<Option<&Gradient>> =
-            bucket.iter().map(|&i| grads[i].as_ref().filter(|slot| !slot.is_empty())).collect();
-        let pieces: Vec<Vec<GradientPiece>> = bucket.iter().map(|&i| self.pieces(i, member, to)).collect();
-        let sent = there.iter().zip(&pieces).filter(|(slot, _)| slot.is_some());
-        let count: usize = sent.flat_map(|(_, pieces)| pieces).map(|piece| piece.len).sum();
-        let mut bytes = room(bucket.len() + 4 * count);
-        let (flags, mut rest) = bytes.split_at_mut(bucket.len());
-        let mut numbers = Vec::new();
-        for ((flag, slot), pieces) in flags.iter_mut().zip(there).zip(pieces) {
-            *flag = slot.is_some().into();
-            let Some(slot) = slot else { continue };
-            for piece in pieces {
-                numbers.resize(piece.len, 0.0);
-                self.model.backend.read(slot.buffer(), piece.held, &mut numbers)?;
-                let (own, after) = rest.split_at_mut(4 * piece.len);
-                write_f32s(&numbers, own);
-                rest = after;
+            params.iter().map(|&i| grads[i].as_ref().filter(|slot| !slot.is_empty())).collect();
+        let note: Vec<u8> = there.iter().map(|slot| slot.is_some().into()).collect();
+        let sent = |to: usize| {
+            let present = params.iter().zip(&there).filter_map(|(&i, slot)| slot.map(|slot| (i, slot)));
+            let of = move |(i, slot)| self.pieces(i, member, to).into_iter().map(move |piece| (slot, piece));
+            present.flat_map(of)
+        };
+        let slot = |to: usize| ParcelContents {
+            note: note.clone(),
+            pieces: sent(to).map(|(_, piece)| ParcelPiece::f32s(piece.len)).collect(),
+        };
+        let slots = (0..self.ranks.size()).map(slot).collect();
+        let mut outbox = Outbox::new(self.ranks, &self.model.backend, Route::Each, slots)?;
+        for to in 0..self.ranks.size() {
+            for (slot, piece) in sent(to) {
+                outbox.push(to, slot.buffer(), piece.held)?;
             }
         }
-        Ok(bytes)
+        Ok(outbox)
     }
 
-    /// The first is written, the others are added.
-    fn add_part(&self, total: &mut Option<Buffer>, part: &[f32]) -> Result<()> {
-        let backend = &self.model.backend;
-        let _gradients = Purpose::Gradients.on(backend);
-        let mut buffer = backend.alloc(DType::F32, part.len())?;
-        backend.write(&mut buffer, 0, part)?;
-        match total {
-            None => *total = Some(buffer),
-            Some(total) => backend.axpy(1.0, &buffer, total)?,
-        }
-        Ok(())
+    /// What each rank sends here where every parameter has a gradient.
+    fn expected(&self, params: &[usize]) -> Vec<Vec<ParcelPiece>> {
+        let from = |rank: usize| {
+            let of = |&i: &usize| self.pieces(i, rank % self.team, self.ranks.rank());
+            params.iter().flat_map(of).map(|piece| ParcelPiece::f32s(piece.len)).collect()
+        };
+        (0..self.ranks.size()).map(from).collect()
+    }
+
+    fn zeros(&self, len: usize) -> Result<Buffer> {
+        let mut zeros = self.model.backend.alloc(DType::F32, len)?;
+        self.model.backend.fill(&mut zeros, 0.0)?;
+        Ok(zeros)
     }
 }
 
 /// Gradients of some parameters on their way to the ranks that sum them up.
 pub(super) struct Leaving {
     params: Vec<usize>,
-    pending: Pending,
+    coming: ComingParcels,
 }
 
 /// Numbers of a gradient that go from one rank to another.
@@ -263,37 +279,4 @@ struct GradientPiece {
     held: usize,
     element: usize,
     len: usize,
-}
-
-/// One byte per parameter, 1 where it has a gradient, then the gradients of these.
-fn pack(parts: &[Option<Vec<f32>>]) -> Vec<u8> {
-    let numbers: usize = parts.iter().flatten().map(|p| p.len()).sum();
-    let mut bytes = room(parts.len() + 4 * numbers);
-    let (there, mut rest) = bytes.split_at_mut(parts.len());
-    for (there, part) in there.iter_mut().zip(parts) {
-        *there = part.is_some() as u8;
-        let Some(part) = part else { continue };
-        let (own, after) = rest.split_at_mut(4 * part.len());
-        write_f32s(part, own);
-        rest = after;
-    }
-    bytes
-}
-
-fn unpack(bytes: &[u8], lengths: impl Iterator<Item = usize>) -> Result<Numbers> {
-    let lengths: Vec<usize> = lengths.collect();
-    let (there, mut rest) = bytes.split_at_checked(lengths.len()).ok_or_else(unequal_shapes)?;
-    let mut all = Vec::with_capacity(lengths.len());
-    for (there, length) in there.iter().zip(lengths) {
-        if *there == 0 {
-            all.push(None);
-            continue;
-        }
-        let (own, after) = rest.split_at_checked(4 * length).ok_or_else(unequal_shapes)?;
-        let mut numbers = vec![0.0; length];
-        read_f32s(own, &mut numbers);
-        all.push(Some(numbers));
-        rest = after;
-    }
-    if rest.is_empty() { Ok(all) } else { Err(unequal_shapes()) }
 }

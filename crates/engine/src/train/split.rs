@@ -2,11 +2,11 @@
 //!
 //! Forward gathers a layer before it computes it and gives it back after; so does backward, from the last layer to the first,
 //! and a layer's gradients go to the ranks that own them as soon as they are complete. The next layer's weights come, and the last
-//! one's gradients leave, while a layer is computed ([`Trainer::overlap`]). What is outside the layers stays from forward to the
+//! one's gradients leave, while a layer is computed ([`ModelTrainer::overlap`]). What is outside the layers stays from forward to the
 //! update. Every rank takes the same passes at the same time; a rank without a micro-batch in a round takes
-//! part in them with nothing of its own ([`Trainer::idle_forward`], [`Trainer::idle_backward`]).
+//! part in them with nothing of its own ([`ModelTrainer::idle_forward`], [`ModelTrainer::idle_backward`]).
 
-use super::Trainer;
+use super::ModelTrainer;
 use super::accumulate::Sum;
 use super::moment::StateKind;
 use super::ranks::{GradientExchange, Leaving, Totals};
@@ -130,7 +130,7 @@ impl Layers for Gathered<'_> {
     }
 }
 
-impl Trainer {
+impl ModelTrainer {
     /// Keeps this rank's part of weights, moments and average, of `copies` whole copies over all ranks. `number` tells the
     /// models of a run apart.
     pub fn split(&mut self, ranks: &Ranks, copies: usize, number: usize) -> Result<()> {

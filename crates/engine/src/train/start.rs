@@ -1,15 +1,15 @@
 //! The policy as it started, computed with for nothing: where an adapter is trained, what it started from is the base and
 //! the few numbers that are trained.
 
-use super::Trainer;
+use super::ModelTrainer;
 use crate::Result;
 use crate::model::Model;
 
 /// First values of the parameters that are trained, by their index.
 pub(super) type Start = Vec<(usize, Vec<f32>)>;
 
-impl Trainer {
-    /// Remembers the weights as they are, for [`Trainer::at_start`] and [`Trainer::restart`]. It takes a copy of what is
+impl ModelTrainer {
+    /// Remembers the weights as they are, for [`ModelTrainer::at_start`] and [`ModelTrainer::restart`]. It takes a copy of what is
     /// trained, so it is meant for adapters. Where weights are split each rank has its part.
     pub fn keep_start(&mut self) -> Result<()> {
         let trained = (0..self.model.params.len()).filter(|&i| self.optimizer.trains(i));
@@ -17,7 +17,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Calls `f` with the model as it was, then puts back the very bits it had. All ranks call it together where weights are
+    /// Calls `f` with the model as it was, then restores the same bits. All ranks call it together where weights are
     /// split; they are gathered meanwhile and afterwards.
     pub fn at_start<T>(&mut self, f: impl FnOnce(&Model) -> Result<T>) -> Result<T> {
         let now: Start =

@@ -1,6 +1,6 @@
 //! Vectors the size of the parameters, for methods that need more than the gradient (TRPO).
 
-use super::Trainer;
+use super::ModelTrainer;
 use super::accumulate::Sum;
 use crate::model::gradient::Gradient;
 use crate::{Error, Result};
@@ -9,7 +9,7 @@ use ferrl_kernels::{Buffer, DType};
 /// One number for each trained weight; what is inside is the device's affair.
 pub struct ParamVector(pub(super) Vec<Option<Buffer>>);
 
-impl Trainer {
+impl ModelTrainer {
     /// Zeros.
     pub fn vector(&self) -> Result<ParamVector> {
         let zeros = (0..self.model.params.len()).map(|i| self.slot(i)).collect::<Result<_>>()?;
@@ -73,12 +73,12 @@ impl Trainer {
         self.model.refresh()
     }
 
-    /// Moves the weights by `eps * v` while `f` runs, then puts back the very bits they had.
+    /// Moves the weights by `eps * v` while `f` runs, which computes no gradients, then puts back the very bits they had.
     pub fn perturbed<T>(
         &mut self,
         eps: f32,
         v: &ParamVector,
-        f: impl FnOnce(&mut Trainer) -> Result<T>,
+        f: impl FnOnce(&mut ModelTrainer) -> Result<T>,
     ) -> Result<T> {
         if self.model.dtype != DType::F32 {
             return Err(Error::usage("a small move of the weights is lost in bf16").fix("compute in f32"));
@@ -96,7 +96,7 @@ impl Trainer {
             saved.push(copy.transpose()?);
         }
         self.model.room(v.lengths(), 1)?;
-        let result = self.moved(eps, v).and_then(|()| self.model.gather_all()).and_then(|()| f(self));
+        let result = self.moved(eps, v).and_then(|()| self.model.gather_to_read()).and_then(|()| f(self));
         for (param, saved) in self.model.params.iter_mut().zip(saved) {
             if let Some(saved) = saved {
                 // Into the same memory: recorded work on a card reads the weights where they were.

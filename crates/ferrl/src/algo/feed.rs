@@ -24,7 +24,7 @@ pub enum Feed {
     Rollouts,
 }
 
-/// What is known of a kind.
+/// Facts of a kind.
 struct FeedFacts {
     words: &'static str,
     row: RowKind,

@@ -251,7 +251,7 @@ impl Kl {
 }
 
 /// Whether settings are broken, what is wrong, and a fix.
-type Rule = (bool, &'static str, &'static str);
+type SettingRule = (bool, &'static str, &'static str);
 
 impl Policy {
     /// Refuses settings that cannot learn, or that would do nothing; ranges are checked where settings are read.
@@ -270,7 +270,7 @@ impl Policy {
         }
     }
 
-    fn surrogate_rules(&self) -> Vec<Rule> {
+    fn surrogate_rules(&self) -> Vec<SettingRule> {
         vec![
             (
                 self.dual_clip.is_some_and(|d| d <= 1.0 + self.clip_high),
@@ -295,7 +295,7 @@ impl Policy {
         ]
     }
 
-    fn update_rules(&self) -> Vec<Rule> {
+    fn update_rules(&self) -> Vec<SettingRule> {
         let a = &self.advantage;
         let compares = matches!(a.baseline, Baseline::Group | Baseline::Others | Baseline::Process);
         vec![
@@ -317,7 +317,7 @@ impl Policy {
         ]
     }
 
-    fn kl_rules(&self) -> Vec<Rule> {
+    fn kl_rules(&self) -> Vec<SettingRule> {
         let (kl, full) = (&self.kl, self.kl.estimator == Estimator::Full);
         vec![
             (
@@ -338,7 +338,7 @@ impl Policy {
         ]
     }
 
-    fn length_rules(&self) -> Vec<Rule> {
+    fn length_rules(&self) -> Vec<SettingRule> {
         let has_length = self.aggregate == Aggregate::Constant || self.overlong > 0.0;
         vec![(
             has_length && self.length == 0,
@@ -347,7 +347,7 @@ impl Policy {
         )]
     }
 
-    fn advantage_rules(&self) -> Vec<Rule> {
+    fn advantage_rules(&self) -> Vec<SettingRule> {
         let a = &self.advantage;
         let apart = a.baseline == Baseline::Group && !a.to_go && self.kl.place != KlPlacement::Reward;
         vec![
@@ -384,7 +384,7 @@ impl Policy {
         ]
     }
 
-    fn step_rules(&self) -> Vec<Rule> {
+    fn step_rules(&self) -> Vec<SettingRule> {
         let (a, v) = (&self.advantage, &self.vine);
         let steps = a.baseline == Baseline::Steps;
         let shaped =

@@ -26,7 +26,7 @@ pub enum StepSplit {
 
 /// A step: its text, and the number of tokens of the completion up to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct SolutionStep {
     pub text: String,
     pub end: usize,
 }
@@ -38,7 +38,7 @@ pub(crate) fn steps(
     ids: &[u32],
     text: &str,
     tokenizer: &Tokenizer,
-) -> Result<Option<Vec<Step>>> {
+) -> Result<Option<Vec<SolutionStep>>> {
     if ids.is_empty() {
         return Ok(None);
     }
@@ -46,7 +46,7 @@ pub(crate) fn steps(
     if split == StepSplit::Tokens {
         let chunk = |(i, part): (usize, &[u32])| {
             let end = (i * step_tokens + step_tokens).min(ids.len());
-            Ok(Step { text: tokenizer.decode(part, true)?, end })
+            Ok(SolutionStep { text: tokenizer.decode(part, true)?, end })
         };
         return ids.chunks(step_tokens).enumerate().map(chunk).collect::<Result<_>>().map(Some);
     }
@@ -76,19 +76,19 @@ pub(crate) fn starts(ids: &[u32], tokenizer: &Tokenizer) -> Result<Vec<usize>> {
 
 /// Steps of a text as numbers of tokens. A step in which no token begins joins the step before; tokens behind the text (the
 /// stop) belong to the last step.
-fn in_tokens(parts: &[&str], starts: &[usize]) -> Vec<Step> {
-    let (mut out, mut from): (Vec<Step>, usize) = (Vec::new(), 0);
+fn in_tokens(parts: &[&str], starts: &[usize]) -> Vec<SolutionStep> {
+    let (mut out, mut from): (Vec<SolutionStep>, usize) = (Vec::new(), 0);
     for (i, part) in parts.iter().enumerate() {
         from += part.len();
         let last = i + 1 == parts.len();
         let end = if last { starts.len() } else { starts.partition_point(|&start| start < from) };
         match out.last_mut() {
             Some(before) if before.end == end => before.text += part,
-            _ => out.push(Step { text: (*part).to_string(), end }),
+            _ => out.push(SolutionStep { text: (*part).to_string(), end }),
         }
     }
     if out.is_empty() {
-        out.push(Step { text: String::new(), end: starts.len() });
+        out.push(SolutionStep { text: String::new(), end: starts.len() });
     }
     out
 }
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn a_token_belongs_to_the_step_of_its_first_character() {
         // "ab", "\nc" (straddles), "d", "\n", stop: boundaries at 3 ("ab\n") and 5 ("cd").
-        let step = |text: &str, end| Step { text: text.into(), end };
+        let step = |text: &str, end| SolutionStep { text: text.into(), end };
         assert_eq!(in_tokens(&["ab\n", "cd\n"], &[0, 2, 4, 5, 6]), [step("ab\n", 2), step("cd\n", 5)]);
         // A step in which no token begins joins the one before.
         assert_eq!(in_tokens(&["a\n", "\n", "b"], &[0, 1, 4]), [step("a\n\n", 2), step("b", 3)]);

@@ -6,7 +6,7 @@
 //! alone.
 
 use super::episodes::{self, PlayedTurn};
-use super::split::{self, Step};
+use super::split::{self, SolutionStep};
 use super::{Interval, StepCredit, StepSplit, advantages, estimated_states, interval_width, mean};
 use crate::algo::math::mean_std;
 use crate::episode::Prefix;
@@ -102,13 +102,13 @@ struct VinePath {
     /// Texts of the steps.
     steps: Vec<String>,
     states: Vec<usize>,
-    tokens: Tokens,
+    tokens: TokenOwner,
 }
 
 /// Which tokens are whose.
-enum Tokens {
+enum TokenOwner {
     /// Sequence, tokens of its prompt, and the ends of the steps of its completion.
-    Steps(usize, usize, Vec<Step>),
+    Steps(usize, usize, Vec<SolutionStep>),
     /// Of these sequences: the actions of the turns.
     Turns(Vec<usize>, Vec<PlayedTurn>),
 }
@@ -142,10 +142,10 @@ pub(crate) fn credit(
         let estimated: Vec<f64> = own.iter().map(|s| mean(&s.rewards)).collect();
         let (values, advantages) = advantages(path.steps.len(), score, &estimated);
         match &path.tokens {
-            Tokens::Steps(sequence, prompt, steps) => {
+            TokenOwner::Steps(sequence, prompt, steps) => {
                 place(&mut experience.sequences[*sequence], *prompt, steps, &advantages);
             }
-            Tokens::Turns(sequences, turns) => place_turns(experience, sequences, turns, &advantages),
+            TokenOwner::Turns(sequences, turns) => place_turns(experience, sequences, turns, &advantages),
         }
         metrics.add("credit/steps", path.steps.len() as f64);
         out[path.trajectory] = Some(StepCredit {
@@ -164,7 +164,7 @@ pub(crate) fn credit(
 }
 
 /// Writes the advantage of each step to its tokens.
-fn place(s: &mut Sequence, prompt: usize, steps: &[Step], advantages: &[f64]) {
+fn place(s: &mut Sequence, prompt: usize, steps: &[SolutionStep], advantages: &[f64]) {
     s.credit = vec![0.0; s.ids.len()];
     for i in s.actions().collect::<Vec<_>>() {
         let step = steps.partition_point(|step| step.end <= i + 1 - prompt);
@@ -189,7 +189,7 @@ fn find_states(
     answers: &[RolloutCompletion],
     experience: &Experience,
 ) -> Result<(Vec<VineState>, Vec<VinePath>)> {
-    let mut found = Found::default();
+    let mut found = VineStates::default();
     for (sequence, s) in experience.sequences.iter().enumerate() {
         let answer = &answers[s.trajectory];
         let first = answers.iter().position(|a| a.prompt == answer.prompt).unwrap_or(s.trajectory);
@@ -204,7 +204,7 @@ fn find_states(
                 let states = turns[..count].iter().map(|t| (Vec::new(), 0, Some(t.state.clone())));
                 let states = found.states(answer.prompt, sample, states);
                 let steps = played.turns.iter().map(|t| t.action.clone()).collect();
-                let (trajectory, tokens) = (s.trajectory, Tokens::Turns(own, turns));
+                let (trajectory, tokens) = (s.trajectory, TokenOwner::Turns(own, turns));
                 found.paths.push(VinePath { trajectory, steps, states, tokens });
             }
             continue;
@@ -219,7 +219,7 @@ fn find_states(
         let states = ends.map(|prefix| (s.ids[..prompt + prefix].to_vec(), prefix, None));
         let states = found.states(answer.prompt, sample, states);
         let texts = steps.iter().map(|s| s.text.clone()).collect();
-        let (trajectory, tokens) = (s.trajectory, Tokens::Steps(sequence, prompt, steps));
+        let (trajectory, tokens) = (s.trajectory, TokenOwner::Steps(sequence, prompt, steps));
         found.paths.push(VinePath { trajectory, steps: texts, states, tokens });
     }
     Ok((found.states, found.paths))
@@ -227,13 +227,13 @@ fn find_states(
 
 /// States so far, by prompt and what led there, and the completions that pass them.
 #[derive(Default)]
-struct Found {
+struct VineStates {
     states: Vec<VineState>,
     known: HashMap<(usize, Vec<u32>), usize>,
     paths: Vec<VinePath>,
 }
 
-impl Found {
+impl VineStates {
     /// The numbers of the states that a sample of a prompt passes: tokens with the length of the prefix, or how an episode comes
     /// there.
     fn states(

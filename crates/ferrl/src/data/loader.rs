@@ -61,7 +61,7 @@ pub struct DrawnRows {
     pub picks: Vec<(usize, u64)>,
 }
 
-/// Everything a checkpoint needs to go on with the very next row.
+/// Everything a checkpoint needs to resume with the next row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoaderState {
     /// The seed of the order.

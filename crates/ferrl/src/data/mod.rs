@@ -184,7 +184,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// A row that no one can have meant.
+/// The error for a row above the size limit.
 fn too_long(bytes: usize) -> Error {
     let mib = |n: usize| n as f64 / f64::from(1 << 20);
     Error::data(format!("the row has {:.1} MiB, at most {:.0} MiB", mib(bytes), mib(MAX_ROW)))

@@ -1,5 +1,6 @@
 //! Work on many rows with all cores, its results in the order of the rows.
 
+use ferrl_kernels::cores;
 use std::ops::Range;
 use std::thread;
 
@@ -15,7 +16,7 @@ pub fn portions<T: Send>(
     work: &(dyn Fn(Range<usize>) -> Result<T> + Sync),
     take: &mut dyn FnMut(T, usize) -> Result<bool>,
 ) -> Result<bool> {
-    let threads = thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = cores();
     let mut start = 0;
     while start < count {
         let end = (start + PORTION * threads).min(count);

@@ -3,11 +3,12 @@
 //! Up to [`MEMORY`] bytes of text stay in memory. Beyond it a JSONL file is read again where each row stands, and rows of
 //! any other format go to a file without a name in the system's folder for temporary files (`TMPDIR`).
 
+use ferrl_kernels::lock;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use ferrl_engine::{Error, Result};
@@ -152,10 +153,6 @@ fn stamp(file: &File) -> std::io::Result<Stamp> {
 fn read_at(file: &mut File, start: u64, text: &mut [u8]) -> std::io::Result<()> {
     file.seek(SeekFrom::Start(start))?;
     file.read_exact(text)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// A file that vanishes with its handle, however the program ends.

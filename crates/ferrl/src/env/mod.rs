@@ -26,6 +26,24 @@ use ferrl_engine::Error;
 use ferrl_kernels::philox::philox4x32;
 use serde_json::{Map, Value};
 
+/// An episode played as a demonstration: its prompt, and every action with the observation after it.
+fn demonstrate<E: Environment>(
+    episode: &mut E,
+    columns: Map<String, Value>,
+    mut next_action: impl FnMut(&mut E) -> Option<String>,
+) -> std::result::Result<TaskExample, Error> {
+    let (prompt, mut turns) = (episode.start()?, Vec::new());
+    while let Some(action) = next_action(episode) {
+        let turn = episode.step(&action)?;
+        let (Next::Observation(shown) | Next::State(shown)) = turn.next;
+        turns.push((action, shown));
+        if turn.end.is_some() {
+            break;
+        }
+    }
+    Ok(TaskExample { prompt, columns, turns, ..Default::default() })
+}
+
 /// One episode. It is used once: started, then stepped until a turn ends it. Equal seeds give equal observations for
 /// equal actions, whatever else runs in the process.
 pub trait Environment: Send {

@@ -3,15 +3,15 @@
 use super::{Environment, episode_seed};
 use crate::task::{Task, TaskExample};
 use ferrl_engine::Result;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 /// Opens an episode by its seed and number.
-type Open = Box<dyn Fn(u64, u64) -> Box<dyn Environment> + Send + Sync>;
+type OpenNumbered = Box<dyn Fn(u64, u64) -> Box<dyn Environment> + Send + Sync>;
 
 /// Episodes by number, each from a seed of its own.
 pub struct Numbered {
     seed: u64,
-    open: Open,
+    open: OpenNumbered,
 }
 
 impl Numbered {
@@ -26,10 +26,6 @@ impl Task for Numbered {
     fn example(&self, index: u64, _held_out: bool) -> Result<TaskExample> {
         let columns = json!({ "episode": index }).as_object().cloned().unwrap_or_default();
         Ok(TaskExample { columns, ..Default::default() })
-    }
-
-    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
-        None
     }
 
     fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {

@@ -20,7 +20,7 @@ pub(crate) enum Reach {
     End,
 }
 
-/// A prefix of an episode: all that it takes to come back to it.
+/// A prefix of an episode: everything that is needed to continue from it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Prefix {
     /// The actions so far, with the text that the environment got.
@@ -144,7 +144,7 @@ impl Episode {
         Ok(None)
     }
 
-    /// What is said of an environment that cannot be branched.
+    /// The error for an environment that cannot be branched.
     pub(super) fn plays_otherwise(&self) -> Error {
         let label = self.environment.as_ref().map_or_else(String::new, |e| e.label());
         Error::data("the same actions led to another state when they were taken again").at(label).fix(

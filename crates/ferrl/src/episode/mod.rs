@@ -3,7 +3,7 @@
 //! One loop over all episodes of a step (`play`): the generator decodes whatever is ready, and an episode whose environment
 //! is at work holds up no other. A prompt without an environment is an episode of one turn. The random numbers of a token
 //! depend on the seed, the step, the prompt, the sample, the turn and the token's index in it, never on the order in which
-//! completions and environments come back. A branch (`branch`) continues an episode from one of its turns, as often as wanted.
+//! completions and environments return. A branch (`branch`) continues an episode from one of its turns, as often as wanted.
 
 mod branch;
 mod play;
@@ -134,7 +134,7 @@ pub struct TurnRecord {
     pub(crate) credited: bool,
 }
 
-/// What an environment said of an episode.
+/// What an environment reported of an episode.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Played {
     /// In order.

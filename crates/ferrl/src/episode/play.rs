@@ -1,13 +1,13 @@
 //! The loop over all episodes of a step.
 
-use super::threads::{EnvironmentCall, Reply, Threads};
+use super::threads::{EnvReply, EnvironmentCall, Threads};
 use super::tokens::EncodedTexts;
 use super::{Episode, TimeShares, TurnRecord};
 use crate::env::{self, EpisodeEnd, Fault, Lost, Next, Turn, Why};
 use crate::interrupt;
-use crate::rollout::Actor;
+use crate::rollout::{Actor, RolloutRequest};
 use crate::source::Prompt;
-use ferrl_engine::generate::{Completion, Event, Id, SamplingParams};
+use ferrl_engine::generate::{Completion, Event, Id};
 use ferrl_engine::{Error, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -43,10 +43,9 @@ impl Spent {
 pub(crate) fn play(
     actor: &mut Actor<'_>,
     prompts: &mut [Prompt],
-    params: &SamplingParams,
-    samples: usize,
-    step: u64,
+    wanted: RolloutRequest<'_>,
 ) -> Result<Plays> {
+    let RolloutRequest { params, samples, step } = wanted;
     let (began, shared) = (Instant::now(), Arc::new(params.clone()));
     let mut play = EpisodeLoop::new(actor, prompts);
     let played = play.all(prompts, |play, group, prompt| {
@@ -111,7 +110,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         }
     }
 
-    /// Begins episodes and plays them all to their ends; they come back in the order they were begun.
+    /// Begins episodes and plays them all to their ends; returns them in the order in which they were begun.
     pub fn all(
         &mut self,
         prompts: &[Prompt],
@@ -121,7 +120,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         self.rest()
     }
 
-    /// Plays all that are under way to their ends; they come back in the order they were begun.
+    /// Plays all active episodes to their ends; returns them in the order in which they were begun.
     pub fn rest(&mut self) -> Result<Vec<Episode>> {
         let mut over = BTreeMap::new();
         while !self.is_idle() {
@@ -302,7 +301,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
     }
 
     /// An environment has answered: the policy goes on, or the episode is over.
-    fn answered(&mut self, i: usize, reply: env::Result<Reply>) -> Result<()> {
+    fn answered(&mut self, i: usize, reply: env::Result<EnvReply>) -> Result<()> {
         match reply {
             Err(Fault::Fatal(error)) => Err(error),
             Err(Fault::Busy) => self.ask(i, EnvironmentCall::Start),
@@ -311,14 +310,14 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
                 self.episode(i)?.lose(*lost);
                 Ok(())
             }
-            Ok(Reply::Started(text)) => {
+            Ok(EnvReply::Started(text)) => {
                 let prompts = self.prompts;
                 let Some(e) = self.episodes.get_mut(&i) else { return Ok(()) };
                 let begun = e.begin(self.actor, &prompts[e.prompt], text);
                 e.open_branch();
                 self.read(i, begun)
             }
-            Ok(Reply::Stepped(action, turn)) => {
+            Ok(EnvReply::Stepped(action, turn)) => {
                 let limit = self.actor.environments.max_turns;
                 let Some(e) = self.episodes.get_mut(&i) else { return Ok(()) };
                 let replaying = e.branch.as_ref().is_some_and(|b| b.is_replaying());

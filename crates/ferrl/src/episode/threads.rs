@@ -2,8 +2,9 @@
 
 use crate::env::{self, Environment, Turn};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::lock;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What is asked of an environment.
@@ -14,19 +15,19 @@ pub(super) enum EnvironmentCall {
 }
 
 /// What it said.
-pub(super) enum Reply {
+pub(super) enum EnvReply {
     Started(String),
-    /// The action and what came of it.
+    /// The action and its result.
     Stepped(String, Turn),
 }
 
 impl EnvironmentCall {
-    pub(super) fn of(self, environment: &mut dyn Environment) -> env::Result<Reply> {
+    pub(super) fn of(self, environment: &mut dyn Environment) -> env::Result<EnvReply> {
         Ok(match self {
-            EnvironmentCall::Start => Reply::Started(environment.start()?),
+            EnvironmentCall::Start => EnvReply::Started(environment.start()?),
             EnvironmentCall::Step(action) => {
                 let turn = environment.step(&action)?;
-                Reply::Stepped(action, turn)
+                EnvReply::Stepped(action, turn)
             }
         })
     }
@@ -40,7 +41,7 @@ pub(super) struct Back {
     /// Its episode.
     pub episode: usize,
     pub environment: Box<dyn Environment>,
-    pub reply: env::Result<Reply>,
+    pub reply: env::Result<EnvReply>,
 }
 
 /// A thread needs little: it waits.
@@ -85,7 +86,7 @@ impl Threads {
             let (queue, done) = (self.queue.clone(), self.done.clone());
             let body = move || {
                 loop {
-                    let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let job = lock(&queue).recv();
                     let Ok(EnvironmentJob(episode, mut environment, ask)) = job else { return };
                     let reply = ask.of(&mut *environment);
                     if done.send(Back { episode, environment, reply }).is_err() {

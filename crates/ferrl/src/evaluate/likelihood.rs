@@ -28,7 +28,7 @@ pub enum Continuation {
 }
 
 /// A prompt with its options.
-struct Choice {
+struct MultipleChoice {
     prompt: Prompt,
     /// What each option is called in tables of results.
     options: Vec<String>,
@@ -71,7 +71,7 @@ pub fn likelihood(
 }
 
 /// The options of a row and which is right: columns `choices` and `answer`, a letter.
-fn choice(prompt: Prompt, by: Continuation) -> Result<Choice> {
+fn choice(prompt: Prompt, by: Continuation) -> Result<MultipleChoice> {
     let bad = |what: &str| {
         Error::data(what.to_string())
             .at(&prompt.place)
@@ -90,7 +90,7 @@ fn choice(prompt: Prompt, by: Continuation) -> Result<Choice> {
         Continuation::Text => text.trim().to_string(),
     });
     let options = options.collect();
-    Ok(Choice { prompt, options, right })
+    Ok(MultipleChoice { prompt, options, right })
 }
 
 /// The tokens of an option behind its prompt. They are read off the encoding of both together, as long as it begins with the
@@ -134,7 +134,7 @@ fn logps(model: &Model, sequences: &[Vec<u32>], own: &[usize]) -> Result<Vec<f64
 }
 
 /// What was chosen, and whether it is right.
-fn graded(choice: &Choice, logps: &[f64]) -> (String, Graded) {
+fn graded(choice: &MultipleChoice, logps: &[f64]) -> (String, Graded) {
     let best = |score: &dyn Fn(usize) -> f64| {
         // The first of equals, as numpy's argmax has it.
         (1..logps.len()).fold(0, |best, k| if score(k) > score(best) { k } else { best })

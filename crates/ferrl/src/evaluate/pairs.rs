@@ -120,7 +120,7 @@ pub struct Accuracy {
     pub accuracy: f64,
 }
 
-/// What a reward model is worth on a set of pairs.
+/// Accuracy of a reward model on a set of pairs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PairTable {
     /// By subset.

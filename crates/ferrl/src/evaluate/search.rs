@@ -12,7 +12,7 @@ use ferrl_engine::Result;
 
 /// What a search says of one prompt: whether its result is right, its reward, the tokens sampled, and the fraction of whole
 /// completions of its tree that are right.
-type Found = (Option<bool>, Option<f64>, u64, Option<f64>);
+type SearchOutcome = (Option<bool>, Option<f64>, u64, Option<f64>);
 
 /// Searches for `prompts` held-out prompts: `eval/search`, the accuracy of the results, with the mean of a tree's completions
 /// (`eval/search_mean`) and the tokens sampled for a prompt (`eval/search_tokens`). Every rank searches for its share.
@@ -29,13 +29,13 @@ pub fn search(
     let params = rollout::params(settings, actor.stops, seed);
     let asked = &prompts[own.clone()];
     let records = actor.led(|actor| searcher.run(actor, asked, (own.start, params), rewards))?;
-    let found = |r: &crate::search::Record| -> Found {
+    let found = |r: &crate::search::Record| -> SearchOutcome {
         let known: Vec<f64> =
             r.nodes.terminals().filter_map(|n| n.correct).map(|c| f64::from(u8::from(c))).collect();
         let mean = (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64);
         (r.correct, r.reward, r.generated_tokens, mean)
     };
-    let own: Vec<Found> = records.iter().map(|(record, _)| found(record)).collect();
+    let own: Vec<SearchOutcome> = records.iter().map(|(record, _)| found(record)).collect();
     let all = if ranks.is_alone() { vec![own] } else { gather(ranks, own)? };
     let mut metrics = Metrics::default();
     for (correct, reward, tokens, mean) in all.into_iter().flatten() {

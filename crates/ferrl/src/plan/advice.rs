@@ -76,7 +76,7 @@ fn base(i: &Inputs, home: &str) -> Option<Inputs> {
     (bytes(&now) < bytes(i)).then_some(now)
 }
 
-/// A cache as small as one answer to each prompt at a time needs, at least.
+/// The largest cache that fits, of at least 16 MiB.
 fn smaller_cache(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
     let over = bytes(i).saturating_sub(available).div_ceil(1 << 20) as usize;
     let mib = i.recipe.rollout.cache_mib.saturating_sub(over + over / 8);
@@ -93,66 +93,63 @@ fn release_cache(i: &Inputs) -> Option<Inputs> {
     (i.feed.sampled() && !i.recipe.rollout.release_cache && bytes(&now) < bytes(i)).then_some(now)
 }
 
-/// A change of a recipe, where it changes anything.
-type Move = fn(&Inputs) -> Option<Inputs>;
+/// A cache of 64 MiB.
+fn least_cache(i: &Inputs) -> Option<Inputs> {
+    let mut now = i.clone();
+    now.recipe.rollout.cache_mib = 64;
+    ((i.feed.sampled() || i.evaluates()) && i.recipe.rollout.cache_mib > 64).then_some(now)
+}
+
+/// A change of a recipe that saves memory, where it changes anything.
+type Saving = fn(&Inputs) -> Option<Inputs>;
 
 /// Single changes after which the stage fits; where none does, all of them together if that does.
 pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
-    let mut out = Vec::new();
-    if let Some((tokens, now)) = fewer_tokens(i, available) {
-        out.push(change(format!("train.micro_batch_tokens={tokens}"), &now));
-    }
-    if let Some(now) = recompute(i) {
-        out.push(change("model.recompute=true".into(), &now));
-    }
-    if let Some((mib, now)) = smaller_cache(i, available) {
-        out.push(change(format!("rollout.cache_mib={mib}"), &now));
-    }
-    if let Some(now) = release_cache(i) {
-        out.push(change("rollout.release_cache=true".into(), &now));
-    }
-    if let Some(now) = half(i) {
-        out.push(change(format!("model.dtype={}", DType::Bf16.name()), &now));
-    }
-    if let Some(now) = eight_bits(i) {
-        out.push(change("optim.name=adamw8".into(), &now));
-    }
-    if let Some(now) = offload(i) {
-        out.push(change("optim.offload=moments".into(), &now));
-    }
-    for home in ["host", "nf4"] {
-        out.extend(base(i, home).map(|now| change(format!("adapter.base={home}"), &now)));
-    }
+    let mut out = single_changes(i, available);
     out.retain(|c| c.bytes <= available);
-    if !out.is_empty() {
-        return out;
+    if out.is_empty() {
+        out.extend(Some(combined_change(i, available)).filter(|c| c.bytes <= available));
     }
-    let (mut now, mut texts) = (i.clone(), Vec::new());
-    if let Some(next) = half(&now) {
-        texts.push(format!("model.dtype={}", DType::Bf16.name()));
-        now = next;
-    }
-    if let Some(next) = recompute(&now) {
-        texts.push("model.recompute=true".into());
-        now = next;
-    }
-    if (i.feed.sampled() || i.evaluates()) && now.recipe.rollout.cache_mib > 64 {
-        texts.push("rollout.cache_mib=64".into());
-        now.recipe.rollout.cache_mib = 64;
-    }
-    // The same bits, and then codes too, as far as they are needed.
-    let moves: [(&str, Move); 4] = [
-        ("rollout.release_cache=true", release_cache),
-        ("adapter.base=host", |i| base(i, "host")),
-        ("optim.offload=moments", offload),
-        ("optim.name=adamw8", eight_bits),
+    out
+}
+
+/// Each setting that saves memory, alone.
+fn single_changes(i: &Inputs, available: u64) -> Vec<Change> {
+    let set = |text: &str, now: Option<Inputs>| now.map(|now| (text.to_string(), now));
+    let tokens = fewer_tokens(i, available).map(|(n, now)| (format!("train.micro_batch_tokens={n}"), now));
+    let cache = smaller_cache(i, available).map(|(mib, now)| (format!("rollout.cache_mib={mib}"), now));
+    let all = [
+        tokens,
+        set("model.recompute=true", recompute(i)),
+        cache,
+        set("rollout.release_cache=true", release_cache(i)),
+        set("model.dtype=bf16", half(i)),
+        set("optim.name=adamw8", eight_bits(i)),
+        set("optim.offload=moments", offload(i)),
+        set("adapter.base=host", base(i, "host")),
+        set("adapter.base=nf4", base(i, "nf4")),
     ];
-    for (text, step) in moves {
-        let fits = |i: &Inputs| bytes(i) <= available || fewer_tokens(i, available).is_some();
-        if !fits(&now)
-            && let Some(next) = step(&now)
+    all.into_iter().flatten().map(|(text, now)| change(text, &now)).collect()
+}
+
+/// bf16, recomputation and a small cache, then more as far as it is needed: settings that keep the bits before 8-bit moments.
+fn combined_change(i: &Inputs, available: u64) -> Change {
+    let savings: [(&str, bool, Saving); 7] = [
+        ("model.dtype=bf16", true, half),
+        ("model.recompute=true", true, recompute),
+        ("rollout.cache_mib=64", true, least_cache),
+        ("rollout.release_cache=true", false, release_cache),
+        ("adapter.base=host", false, |i| base(i, "host")),
+        ("optim.offload=moments", false, offload),
+        ("optim.name=adamw8", false, eight_bits),
+    ];
+    let fits = |i: &Inputs| bytes(i) <= available || fewer_tokens(i, available).is_some();
+    let (mut now, mut texts) = (i.clone(), Vec::new());
+    for (text, always, saving) in savings {
+        if (always || !fits(&now))
+            && let Some(next) = saving(&now)
         {
-            texts.push(text.into());
+            texts.push(text.to_string());
             now = next;
         }
     }
@@ -162,8 +159,7 @@ pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
         texts.push(format!("train.micro_batch_tokens={tokens}"));
         now = next;
     }
-    let all = change(texts.join(" "), &now);
-    if all.bytes <= available { vec![all] } else { Vec::new() }
+    change(texts.join(" "), &now)
 }
 
 /// The error for a stage that does not fit.

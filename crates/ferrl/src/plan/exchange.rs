@@ -11,7 +11,7 @@ use super::cards::LINK_SHARE;
 use super::ranks::Cluster;
 use super::work::sampled_tokens;
 use crate::parallel::RankLayout;
-use ferrl_engine::model::{Config, ParamShape};
+use ferrl_engine::model::{ModelConfig, ParamShape};
 use ferrl_kernels::backend::VOCAB_TILE;
 
 /// Bytes of a sampled token between ranks: its id, log-probability, version and mask, as text.
@@ -86,7 +86,7 @@ impl Traffic<'_> {
     }
 
     /// Over the models that are trained.
-    fn sum(&self, f: impl Fn(&Config) -> f64) -> f64 {
+    fn sum(&self, f: impl Fn(&ModelConfig) -> f64) -> f64 {
         std::iter::once(&self.i.config).chain(&self.i.critic).map(f).sum()
     }
 
@@ -97,7 +97,7 @@ impl Traffic<'_> {
     }
 
     /// Bytes of parameters on their way: rounded where products alone read them, bases as their home has them.
-    fn travelling(&self, c: &Config, chosen: impl Fn(&ParamShape) -> bool) -> f64 {
+    fn travelling(&self, c: &ModelConfig, chosen: impl Fn(&ParamShape) -> bool) -> f64 {
         let bases: Vec<_> = self.i.bases(c).iter().map(|p| p.id).collect();
         let width = |p: &ParamShape| match (bases.contains(&p.id), c.is_multiplied(p.id)) {
             (true, _) => self.i.base_width() as f64,
@@ -118,9 +118,9 @@ impl Traffic<'_> {
         let (_, updates, rounds) = rounds(self.i, self.l);
         let (updates, rounds) = (updates as f64, rounds as f64);
         let inside =
-            |c: &Config| self.travelling(c, |p| p.id.layer.is_some()) + 4.0 * self.i.low_rank(c) as f64;
-        let found = |c: &Config| (2.0 * rounds - 1.0) * inside(c) / c.layers.max(1) as f64;
-        let outside = |c: &Config| self.travelling(c, |p| p.id.layer.is_none());
+            |c: &ModelConfig| self.travelling(c, |p| p.id.layer.is_some()) + 4.0 * self.i.low_rank(c) as f64;
+        let found = |c: &ModelConfig| (2.0 * rounds - 1.0) * inside(c) / c.layers.max(1) as f64;
+        let outside = |c: &ModelConfig| self.travelling(c, |p| p.id.layer.is_none());
         let bytes = updates * self.sum(|c| 2.0 * rounds * inside(c) - found(c) + outside(c));
         let what = format!("gathered {:.0} times, layer by layer", 2.0 * rounds * updates);
         self.add("weights", self.gathered(bytes), what);
@@ -197,8 +197,8 @@ impl Traffic<'_> {
     /// and inside again, and the gradients of both products' outputs and inputs.
     fn features(&mut self) {
         let (l, (tokens, passes)) = (self.l, self.tokens());
-        let backward = |c: &Config| inside(c) + c.qkv_width() + c.up_width() + 2 * c.hidden;
-        let per_token = |c: &Config| (c.layers * (passes * forward(c) + backward(c))) as f64 * self.e;
+        let backward = |c: &ModelConfig| inside(c) + c.qkv_width() + c.up_width() + 2 * c.hidden;
+        let per_token = |c: &ModelConfig| (c.layers * (passes * forward(c) + backward(c))) as f64 * self.e;
         let bytes = tokens / l.sp as f64 * self.sum(per_token);
         let cost = (bytes * others(l.tp), self.cluster.gather(bytes, l.tp, 1));
         self.add("activations", cost, "of every layer, forward and backward".into());
@@ -208,7 +208,7 @@ impl Traffic<'_> {
     fn vocabulary(&mut self) {
         let (l, (tokens, _)) = (self.l, self.tokens());
         let team = l.tp * l.sp;
-        let head = |c: &Config| {
+        let head = |c: &ModelConfig| {
             let logits = (c.vocab + c.hidden) as f64 * self.e;
             if c.head.has_lm() { tiles(c) / team as f64 + logits } else { 0.0 }
         };
@@ -217,21 +217,46 @@ impl Traffic<'_> {
         self.add("vocabulary", cost, "embeddings, tiles of the head, gradients of logits".into());
     }
 
-    /// Rows for heads, forward and back, in backward also the gradients of all products' outputs; and all rows of all products'
-    /// inputs, of the norms' inputs (f32) and gradients.
+    /// What attention exchanges, gradients of all products' outputs included; and all rows of all products' inputs, of the norms'
+    /// inputs (f32) and gradients.
     fn context(&mut self) {
-        let (l, (tokens, passes)) = (self.l, self.tokens());
-        let outputs = |c: &Config| c.qkv_width() + c.up_width() + 2 * c.hidden;
-        let heads = |c: &Config| (passes + 1) * c.qkv_width() + (passes + 2) * c.attention_width();
-        let per_token = |c: &Config| (c.layers * (heads(c) + outputs(c)) / l.tp) as f64 * self.e;
-        let bytes = tokens / l.sp as f64 * self.sum(per_token);
+        let (l, (tokens, _)) = (self.l, self.tokens());
+        let outputs = |c: &ModelConfig| (c.qkv_width() + c.up_width() + 2 * c.hidden) as f64 * self.e;
+        let inside =
+            |c: &ModelConfig| c.layers as f64 / l.tp as f64 * (self.sent_by_attention(c) + outputs(c));
+        let bytes = tokens / l.sp as f64 * self.sum(inside);
         let cost = (bytes * others(l.sp), self.cluster.scatter(bytes, l.sp, l.tp));
         self.add("heads", cost, "of every layer, forward and backward".into());
-        let inputs = |c: &Config| (2 * c.hidden + c.attention_width() + c.ffn) as f64 * self.e;
-        let norms = |c: &Config| 2.0 * c.hidden as f64 * (4.0 + 2.0 * self.e);
+        let keys = |c: &ModelConfig| c.layers as f64 / l.tp as f64 * self.gathered_by_attention(c);
+        let bytes = tokens * self.sum(keys);
+        let cost = (bytes * others(l.sp), self.cluster.gather(bytes, l.sp, l.tp));
+        self.add("keys", cost, "and values of all tokens; in backward also queries and outputs".into());
+        let inputs = |c: &ModelConfig| (2 * c.hidden + c.attention_width() + c.ffn) as f64 * self.e;
+        let norms = |c: &ModelConfig| 2.0 * c.hidden as f64 * (4.0 + 2.0 * self.e);
         let bytes = tokens * self.sum(|c| c.layers as f64 * (inputs(c) + norms(c)));
         let cost = (bytes * others(l.sp), self.cluster.gather(bytes, l.sp, l.tp));
         self.add("rows", cost, "all tokens, for the gradients of weights".into());
+    }
+
+    /// Bytes a token of a layer that go to one member: rows for heads and back; where members share query rows, queries, outputs and
+    /// their log-sum-exp, in backward the gradients.
+    fn sent_by_attention(&self, c: &ModelConfig) -> f64 {
+        let (_, passes) = self.tokens();
+        let (qkv, att) = (c.qkv_width(), c.attention_width());
+        match c.shares_heads(self.l.tp, self.l.sp) {
+            true => ((passes + 1) * qkv + (passes + 2) * att) as f64 * self.e,
+            false => (2 * passes * att + qkv) as f64 * self.e + 4.0 * (passes * c.heads) as f64,
+        }
+    }
+
+    /// Bytes a token of a layer that go to all members, where they share query rows.
+    fn gathered_by_attention(&self, c: &ModelConfig) -> f64 {
+        let (_, passes) = self.tokens();
+        let (qkv, att) = (c.qkv_width(), c.attention_width());
+        match c.shares_heads(self.l.tp, self.l.sp) {
+            true => 0.0,
+            false => (passes * (qkv - att) + qkv + 2 * att) as f64 * self.e + 4.0 * c.heads as f64,
+        }
     }
 
     /// Forward passes of ranks that sample together. Every token exchanges its embedding and the outputs of every layer; a sampled
@@ -239,7 +264,8 @@ impl Traffic<'_> {
     fn sampling(&mut self) {
         let (i, l) = (self.i, self.l);
         let groups = (l.ranks / l.rollout_tp) as f64;
-        let per_token = |c: &Config| c.layers as f64 * forward(c) as f64 * self.e + 4.0 * c.hidden as f64;
+        let per_token =
+            |c: &ModelConfig| c.layers as f64 * forward(c) as f64 * self.e + 4.0 * c.hidden as f64;
         let (read, sampled) = if i.feed.sampled() { sampled_tokens(i) } else { (0.0, 0.0) };
         let drawn = tiles(&i.config) / l.rollout_tp as f64 + DRAW;
         let scored = (i.update_tokens() * i.updates.minibatches) as f64;
@@ -262,16 +288,16 @@ impl Traffic<'_> {
 }
 
 /// Numbers a token between the products of a layer.
-fn inside(c: &Config) -> usize {
+fn inside(c: &ModelConfig) -> usize {
     c.attention_width() + c.ffn
 }
 
 /// Numbers a token of a layer that ranks which share features gather in forward.
-fn forward(c: &Config) -> usize {
+fn forward(c: &ModelConfig) -> usize {
     inside(c) + 2 * c.hidden
 }
 
 /// Bytes of a row's numbers of all tiles of the vocabulary.
-fn tiles(c: &Config) -> f64 {
+fn tiles(c: &ModelConfig) -> f64 {
     12.0 * c.vocab.div_ceil(VOCAB_TILE) as f64
 }

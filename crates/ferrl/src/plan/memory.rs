@@ -7,7 +7,7 @@
 
 use super::Inputs;
 use crate::recipe::Recipe;
-use ferrl_engine::model::Config;
+use ferrl_engine::model::ModelConfig;
 use ferrl_engine::model::ParamShape;
 use ferrl_engine::model::adapter::{AdapterOptions, BaseHome, adapter_weights, lora_modules};
 use ferrl_kernels::codes::NF4_BLOCK;
@@ -15,7 +15,7 @@ use ferrl_kernels::{DType, Footprint};
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct MemoryPart {
     /// What it is.
     pub name: &'static str,
     /// Its bytes.
@@ -32,11 +32,11 @@ const PROGRAM: u64 = 24 << 20;
 /// three steps of SFT of `recipes/experts.toml` took 217 MiB, 193 without it.
 const EXPERTS_SLACK: u64 = 15;
 const PER_TOKEN_KNOWN: u64 = 600;
-/// Memory that nobody uses and that is not given back, beside a quarter of the peak.
+/// Unused memory that stays allocated, besides a quarter of the peak.
 pub(super) const KEPT: u64 = 32 << 20;
 
 /// Everything that is there at the peak.
-pub fn parts(i: &Inputs) -> Vec<Part> {
+pub fn parts(i: &Inputs) -> Vec<MemoryPart> {
     let mut table = MemoryTable { i, e: i.dtype().size(), parts: Vec::new() };
     table.models();
     let busy = table.step();
@@ -57,19 +57,19 @@ struct MemoryTable<'a> {
     i: &'a Inputs,
     /// Bytes of the compute type.
     e: usize,
-    parts: Vec<Part>,
+    parts: Vec<MemoryPart>,
 }
 
 impl MemoryTable<'_> {
     /// A line, where it takes memory.
     fn add(&mut self, name: &'static str, bytes: u64, what: String) {
         if bytes > 0 {
-            self.parts.push(Part { name, bytes, what });
+            self.parts.push(MemoryPart { name, bytes, what });
         }
     }
 
     /// Sum over the models that are trained.
-    fn sum(&self, f: impl Fn(&Config) -> usize) -> u64 {
+    fn sum(&self, f: impl Fn(&ModelConfig) -> usize) -> u64 {
         std::iter::once(&self.i.config).chain(&self.i.critic).map(f).sum::<usize>() as u64
     }
 
@@ -189,7 +189,7 @@ impl MemoryTable<'_> {
             true => "tokens of more sequences at once".into(),
             false => format!("keys and values of its own, rollout.cache_mib = {mib}"),
         };
-        self.parts.push(Part { name: "evaluation", bytes: more + kept - step, what });
+        self.parts.push(MemoryPart { name: "evaluation", bytes: more + kept - step, what });
     }
 
     /// What the allocator keeps, and the program itself.
@@ -202,34 +202,34 @@ impl MemoryTable<'_> {
         };
         let what = format!("{slack} % of the above{also}");
         let bytes = self.total() * slack / 100 + left;
-        self.parts.push(Part { name: "allocator", bytes, what });
+        self.parts.push(MemoryPart { name: "allocator", bytes, what });
         if i.device.own_memory {
             let what = "driver, kernels, libraries".into();
-            return self.parts.push(Part { name: "context", bytes: i.device.fixed, what });
+            return self.parts.push(MemoryPart { name: "context", bytes: i.device.fixed, what });
         }
         let what = "code, tokenizer, data of a step".into();
-        self.parts.push(Part { name: "program", bytes: program(i), what });
+        self.parts.push(MemoryPart { name: "program", bytes: program(i), what });
     }
 }
 
 /// What the models of a stage take, wherever they lie.
 impl Inputs {
     /// Weights that have a gradient: all, or an adapter's.
-    pub(super) fn trained(&self, c: &Config) -> usize {
+    pub(super) fn trained(&self, c: &ModelConfig) -> usize {
         self.adapted(c).map_or_else(|| weights(c), |(_, trained)| trained)
     }
 
     /// Weights of A and B.
-    pub(super) fn low_rank(&self, c: &Config) -> usize {
+    pub(super) fn low_rank(&self, c: &ModelConfig) -> usize {
         self.adapted(c).map_or(0, |(low, _)| low)
     }
 
     /// Trained weights whose gradient a backward adds to more than once.
-    fn often(&self, c: &Config) -> usize {
+    fn often(&self, c: &ModelConfig) -> usize {
         if self.recipe.adapter.is_some() { 0 } else { met_often(c) }
     }
 
-    fn adapted(&self, c: &Config) -> Option<(usize, usize)> {
+    fn adapted(&self, c: &ModelConfig) -> Option<(usize, usize)> {
         adapter_weights(c, &self.adapter()?).ok()
     }
 
@@ -250,13 +250,13 @@ impl Inputs {
     }
 
     /// Bytes of the optimizer's moments; a trust region moves the policy without.
-    pub(super) fn moments(&self, c: &Config) -> usize {
+    pub(super) fn moments(&self, c: &ModelConfig) -> usize {
         let without = self.updates.trust_region.is_some() && std::ptr::eq(c, &self.config);
         if without { 0 } else { moment_bytes(&self.recipe, c) }
     }
 
     /// Weights under an adapter.
-    pub(super) fn bases(&self, c: &Config) -> Vec<ParamShape> {
+    pub(super) fn bases(&self, c: &ModelConfig) -> Vec<ParamShape> {
         self.adapter().map_or_else(Vec::new, |options| base_weights(c, &options))
     }
 
@@ -268,7 +268,7 @@ impl Inputs {
     }
 
     /// Bytes of the masters of a model that is trained: f32, but for the base of an adapter, which has a home of its own.
-    pub(super) fn masters(&self, c: &Config) -> usize {
+    pub(super) fn masters(&self, c: &ModelConfig) -> usize {
         let base: usize = self.bases(c).iter().map(|p| p.len()).sum();
         let homed =
             self.adapter().map_or(0, |o| base_bytes(&o, self.dtype().size(), base, self.device.own_memory));
@@ -277,7 +277,7 @@ impl Inputs {
 
     /// Bytes of what products read of a model. On a card that is half of a plain parameter's master, and memory of its own under an
     /// adapter.
-    pub(super) fn forms(&self, c: &Config, backward: bool) -> usize {
+    pub(super) fn forms(&self, c: &ModelConfig, backward: bool) -> usize {
         let (e, form) = (self.dtype().size(), self.device.weight);
         let apart = |p: &ParamShape| if form(p.rows, p.cols, e, true) == 0 { e * p.len() } else { 0 };
         packed(c, e, backward, form) + self.bases(c).iter().map(apart).sum::<usize>()
@@ -285,7 +285,7 @@ impl Inputs {
 
     /// Bytes of a frozen model where training needs the most: beside a card nothing is left of one that is offloaded; in the machine's
     /// memory its weights are.
-    pub(super) fn frozen_bytes(&self, c: &Config, offload: bool) -> u64 {
+    pub(super) fn frozen_bytes(&self, c: &ModelConfig, offload: bool) -> u64 {
         match offload {
             true if self.device.own_memory => 0,
             true => 4 * weights(c) as u64,
@@ -294,7 +294,7 @@ impl Inputs {
     }
 
     /// Bytes of a frozen model on its device.
-    fn resident(&self, c: &Config) -> u64 {
+    pub(super) fn resident(&self, c: &ModelConfig) -> u64 {
         let (device, e) = (self.device, self.dtype().size());
         let bytes = if e == 2 { device.frozen } else { 4 };
         (bytes * weights(c) + packed(c, e, false, device.weight)) as u64
@@ -309,7 +309,7 @@ impl Inputs {
         let own =
             (whole && reference && i.recipe.reference.offload && i.teacher.is_none()).then_some(&i.config);
         let judges = i.judges.iter().filter(|(_, offload)| *offload).map(|(c, _)| c);
-        let visit = |c: &Config| self.resident(c) + forward_work(c, t, e) as u64;
+        let visit = |c: &ModelConfig| self.resident(c) + forward_work(c, t, e) as u64;
         own.into_iter().chain(judges).map(visit).max().unwrap_or(0)
     }
 }
@@ -324,7 +324,7 @@ pub(super) fn program(i: &Inputs) -> u64 {
 pub(super) const BUCKET: usize = 4 << 20;
 
 /// Bytes of the optimizer's moments of a model: an adapter's are all f32.
-pub fn moment_bytes(recipe: &Recipe, c: &Config) -> usize {
+pub fn moment_bytes(recipe: &Recipe, c: &ModelConfig) -> usize {
     let adapter = recipe.adapter.as_ref().and_then(|a| a.options().ok());
     match adapter.and_then(|options| adapter_weights(c, &options).ok()) {
         Some((_, trained)) => 4 * trained * recipe.optim.moments(),
@@ -333,7 +333,7 @@ pub fn moment_bytes(recipe: &Recipe, c: &Config) -> usize {
 }
 
 /// Adapted weights.
-fn base_weights(c: &Config, options: &AdapterOptions) -> Vec<ParamShape> {
+fn base_weights(c: &ModelConfig, options: &AdapterOptions) -> Vec<ParamShape> {
     let mut found: Vec<usize> =
         lora_modules(c, options).unwrap_or_default().iter().map(|m| m.param).collect();
     found.dedup();
@@ -341,7 +341,7 @@ fn base_weights(c: &Config, options: &AdapterOptions) -> Vec<ParamShape> {
     found.into_iter().map(|i| params[i]).collect()
 }
 
-/// Bytes of so many adapted weights in their home, as far as that is the device's memory. Weights of a bf16 model are taken to
+/// Device memory of `count` adapted weights; none where they are in host memory. Weights of a bf16 model are taken to
 /// be exact in bf16.
 fn base_bytes(options: &AdapterOptions, e: usize, count: usize, own_memory: bool) -> usize {
     match options.base {
@@ -370,22 +370,22 @@ pub fn host_bytes(i: &Inputs) -> u64 {
 }
 
 /// Number of weights.
-pub fn weights(c: &Config) -> usize {
+pub fn weights(c: &ModelConfig) -> usize {
     c.params().iter().map(|p| p.len()).sum()
 }
 
 /// The largest weight of a layer.
-pub(super) fn largest_inside(c: &Config) -> usize {
+pub(super) fn largest_inside(c: &ModelConfig) -> usize {
     c.params().iter().filter(|p| p.id.layer.is_some()).map(|p| p.len()).max().unwrap_or(0)
 }
 
-pub(super) fn largest(c: &Config) -> usize {
+pub(super) fn largest(c: &ModelConfig) -> usize {
     c.params().iter().map(|p| p.len()).max().unwrap_or(0)
 }
 
 /// Bytes of what linear layers read, where a device takes `form` bytes for a matrix.
 pub(super) fn packed(
-    c: &Config,
+    c: &ModelConfig,
     e: usize,
     trained: bool,
     form: fn(usize, usize, usize, bool) -> usize,
@@ -396,7 +396,7 @@ pub(super) fn packed(
 
 /// Those of the language-model head, where there is one.
 pub(super) fn packed_vocabulary(
-    c: &Config,
+    c: &ModelConfig,
     e: usize,
     backward: bool,
     form: fn(usize, usize, usize, bool) -> usize,
@@ -406,7 +406,7 @@ pub(super) fn packed_vocabulary(
 }
 
 /// Bytes a forward pass of `t` tokens keeps for backward.
-pub fn activations(c: &Config, t: usize, e: usize, recompute: bool) -> usize {
+pub fn activations(c: &ModelConfig, t: usize, e: usize, recompute: bool) -> usize {
     let (h, stream) = (c.hidden, 4 * c.hidden);
     let inside: usize = if recompute { interior(c, e) } else { (0..c.layers).map(|l| inside(c, e, l)).sum() };
     let layers = c.layers * stream + inside;
@@ -415,12 +415,12 @@ pub fn activations(c: &Config, t: usize, e: usize, recompute: bool) -> usize {
 }
 
 /// Bytes per token of what the largest layer computes and backward reads.
-fn interior(c: &Config, e: usize) -> usize {
+fn interior(c: &ModelConfig, e: usize) -> usize {
     (0..c.layers).map(|l| inside(c, e, l)).max().unwrap_or(0)
 }
 
 /// Those of one layer.
-fn inside(c: &Config, e: usize, layer: usize) -> usize {
+fn inside(c: &ModelConfig, e: usize, layer: usize) -> usize {
     let qkv = c.qkv_width() * if c.qk_norm.is_some() { 2 } else { 1 };
     let post = if c.post_norms { 2 * c.hidden } else { 0 };
     let network = match c.experts_of(layer) {
@@ -432,25 +432,25 @@ fn inside(c: &Config, e: usize, layer: usize) -> usize {
 
 /// Elements per token between the projections of the widest network; experts are computed one after the other, and what
 /// they give is kept until all have.
-fn between(c: &Config) -> usize {
+fn between(c: &ModelConfig) -> usize {
     let of = |l: usize| c.experts_of(l).map_or(c.ffn, |e| e.width + e.per_token * c.hidden);
     (0..c.layers).map(of).max().unwrap_or(0)
 }
 
 /// Weights whose gradient a backward adds to more than once: tables and the head.
-fn met_often(c: &Config) -> usize {
+fn met_often(c: &ModelConfig) -> usize {
     c.params().iter().filter(|p| p.id.slot.is_table()).map(|p| p.len()).sum()
 }
 
 /// Bytes of gradients alive while one layer goes backward, with the packed rows of a weight's gradient.
-pub(super) fn backward_work(c: &Config, t: usize, e: usize) -> usize {
+pub(super) fn backward_work(c: &ModelConfig, t: usize, e: usize) -> usize {
     let mlp = between(c) + 2 * c.hidden;
     let attention = c.attention_width() + c.qkv_width() + 2 * c.hidden;
     t * (e * (mlp.max(attention) + between(c)) + 4 * c.hidden + e * c.hidden)
 }
 
 /// Bytes that the head takes while it scores rows and goes backward.
-pub(super) fn head_work(c: &Config, t: usize, e: usize, device: &Footprint) -> usize {
+pub(super) fn head_work(c: &ModelConfig, t: usize, e: usize, device: &Footprint) -> usize {
     if !c.head.has_lm() {
         return 2 * t * c.hidden * e;
     }
@@ -458,7 +458,7 @@ pub(super) fn head_work(c: &Config, t: usize, e: usize, device: &Footprint) -> u
 }
 
 /// Bytes alive while one layer goes forward and nothing is kept.
-pub(super) fn forward_work(c: &Config, rows: usize, e: usize) -> usize {
+pub(super) fn forward_work(c: &ModelConfig, rows: usize, e: usize) -> usize {
     rows * (interior(c, e) + e * (between(c) + 2 * c.hidden) + 8 * c.hidden)
 }
 

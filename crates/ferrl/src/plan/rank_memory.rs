@@ -8,77 +8,77 @@
 
 use super::Inputs;
 use super::exchange::rounds;
-use super::memory::{self, Part, weights};
+use super::memory::{self, MemoryPart, weights};
 use crate::parallel::RankLayout;
-use ferrl_engine::model::{Config, ParamShape};
+use ferrl_engine::model::{ModelConfig, ParamShape};
 
 /// Gradients of logits that ranks which share a vocabulary gather at a time.
 const GATHERED: usize = 4 << 20;
 
 /// Weights of the largest layer.
-fn layer(c: &Config) -> usize {
+fn layer(c: &ModelConfig) -> usize {
     let of = |l: usize| c.params().iter().filter(|p| p.id.layer == Some(l)).map(|p| p.len()).sum::<usize>();
     (0..c.layers).map(of).max().unwrap_or(0)
 }
 
 /// Weights outside layers: tables, head, the last norm.
-fn outside(c: &Config) -> usize {
+fn outside(c: &ModelConfig) -> usize {
     c.params().iter().filter(|p| p.id.layer.is_none()).map(|p| p.len()).sum()
 }
 
 /// Weights of embedding and language-model head, which ranks that compute together share by tokens of the vocabulary.
-fn vocabulary(c: &Config) -> usize {
+fn vocabulary(c: &ModelConfig) -> usize {
     c.params().iter().filter(|p| p.id.slot.is_vocabulary()).map(|p| p.len()).sum()
 }
 
 /// Bytes of a rank at its peak: what it always has, and the largest phase of a step.
-pub fn parts(i: &Inputs, l: RankLayout) -> Vec<Part> {
-    let table = Table { i, l, e: i.dtype().size() };
+pub fn parts(i: &Inputs, l: RankLayout) -> Vec<MemoryPart> {
+    let table = RankTable { i, l, e: i.dtype().size() };
     let phases = match (l.tp * l.sp, l.fsdp) {
         (1, 2..) => table.split_phases(),
         _ => table.whole_phases(),
     };
-    let bytes = |parts: &Vec<Part>| parts.iter().map(|p| p.bytes).sum::<u64>();
+    let bytes = |parts: &Vec<MemoryPart>| parts.iter().map(|p| p.bytes).sum::<u64>();
     let phase = phases.into_iter().max_by_key(bytes).unwrap_or_default();
-    let mut out: Vec<Part> = table.always().into_iter().chain(phase).filter(|p| p.bytes > 0).collect();
+    let mut out: Vec<MemoryPart> = table.always().into_iter().chain(phase).filter(|p| p.bytes > 0).collect();
     out.extend(table.around(&out));
     out
 }
 
 /// What a rank holds, while it is listed.
-struct Table<'a> {
-    i: &'a Inputs,
-    l: RankLayout,
+pub(super) struct RankTable<'a> {
+    pub(super) i: &'a Inputs,
+    pub(super) l: RankLayout,
     /// Bytes of the compute type.
-    e: usize,
+    pub(super) e: usize,
 }
 
-fn part(name: &'static str, bytes: usize, what: impl Into<String>) -> Part {
-    Part { name, bytes: bytes as u64, what: what.into() }
+pub(super) fn part(name: &'static str, bytes: usize, what: impl Into<String>) -> MemoryPart {
+    MemoryPart { name, bytes: bytes as u64, what: what.into() }
 }
 
-impl Table<'_> {
-    fn trained(&self) -> Vec<&Config> {
+impl RankTable<'_> {
+    fn trained(&self) -> Vec<&ModelConfig> {
         std::iter::once(&self.i.config).chain(&self.i.critic).collect()
     }
 
     /// Over the models that are trained.
-    fn sum(&self, f: impl Fn(&Config) -> usize) -> usize {
+    fn sum(&self, f: impl Fn(&ModelConfig) -> usize) -> usize {
         self.trained().into_iter().map(f).sum()
     }
 
     /// A rank's part of what the ranks of a copy split.
-    fn split(&self, bytes: usize) -> usize {
+    pub(super) fn split(&self, bytes: usize) -> usize {
         bytes.div_ceil(self.l.fsdp * self.l.tp)
     }
 
-    fn over(&self) -> String {
+    pub(super) fn over(&self) -> String {
         let shards = self.l.fsdp * self.l.tp;
         if shards > 1 { format!("f32, one of {shards} parts") } else { "f32".into() }
     }
 
     /// Masters, moments, averages, adapters and models that do not learn.
-    fn always(&self) -> Vec<Part> {
+    fn always(&self) -> Vec<MemoryPart> {
         let (i, optim) = (self.i, &self.i.recipe.optim);
         let (trained, over) = (self.sum(|c| i.trained(c)), self.over());
         let low = self.sum(|c| i.low_rank(c));
@@ -103,7 +103,7 @@ impl Table<'_> {
     }
 
     /// Split as the policy is, unless backward compares with it.
-    fn reference(&self, trained: usize) -> Part {
+    fn reference(&self, trained: usize) -> MemoryPart {
         let i = self.i;
         if !(i.needs.reference || i.needs.start) || i.teacher.is_some() {
             return part("reference", 0, "");
@@ -126,20 +126,20 @@ impl Table<'_> {
     }
 
     /// Keys and values of a rank's sequences, in rollouts or evaluations.
-    fn cache(&self, evaluated: bool) -> Part {
+    fn cache(&self, evaluated: bool) -> MemoryPart {
         let i = self.i;
         let bytes = memory::cache(i, self.e, evaluated, self.l.ranks) as usize;
         part("cache", bytes, format!("keys and values, rollout.cache_mib = {}", i.recipe.rollout.cache_mib))
     }
 
     /// The cache of rollouts while the policy trains.
-    fn idle_cache(&self) -> Option<Part> {
+    pub(super) fn idle_cache(&self) -> Option<MemoryPart> {
         let i = self.i;
         (i.feed.sampled() && !i.recipe.rollout.release_cache).then(|| self.cache(i.evaluates()))
     }
 
     /// What a rank takes while it samples, and while it evaluates, beside `weights`.
-    fn sampling_phases(&self, weights: &[Part]) -> Vec<Vec<Part>> {
+    fn sampling_phases(&self, weights: &[MemoryPart]) -> Vec<Vec<MemoryPart>> {
         let i = self.i;
         let phase = |evaluated: bool| {
             let bytes = memory::sampling_work(i, self.e, evaluated, self.l.ranks / self.l.rollout_tp);
@@ -153,7 +153,7 @@ impl Table<'_> {
 
     /// Bytes of a parameter that was gathered: what products read, and f32 where something else reads it too. On a card the first
     /// is half of the second.
-    fn gathered(&self, c: &Config, p: &ParamShape, backward: bool) -> usize {
+    fn gathered(&self, c: &ModelConfig, p: &ParamShape, backward: bool) -> usize {
         let (multiplied, len) = (c.is_multiplied(p.id), p.len());
         let read = if !multiplied || p.id.slot.is_table() { 4 * len } else { 0 };
         match self.i.device.own_memory {
@@ -164,17 +164,17 @@ impl Table<'_> {
     }
 
     /// The same of a layer, or of what is outside of layers.
-    fn gathered_of(&self, c: &Config, layer: Option<usize>, backward: bool) -> usize {
+    fn gathered_of(&self, c: &ModelConfig, layer: Option<usize>, backward: bool) -> usize {
         let params = c.params();
         params.iter().filter(|p| p.id.layer == layer).map(|p| self.gathered(c, p, backward)).sum()
     }
 
-    fn largest_layer(&self, c: &Config, backward: bool) -> usize {
+    fn largest_layer(&self, c: &ModelConfig, backward: bool) -> usize {
         (0..c.layers).map(|l| self.gathered_of(c, Some(l), backward)).max().unwrap_or(0)
     }
 
     /// Trained weights of a layer, and outside of layers.
-    fn leaving(&self, c: &Config) -> (usize, usize) {
+    fn leaving(&self, c: &ModelConfig) -> (usize, usize) {
         let i = self.i;
         match i.recipe.adapter.is_some() {
             true => (i.low_rank(c).div_ceil(c.layers.max(1)), i.trained(c) - i.low_rank(c)),
@@ -183,12 +183,12 @@ impl Table<'_> {
     }
 
     /// Weights split over ranks (ZeRO-3): training, and what samples or scores with all weights.
-    fn split_phases(&self) -> Vec<Vec<Part>> {
+    fn split_phases(&self) -> Vec<Vec<MemoryPart>> {
         let (i, e) = (self.i, self.e);
         let (sent, read) = self.messages();
         // Under an adapter both forms are made at once.
         let both = i.recipe.adapter.is_some();
-        let every = |c: &Config| c.params().iter().map(|p| self.gathered(c, p, both)).sum::<usize>();
+        let every = |c: &ModelConfig| c.params().iter().map(|p| self.gathered(c, p, both)).sum::<usize>();
         let policy = part("gathered", self.sum(every), "all weights for forward");
         let mut all = self.sampling_phases(&[policy.clone(), read.clone()]);
         let reference = if i.needs.reference && !i.needs.full_kl { every(&i.config) } else { 0 };
@@ -200,17 +200,19 @@ impl Table<'_> {
             part("activations", work, "passes without gradients"),
         ];
         passes.extend(self.idle_cache());
+        let moved = part("gathered", every(&i.config), "all weights of the policy for forward");
+        all.extend(self.trust_phases(&moved, &passes[1]));
         all.extend([self.split_training(sent), passes]);
         all
     }
 
     /// One model at a time goes through its layers.
-    fn most(&self, f: impl Fn(&Config) -> usize) -> usize {
+    fn most(&self, f: impl Fn(&ModelConfig) -> usize) -> usize {
         self.trained().into_iter().map(f).max().unwrap_or(0)
     }
 
     /// Messages in the machine's memory, while layers are trained and while all weights are gathered to read.
-    fn messages(&self) -> (Part, Part) {
+    fn messages(&self) -> (MemoryPart, MemoryPart) {
         let (i, p) = (self.i, self.l.fsdp);
         let bytes = if i.recipe.adapter.is_some() { i.base_width() } else { self.e };
         let (layer, trained) = (self.most(layer), self.most(|c| self.leaving(c).0));
@@ -228,7 +230,7 @@ impl Table<'_> {
         (sent, part("in flight", there(read), "weights as they are sent and received"))
     }
 
-    fn split_training(&self, flight: Part) -> Vec<Part> {
+    fn split_training(&self, flight: MemoryPart) -> Vec<MemoryPart> {
         let mut training = vec![
             part(
                 "gathered",
@@ -249,14 +251,14 @@ impl Table<'_> {
     }
 
     /// Numbers of gradients, and of the vectors that a trust region has beside them.
-    fn vectors(&self) -> usize {
+    pub(super) fn vectors(&self) -> usize {
         let i = self.i;
         self.sum(|c| i.trained(c)) + (i.vectors() - 1) * i.trained(&i.config)
     }
 
     /// The gradient of this rank's part, summed, beside `others` bytes. In an update of one round it grows while activations are given
     /// back, which the machine's allocator keeps up to its limit: only what is given back beyond it makes room.
-    fn summed(&self, others: usize) -> Part {
+    fn summed(&self, others: usize) -> MemoryPart {
         let (i, (_, _, rounds)) = (self.i, rounds(self.i, self.l));
         let bytes = self.split(4 * self.vectors());
         if rounds > 1 || i.vectors() > 1 || i.device.own_memory {
@@ -269,7 +271,7 @@ impl Table<'_> {
     }
 
     /// Whole weights on every rank, or on ranks that compute together.
-    fn whole_phases(&self) -> Vec<Vec<Part>> {
+    fn whole_phases(&self) -> Vec<Vec<MemoryPart>> {
         let (i, l) = (self.i, self.l);
         let (all, team) = (self.sum(|c| i.trained(c)), l.tp * l.sp);
         let bucket = all.min(memory::BUCKET + self.sum(memory::largest));
@@ -289,7 +291,7 @@ impl Table<'_> {
         let leaving = match i.recipe.adapter.is_some() {
             true => 4 * all,
             false => {
-                let shared = |c: &Config| weights(c) - outside(c) + vocabulary(c);
+                let shared = |c: &ModelConfig| weights(c) - outside(c) + vocabulary(c);
                 self.sum(|c| 4 * (shared(c) / team + weights(c) - shared(c)))
             }
         };
@@ -307,13 +309,14 @@ impl Table<'_> {
         training.extend(self.idle_cache());
         let read = self.shared_forms(l.rollout_tp, l.rollout_tp, l.rollout_tp == l.tp && l.sp == 1);
         let sampling = self.sampling_phases(&[part("weights", read, "as rollouts read them")]);
-        sampling.into_iter().chain([training]).collect()
+        let trust = self.trust_phases(&training[0], &training[3]);
+        sampling.into_iter().chain(trust).chain([training]).collect()
     }
 
     /// Bytes of what products read where `tp` ranks share features and `team` the vocabulary; the embedding is read in f32.
     fn shared_forms(&self, tp: usize, team: usize, backward: bool) -> usize {
         let i = self.i;
-        let head = |c: &Config| memory::packed_vocabulary(c, self.e, backward, i.device.weight);
+        let head = |c: &ModelConfig| memory::packed_vocabulary(c, self.e, backward, i.device.weight);
         self.sum(|c| (i.forms(c, backward) - head(c)) / tp + (head(c) + 4 * c.vocab * c.hidden) / team)
     }
 
@@ -322,24 +325,24 @@ impl Table<'_> {
         let (i, e, l) = (self.i, self.e, self.l);
         let (t, recompute) = (i.micro_tokens().div_ceil(l.sp), i.recipe.model.recompute);
         // The residual stream is whole under tensor parallelism; what is inside a layer is split.
-        let stream = |c: &Config| 4 * c.hidden * t * (c.layers + 1);
+        let stream = |c: &ModelConfig| 4 * c.hidden * t * (c.layers + 1);
         self.sum(|c| {
             let whole = memory::activations(c, t, e, recompute);
             stream(c) + whole.saturating_sub(stream(c)) / l.tp
         })
     }
 
-    fn activations(&self) -> Part {
+    fn activations(&self) -> MemoryPart {
         let (i, e, l) = (self.i, self.e, self.l);
         let (t, recompute) = (i.micro_tokens().div_ceil(l.sp), i.recipe.model.recompute);
         // A rank computes its part of the vocabulary for all tokens, and gathers the gradients of some rows' logits.
         let team = l.tp * l.sp;
-        let gathered = |c: &Config| if team > 1 && c.head.has_lm() { GATHERED * (2 * e + 4) } else { 0 };
-        let heads = |c: &Config| {
-            let own = Config { vocab: c.vocab.div_ceil(team), ..c.clone() };
+        let gathered = |c: &ModelConfig| if team > 1 && c.head.has_lm() { GATHERED * (2 * e + 4) } else { 0 };
+        let heads = |c: &ModelConfig| {
+            let own = ModelConfig { vocab: c.vocab.div_ceil(team), ..c.clone() };
             memory::head_work(&own, i.micro_tokens(), e, i.device) + gathered(c)
         };
-        let work = |c: &Config| (memory::backward_work(c, t, e) / l.tp).max(heads(c));
+        let work = |c: &ModelConfig| (memory::backward_work(c, t, e) / l.tp + self.all_rows(c)).max(heads(c));
         let work = self.trained().into_iter().map(work).max().unwrap_or(0);
         // The teacher's forward pass runs while the policy's activations are kept for backward.
         let against = i.teacher.as_ref().map_or(0, |c| memory::forward_work(c, t, e) + 2 * t * c.hidden * e);
@@ -351,9 +354,26 @@ impl Table<'_> {
         part("activations", bytes, format!("{t} tokens at once{how}"))
     }
 
+    /// Bytes of what ranks that share tokens have of all of them at once: the input of the widest product and some features of its
+    /// output's gradient; inputs, gradients and their sum around a norm; operands of attention whose query rows they share.
+    fn all_rows(&self, c: &ModelConfig) -> usize {
+        let (e, l) = (self.e, self.l);
+        if l.sp == 1 {
+            return 0;
+        }
+        let product = e * (c.ffn + c.hidden.max(c.up_width()) / l.sp) / l.tp;
+        let norm = c.hidden * (8 + 2 * e);
+        let attention = if c.shares_heads(l.tp, l.sp) {
+            0
+        } else {
+            (e * (c.qkv_width() + 2 * c.attention_width()) + 4 * c.heads) / l.tp
+        };
+        self.i.micro_tokens() * product.max(norm).max(attention)
+    }
+
     /// What the allocator keeps, and the program. Masters and moments have sizes that never change; what comes and goes comes in
     /// classes of sizes.
-    fn around(&self, parts: &[Part]) -> Vec<Part> {
+    fn around(&self, parts: &[MemoryPart]) -> Vec<MemoryPart> {
         let (i, slack) = (self.i, self.i.device.slack);
         let names = ["gathered", "leaving", "activations", "cache"];
         let moving: u64 = parts.iter().filter(|p| names.contains(&p.name)).map(|p| p.bytes).sum();

@@ -8,7 +8,7 @@ pub use super::rank_memory::parts;
 
 use super::cards::{Card, LINK_SHARE};
 use super::exchange::{exchanges, rounds};
-use super::memory::{self, Part};
+use super::memory::{self, MemoryPart};
 use super::{Inputs, Rates, StagePlan};
 use crate::parallel::RankLayout;
 use crate::recipe::{Parallel, Recipe};
@@ -34,7 +34,7 @@ pub struct RankPlan {
     /// The layout.
     pub layout: RankLayout,
     /// Memory of a rank, part by part.
-    pub parts: Vec<Part>,
+    pub parts: Vec<MemoryPart>,
     /// Bytes of the machine's memory beside a card's, for a rank.
     pub host: u64,
     /// Exchanges of a step.

@@ -15,12 +15,19 @@ fn settings(l: RankLayout) -> String {
     format!("parallel.ddp_size = {ddp}, parallel.tp_size = {}, parallel.sp_size = {}", l.tp, l.sp)
 }
 
+/// A stage's table: layout, memory, exchanges, time, and the best layout.
 fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &Cluster) -> String {
-    let l = own.layout;
-    let mut out = String::new();
-    let _ = writeln!(
-        out,
-        "{} ({}): {:.2} G weights on {} x {} (nodes: {}): {} copies in {} parts, tp {}, sp {}, {} data ranks",
+    let mut out = headline(stage, own.layout, cluster);
+    memory_rows(&mut out, own, cluster);
+    exchange_rows(&mut out, own);
+    time_row(&mut out, own);
+    best_row(&mut out, own, best);
+    out
+}
+
+fn headline(stage: &StagePlan, l: RankLayout, cluster: &Cluster) -> String {
+    format!(
+        "{} ({}): {:.2} G weights on {} x {} (nodes: {}): {} copies in {} parts, tp {}, sp {}, {} data ranks\n",
         stage.name,
         stage.inputs.recipe.algorithm_name(),
         super::memory::weights(&stage.inputs.config) as f64 / 1e9,
@@ -32,7 +39,10 @@ fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &C
         l.tp,
         l.sp,
         l.dp()
-    );
+    )
+}
+
+fn memory_rows(out: &mut String, own: &RankPlan, cluster: &Cluster) {
     for p in &own.parts {
         let _ = writeln!(out, "  {:<12}{:>10}  {}", p.name, size(p.bytes), p.what);
     }
@@ -42,6 +52,9 @@ fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &C
         let what = "of the machine's memory a rank: moments or a base that lie there";
         let _ = writeln!(out, "  {:<12}{:>10}  {what}", "host", size(own.host));
     }
+}
+
+fn exchange_rows(out: &mut String, own: &RankPlan) {
     for x in &own.exchanges {
         let _ = writeln!(
             out,
@@ -52,6 +65,9 @@ fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &C
             x.what
         );
     }
+}
+
+fn time_row(out: &mut String, own: &RankPlan) {
     let _ = writeln!(
         out,
         "  {:<12}{:>10}  a step: forward and backward {} ({:.0} % idle), sampling and scoring {}, exchanges {}; {} where these \
@@ -64,8 +80,11 @@ fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &C
         duration(own.exchanging()),
         duration(own.seconds_in_turn()),
     );
+}
+
+fn best_row(out: &mut String, own: &RankPlan, best: Option<&RankPlan>) {
     let _ = match best {
-        Some(b) if b.layout == l => writeln!(out, "  {:<12}this layout", "best"),
+        Some(b) if b.layout == own.layout => writeln!(out, "  {:<12}this layout", "best"),
         Some(b) => writeln!(
             out,
             "  {:<12}{}: {} a rank, {} a step",
@@ -76,7 +95,6 @@ fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &C
         ),
         None => writeln!(out, "  {:<12}no layout fits", "best"),
     };
-    out
 }
 
 fn json_of(p: &RankPlan) -> Value {

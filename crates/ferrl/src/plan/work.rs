@@ -7,7 +7,7 @@ use super::Inputs;
 use super::memory::weights;
 use crate::credit::StepSplit;
 use crate::recipe::Recipe;
-use ferrl_engine::model::Config;
+use ferrl_engine::model::ModelConfig;
 use ferrl_kernels::Footprint;
 
 /// Operations of one step.
@@ -33,7 +33,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// The shares that a device reaches of a peak of so many multiply-adds a second, two operations each, as measured in
+    /// The shares that a device reaches of a given peak of multiply-adds per second, two operations each, as measured in
     /// the stage's number format.
     pub fn of(device: &Footprint, peak: f64) -> Self {
         Rates { training: device.training_share * peak, sampling: device.sampling_share * peak }
@@ -53,19 +53,19 @@ impl Work {
 }
 
 /// Operations per token of the layers' matrices; of experts, those of the few it is sent to.
-fn layers(c: &Config) -> f64 {
+fn layers(c: &ModelConfig) -> f64 {
     let matrices = c.params().into_iter().filter(|p| p.id.layer.is_some() && !p.id.is_vector());
     let idle = weights(c) - c.active_weights();
     2.0 * (matrices.map(|p| p.len()).sum::<usize>() - idle) as f64
 }
 
 /// Operations per token of attention in sequences of that length.
-fn attention(c: &Config, length: f64) -> f64 {
+fn attention(c: &ModelConfig, length: f64) -> f64 {
     let seen = |window: &Option<usize>| window.map_or(length / 2.0, |w| (w as f64).min(length / 2.0));
     4.0 * c.attention_width() as f64 * c.windows.iter().map(seen).sum::<f64>()
 }
 
-fn head(c: &Config) -> f64 {
+fn head(c: &ModelConfig) -> f64 {
     if c.head.has_lm() { 2.0 * (c.vocab * c.hidden) as f64 } else { 2.0 * c.hidden as f64 }
 }
 
@@ -74,10 +74,10 @@ pub fn work(i: &Inputs) -> Work {
     let (r, l) = (&i.recipe, &i.lengths);
     let (passes, minibatches) = (i.updates.epochs, i.updates.minibatches);
     let tokens = (i.update_tokens() * minibatches) as f64;
-    let trunk = |c: &Config| layers(c) + attention(c, l.sequence);
-    let forward = |c: &Config| trunk(c) + head(c);
+    let trunk = |c: &ModelConfig| layers(c) + attention(c, l.sequence);
+    let forward = |c: &ModelConfig| trunk(c) + head(c);
     let again = if r.model.recompute { 1.0 } else { 0.0 };
-    let both = |c: &Config| (3.0 + again) * trunk(c) + 4.0 * head(c);
+    let both = |c: &ModelConfig| (3.0 + again) * trunk(c) + 4.0 * head(c);
     let train = passes as f64 * tokens * (both(&i.config) + i.critic.as_ref().map_or(0.0, both));
     let compared = i.teacher.as_ref().unwrap_or(&i.config);
     let reference = if i.needs.reference || i.teacher.is_some() { forward(compared) } else { 0.0 };
@@ -138,7 +138,7 @@ pub fn steps(i: &Inputs) -> Option<u64> {
 }
 
 /// Millions of weights, for people; of a model with experts also how many a token computes with.
-pub(super) fn millions(c: &Config) -> String {
+pub(super) fn millions(c: &ModelConfig) -> String {
     let (all, active) = (weights(c) as f64 / 1e6, c.active_weights() as f64 / 1e6);
     if c.experts.is_some() {
         format!("{all:.2} M weights ({active:.2} M active)")
@@ -153,7 +153,7 @@ mod tests {
     use ferrl_engine::checkpoint::InitOptions;
 
     /// Hidden 256, four layers, four and two heads of 64, feed-forward 1024, vocabulary 4096.
-    fn config() -> Config {
+    fn config() -> ModelConfig {
         let mut o = InitOptions::new("qwen2");
         (o.hidden, o.layers, o.vocab, o.ffn) = (256, 4, 4096, Some(1024));
         (o.heads, o.kv_heads, o.tied) = (Some(4), Some(2), Some(true));

@@ -11,7 +11,7 @@ use crate::setup::{self, Draft};
 use crate::source::{Item, Prompt, SurveyedExample};
 use crate::verify::Hooks;
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::model::Config;
+use ferrl_engine::model::ModelConfig;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -117,7 +117,7 @@ fn limits<'b>(
     named: &dyn Fn(&str) -> Option<&'b StartingModel>,
 ) -> Result<Vec<Limit>> {
     let mut limits = Vec::new();
-    let open = |path: &str| -> Result<(PathBuf, Config)> {
+    let open = |path: &str| -> Result<(PathBuf, ModelConfig)> {
         if let Some(start) = named(path) {
             return Ok((start.dir.clone(), start.config.clone()));
         }

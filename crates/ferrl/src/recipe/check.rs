@@ -25,12 +25,12 @@ pub const TOKENIZERS: &[&str] = &["char", "bpe"];
 const COMPLETIONS: u64 = 1 << 24;
 
 /// A dotted key.
-type Key = std::borrow::Cow<'static, str>;
+type DottedKey = std::borrow::Cow<'static, str>;
 
 /// Something that cannot work.
 pub(super) struct RecipeProblem {
     /// The setting to change.
-    pub key: Key,
+    pub key: DottedKey,
     what: String,
     fix: String,
 }
@@ -47,7 +47,13 @@ impl RecipeProblem {
 struct Problems(Vec<RecipeProblem>);
 
 impl Problems {
-    fn when(&mut self, bad: bool, key: impl Into<Key>, what: impl Into<String>, fix: impl Into<String>) {
+    fn when(
+        &mut self,
+        bad: bool,
+        key: impl Into<DottedKey>,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
         if bad {
             self.0.push(RecipeProblem { key: key.into(), what: what.into(), fix: fix.into() });
         }
@@ -59,7 +65,7 @@ impl Problems {
         }
     }
 
-    fn word(&mut self, key: impl Into<Key>, word: &str, known: &[&str]) {
+    fn word(&mut self, key: impl Into<DottedKey>, word: &str, known: &[&str]) {
         if !known.contains(&word) {
             let key = key.into();
             let what = format!("unknown name {word:?}, expected one of {}", known.join(", "));
@@ -197,10 +203,10 @@ fn adapter(r: &Recipe, p: &mut Problems) {
 fn references(r: &Recipe, earlier: &[StageRecipe], p: &mut Problems) {
     let rewards = r.reward.iter().enumerate();
     let rewards = rewards.flat_map(|(i, reward)| {
-        let own = (Key::from(format!("reward.{i}.model")), reward.model.clone());
-        let others = reward
-            .models()
-            .map(move |(key, path)| (Key::from(format!("reward.{i}.options.{key}")), Some(path.to_string())));
+        let own = (DottedKey::from(format!("reward.{i}.model")), reward.model.clone());
+        let others = reward.models().map(move |(key, path)| {
+            (DottedKey::from(format!("reward.{i}.options.{key}")), Some(path.to_string()))
+        });
         std::iter::once(own).chain(others)
     });
     let places =

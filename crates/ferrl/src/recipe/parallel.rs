@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How weights and sequences are split over ranks. How many ranks there are is the launcher's to say.
+/// How weights and sequences are split over ranks. The launcher sets the number of ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Parallel {

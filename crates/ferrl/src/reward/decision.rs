@@ -18,12 +18,12 @@ use ferrl_engine::model::{Frozen, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::name_words;
-use ferrl_kernels::{Backend, DType};
+use ferrl_kernels::{Backend, DType, lock};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// How a paragraph is read: `options` of a `[[reward]]` whose `model` is the forecaster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -141,7 +141,7 @@ impl DecisionReward {
             Some(GenerationRequest { prompt: prompt.clone()?, params: params.clone(), stream })
         };
         let requests: Vec<GenerationRequest> = paragraphs.iter().zip(&prompts).filter_map(request).collect();
-        let mut sampler = self.sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sampler = lock(&self.sampler);
         let written = self.extractor.with(|model| sampler.generate(model, requests))?;
         if self.extractor.offloads() {
             sampler.release();

@@ -22,11 +22,11 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, BatchSequence, stats};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::name_words;
-use ferrl_kernels::{Backend, DType};
+use ferrl_kernels::{Backend, DType, lock};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// What a verdict is asked with, where nothing else is said.
 pub const QUESTION: &str = "\nIs the answer correct (Yes/No)? ";
@@ -217,7 +217,7 @@ impl GenerativeVerifier {
                 });
             }
         }
-        let mut sampler = sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sampler = lock(sampler);
         let written = self.model.with(|model| sampler.generate(model, requests))?;
         if self.model.offloads() {
             sampler.release();

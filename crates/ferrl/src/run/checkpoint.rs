@@ -17,7 +17,7 @@ use super::{shared, tensor_file};
 use ferrl_engine::checkpoint::{
     SaveOptions, StorageFormat, base_of, save_adapter, save_model, write_without_tensors,
 };
-use ferrl_engine::train::Trainer;
+use ferrl_engine::train::ModelTrainer;
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -46,7 +46,7 @@ pub struct TrainedModel<'a> {
     /// `policy`, `critic` and the like.
     pub name: &'a str,
     /// The model and its optimizer, between two updates.
-    pub trainer: &'a Trainer,
+    pub trainer: &'a ModelTrainer,
     /// The `config.json` it came with, whose fields are kept.
     pub config_json: Option<&'a Value>,
     /// A model directory whose tokenizer and other files come along.

@@ -5,7 +5,7 @@
 use crate::plan::memory::{moment_bytes, weights};
 use crate::recipe::Recipe;
 use ferrl_engine::checkpoint::StorageFormat;
-use ferrl_engine::model::Config;
+use ferrl_engine::model::ModelConfig;
 use ferrl_engine::model::adapter::adapter_weights;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::DType;
@@ -24,14 +24,14 @@ pub struct Disk {
 
 impl Disk {
     /// Of a stage that trains `config`, and a critic on its own weights beside it.
-    pub fn of(recipe: &Recipe, config: &Config, critic: Option<&Config>) -> Disk {
+    pub fn of(recipe: &Recipe, config: &ModelConfig, critic: Option<&ModelConfig>) -> Disk {
         // Another name than those of the compute types is refused with the recipe.
         let own = StorageFormat::from(recipe.dtype().unwrap_or(DType::F32));
         let optim = &recipe.optim;
         let state = 4 * (1 + usize::from(optim.ema.is_some()));
         // An adapter's base stays where it is; what is trained is written in f32.
         let adapter = recipe.adapter.as_ref().and_then(|a| a.options().ok());
-        let stored = |c: &Config| match &adapter {
+        let stored = |c: &ModelConfig| match &adapter {
             Some(options) => adapter_weights(c, options).map_or(0, |(_, trained)| trained),
             None => weights(c),
         };

@@ -1,7 +1,7 @@
 //! What a run reads and never writes: what is on disk must stay what it was.
 //!
 //! A resumed run builds its reference, its critic's start and its tokenizer from model directories again, draws rows from the
-//! same files and calls the same functions. Were one of them another by now, the run would go on with another objective and
+//! same files and calls the same functions. Were one of them another by now, the run would continue with another objective and
 //! go unnoticed. A checkpoint stores a checksum of each.
 
 use super::files::error;

@@ -9,6 +9,7 @@ use super::folder::{RunFolder, unix_seconds};
 use crate::data::lines::json_lines;
 use crate::warnings::{Printed, Warning};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::lock;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -50,12 +51,12 @@ impl RunFolder {
 
     /// Why the last line that failed could not be written, once.
     pub fn take_unlogged(&self) -> Option<Error> {
-        self.unlogged.lock().unwrap_or_else(|e| e.into_inner()).take()
+        lock(&self.unlogged).take()
     }
 
     fn keep(&self, written: Result<()>) {
         if let Err(e) = written {
-            *self.unlogged.lock().unwrap_or_else(|e| e.into_inner()) = Some(e);
+            *lock(&self.unlogged) = Some(e);
         }
     }
 

@@ -3,7 +3,7 @@
 use super::files::error;
 use super::manifest::{FilePart, Manifest};
 use super::tensor_file;
-use ferrl_engine::train::Trainer;
+use ferrl_engine::train::ModelTrainer;
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 use std::fs;
@@ -42,10 +42,10 @@ pub fn latest(dir: &Path) -> Result<ResumePoint> {
 
 /// Checks every byte of a checkpoint, then puts it into the trainers; its `value`. After an error from the check
 /// the trainers are as they were. A generator that has sampled from a model must forget its cache afterwards.
-pub fn load(path: &Path, roles: &mut [(&str, &mut Trainer)]) -> Result<Value> {
+pub fn load(path: &Path, roles: &mut [(&str, &mut ModelTrainer)]) -> Result<Value> {
     let manifest = Manifest::read(path)?;
     // Of ranks that read their own part, the first checks all the rest.
-    let split = |t: &Trainer| t.model.split_over().is_some_and(|split| split.ranks().rank() > 0);
+    let split = |t: &ModelTrainer| t.model.split_over().is_some_and(|split| split.ranks().rank() > 0);
     if !roles.iter().any(|(_, trainer)| split(trainer)) {
         manifest.verify(path)?;
     }

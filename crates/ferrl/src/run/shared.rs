@@ -8,7 +8,7 @@ use super::tensor_file::{FileTensor, StateFile};
 use crate::ranks::gather;
 use ferrl_engine::checkpoint::{FileLayout, SaveOptions, StorageFormat};
 use ferrl_engine::model::Model;
-use ferrl_engine::train::{StateKind, Trainer};
+use ferrl_engine::train::{ModelTrainer, StateKind};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{DType, Ranks};
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,7 @@ struct Written {
 pub(crate) type FileParts = BTreeMap<String, Vec<FilePart>>;
 
 /// Whether the ranks of a run write this trainer's state together.
-pub(crate) fn is_shared(trainer: &Trainer) -> bool {
+pub(crate) fn is_shared(trainer: &ModelTrainer) -> bool {
     trainer.model.split_over().is_some() && trainer.model.adapter().is_none()
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn folder(index: usize, role: &str) -> String {
 pub(crate) fn write(
     files: &Files,
     dir: &Path,
-    roles: &[(&str, &Trainer)],
+    roles: &[(&str, &ModelTrainer)],
     dtype: Option<StorageFormat>,
 ) -> Result<FileParts> {
     let mut all = FileParts::new();
@@ -68,7 +68,7 @@ fn ranks_of(model: &Model) -> Result<&Ranks> {
     Ok(split.ranks())
 }
 
-fn write_state(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<FilePart>> {
+fn write_state(files: &Files, path: &Path, trainer: &ModelTrainer) -> Result<Vec<FilePart>> {
     let (model, state) = (&trainer.model, StateFile::of(trainer));
     let ranks = ranks_of(model)?;
     if ranks.rank() == 0 {
@@ -95,7 +95,7 @@ fn write_state(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<File
 }
 
 /// The numbers of a tensor that this rank owns.
-fn own_numbers(trainer: &Trainer, t: &FileTensor) -> std::ops::Range<usize> {
+fn own_numbers(trainer: &ModelTrainer, t: &FileTensor) -> std::ops::Range<usize> {
     let own = trainer.model.params[t.place.0].own.clone();
     t.place.1.checked_sub(1).map_or(own.clone(), |kind| StateKind::ALL[kind].range(&own))
 }

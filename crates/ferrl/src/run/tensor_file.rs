@@ -5,7 +5,7 @@
 use super::files::Files;
 use super::manifest::{FilePart, hex};
 use ferrl_engine::model::ParamShape;
-use ferrl_engine::train::{StateKind, Trainer};
+use ferrl_engine::train::{ModelTrainer, StateKind};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Buffer, DType};
 use serde_json::{Map, Value, json};
@@ -27,7 +27,7 @@ pub(super) struct StateFile {
 }
 
 impl StateFile {
-    pub fn of(trainer: &Trainer) -> Self {
+    pub fn of(trainer: &ModelTrainer) -> Self {
         let mut tensors = Vec::new();
         for (i, param) in trainer.model.params.iter().enumerate().filter(|(i, _)| trainer.is_stored(*i)) {
             let buffers = [Some(&param.master)].into_iter().chain(trainer.optimizer.buffers(i));
@@ -61,7 +61,7 @@ impl StateFile {
 }
 
 /// Writes all of a trainer's numbers; what the manifest says of the file.
-pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<FilePart>> {
+pub(crate) fn write(files: &Files, path: &Path, trainer: &ModelTrainer) -> Result<Vec<FilePart>> {
     let StateFile { header, tensors } = StateFile::of(trainer);
     let fail = |e: &std::io::Error| super::files::error("cannot write", path, e);
     let mut out = BufWriter::with_capacity(1 << 20, files.create(path)?);
@@ -111,7 +111,7 @@ impl FileTensor {
         self.len() * self.dtype.size()
     }
     /// Where a trainer has its numbers, or this rank's.
-    fn buffer<'a>(&self, trainer: &'a Trainer) -> &'a Buffer {
+    fn buffer<'a>(&self, trainer: &'a ModelTrainer) -> &'a Buffer {
         let (param, kind) = self.place;
         let master = &trainer.model.params[param].master;
         kind.checked_sub(1).and_then(|i| trainer.optimizer.buffers(param)[i]).unwrap_or(master)
@@ -135,7 +135,7 @@ fn width(kind: usize, coded: bool) -> usize {
 }
 
 /// Whether a file's tensors are those of the trainer's model.
-pub(crate) fn check(parts: &[FilePart], trainer: &Trainer) -> Result<()> {
+pub(crate) fn check(parts: &[FilePart], trainer: &ModelTrainer) -> Result<()> {
     let parts = &tensors(parts);
     let mut known = vec!["header".to_string()];
     for (i, param) in trainer.model.params.iter().enumerate().filter(|(i, _)| trainer.is_stored(*i)) {
@@ -187,7 +187,7 @@ fn other_model(what: String) -> Error {
 
 /// Puts the numbers of a file into the trainer, those of this rank where the model is split. Pieces that are read are checked once
 /// more.
-pub(crate) fn read(path: &Path, parts: &[FilePart], trainer: &mut Trainer) -> Result<()> {
+pub(crate) fn read(path: &Path, parts: &[FilePart], trainer: &mut ModelTrainer) -> Result<()> {
     let file = File::open(path).map_err(unreadable)?;
     let mut stored = StoredState { file, parts };
     let backend = trainer.model.backend.clone();

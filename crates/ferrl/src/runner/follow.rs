@@ -6,7 +6,7 @@
 //! becomes the error of that order on all of them; the leader saves, says so and ends the run.
 
 use super::{OneStage, RunOptions, RunWatch, with_directories};
-use crate::ranks::Travelling;
+use crate::ranks::SentError;
 use crate::recipe::Resolved;
 use crate::run::{Files, RunFolder, frozen, shared};
 use crate::train::Stage;
@@ -39,7 +39,7 @@ pub(super) enum Order {
     /// Take weights and moments from a checkpoint.
     Load(PathBuf),
     /// The run is over, or has failed.
-    End(Option<Travelling>),
+    End(Option<SentError>),
 }
 
 impl Order {
@@ -66,7 +66,7 @@ pub fn lead<T>(ranks: &Ranks, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let mut lost = error.is_some_and(|e| e.class == Class::Rank);
     // A follower that fails at this moment sends its error and does not see the order, so the order is sent again.
     while !lost {
-        match Order::End(error.cloned().map(Travelling)).send(ranks) {
+        match Order::End(error.cloned().map(SentError)).send(ranks) {
             Ok(()) => return done,
             Err(e) => lost = e.class == Class::Rank,
         }
@@ -194,6 +194,19 @@ impl OneStage<'_> {
     pub(super) fn join(&self, stage: &mut Stage) -> Result<()> {
         let ranks = &self.options.ranks;
         if ranks.is_alone() { Ok(()) } else { stage.join(ranks) }
+    }
+
+    /// Says how gradients and weights of cards travel; a detour through host memory is a warning.
+    pub(super) fn show_exchange(&self, stage: &Stage, watch: &mut dyn RunWatch) {
+        match self.options.ranks.cards() {
+            Some(Ok(mover)) => watch.note(&format!("gradients and weights go from card to card by {mover}")),
+            Some(Err(why)) => {
+                let what = format!("gradients and weights go through host memory: {why}");
+                stage.warnings.raise("exchange-through-host", what, "see docs/ranks.md, From card to card");
+                self.warn(&stage.warnings, watch);
+            }
+            None => {}
+        }
     }
 
     /// Does what reads all of a stage's state: where it is split over ranks, the others give their parts, or write them with

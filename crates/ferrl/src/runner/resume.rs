@@ -1,8 +1,8 @@
-//! Where a run stands, and which changes of its recipe it may go on with.
+//! The state of a run, and which changes of its recipe allow it to resume.
 //!
 //! What has been learned stays as it was learned: a stage that has begun keeps its settings. Stages that have not begun may be
-//! any other, a stage may get more steps as long as none after it has begun, and how often things are saved is nobody's
-//! business but the user's.
+//! any other, a stage may get more steps as long as none after it has begun, and how often things are saved may change at any
+//! time.
 
 use super::finished;
 use crate::recipe::{Recipe, Resolved, StageRecipe, changes_no_bit, differences};

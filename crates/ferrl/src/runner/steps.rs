@@ -257,7 +257,7 @@ impl Steps<'_> {
 }
 
 impl Steps<'_> {
-    /// Saves elsewhere what the run's own folder did not take, where that is wanted; what to say of it.
+    /// Saves a checkpoint to `--rescue` where the run folder cannot take it; returns the message for the user.
     fn rescue(&mut self, why: &str) -> std::result::Result<String, String> {
         let why = format!("the state cannot be saved: {why}");
         let Some(root) = self.one.options.rescue.clone() else { return Err(why) };

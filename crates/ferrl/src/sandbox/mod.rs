@@ -42,6 +42,7 @@ pub use python::{PythonSandbox, PythonTask};
 
 use crate::interrupt::{self, interrupted};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::lock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -131,7 +132,7 @@ impl fmt::Display for ProgramEnd {
     }
 }
 
-/// What came of a program.
+/// The result of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ran {
     /// How it ended.
@@ -263,7 +264,7 @@ impl Sandbox {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<client::SupervisorClient>> {
-        self.idle.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.idle)
     }
 
     fn run_confined(

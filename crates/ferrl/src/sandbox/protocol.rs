@@ -40,7 +40,7 @@ pub(super) struct RunFrame {
     pub(super) limits: Limits,
 }
 
-/// What came of it; the frame's bytes are its stdout and then its stderr.
+/// Its result; the frame's bytes are its stdout and then its stderr.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct DoneFrame {
     pub(super) end: ProgramEnd,

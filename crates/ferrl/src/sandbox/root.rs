@@ -51,7 +51,7 @@ fn folders(path: &Path) -> Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
-/// Makes every mount at and below `root` read-only. A mount keeps the flags it has: whoever is not root outside may add to
+/// Makes every mount at and below `root` read-only. A mount keeps the flags it has: a process that is not root outside may add to
 /// them only.
 fn read_only(root: &Path) -> Result<()> {
     let own = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID;

@@ -69,7 +69,7 @@ impl Driver<'_> {
         done: &mut dyn FnMut(Record, Prompt) -> Result<()>,
     ) -> Result<()> {
         let facts = self.facts();
-        let mut search = Search {
+        let mut search = ActiveSearch {
             episodes: EpisodeLoop::new(&mut self.actor, prompts),
             prompts,
             rewards: self.rewards,
@@ -98,7 +98,7 @@ impl Driver<'_> {
 }
 
 /// A search under way.
-struct Search<'s, 'a> {
+struct ActiveSearch<'s, 'a> {
     episodes: EpisodeLoop<'s, 'a>,
     prompts: &'s [Prompt],
     rewards: Option<&'s Rewards>,
@@ -113,22 +113,22 @@ struct Search<'s, 'a> {
 }
 
 /// Questions under way, by their places.
-type Questions = BTreeMap<usize, Live>;
+type LiveQuestions = BTreeMap<usize, Live>;
 
 /// Shares the time since the last call among the questions under way.
-fn spend(live: &mut Questions, since: &mut Instant) {
+fn spend(live: &mut LiveQuestions, since: &mut Instant) {
     let share = since.elapsed().as_secs_f64() / live.len().max(1) as f64;
     *since = Instant::now();
     live.values_mut().for_each(|l| l.seconds += share);
 }
 
-impl Search<'_, '_> {
+impl ActiveSearch<'_, '_> {
     fn run(
         &mut self,
         number: &dyn Fn(&Prompt, usize) -> u64,
         done: &mut dyn FnMut(Record, Prompt) -> Result<()>,
     ) -> Result<()> {
-        let (mut live, mut next) = (Questions::new(), 0);
+        let (mut live, mut next) = (LiveQuestions::new(), 0);
         let mut since = Instant::now();
         loop {
             while live.len() < self.settings.at_once.max(1) && next < self.prompts.len() {
@@ -208,7 +208,7 @@ impl Search<'_, '_> {
     }
 
     /// Takes in the draws of questions that wait for none, scores what is new, and submits what they want next.
-    fn settle(&mut self, live: &mut Questions, ready: &[usize]) -> Result<Vec<(Record, Prompt)>> {
+    fn settle(&mut self, live: &mut LiveQuestions, ready: &[usize]) -> Result<Vec<(Record, Prompt)>> {
         let params = self.settings.params.clone();
         let (tokenizer, stops) = (self.episodes.actor.tokenizer, self.episodes.actor.stops);
         let sampling = Sampling { params: &params, tokenizer, stops };
@@ -238,7 +238,7 @@ impl Search<'_, '_> {
     }
 
     /// Grades and scores the new nodes of some questions together.
-    fn judge(&mut self, live: &mut Questions, ready: &[usize], sampling: Sampling<'_>) -> Result<()> {
+    fn judge(&mut self, live: &mut LiveQuestions, ready: &[usize], sampling: Sampling<'_>) -> Result<()> {
         let mut fresh = Vec::new();
         for place in ready {
             let Some(l) = live.get_mut(place) else { continue };

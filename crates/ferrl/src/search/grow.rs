@@ -114,7 +114,7 @@ impl Live {
         self.prompts.extend(systems);
     }
 
-    /// A branch has come as far as it was to go; whether it opened the question.
+    /// A branch has reached its end; returns whether it opened the question.
     pub fn fill(&mut self, slot: BranchSlot, mut episode: Episode) -> bool {
         self.outstanding -= 1;
         match slot {

@@ -1,7 +1,7 @@
 //! Search: more than one completion of a prompt, and a way to decide among them.
 //!
 //! A [`Strategy`] says which prefixes to continue; the [`Driver`] samples the continuations of many questions in the same
-//! decode batches, on a KV cache that shares their prefixes, and a [`Scorer`] judges what came of it. A strategy never sees
+//! decode batches, on a KV cache that shares their prefixes, and a [`Scorer`] scores the results. A strategy never sees
 //! a model, so a saved [`Tree`] is replayed without one. The random numbers of a step depend on the seed, the question, the
 //! path to its node and the number of the draw there: the tree is the same for any number of threads and any decode batch.
 //!

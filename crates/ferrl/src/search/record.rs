@@ -158,7 +158,7 @@ pub struct Figures {
     pub accuracy: Option<(f64, Option<f64>)>,
     /// 95 % confidence interval of it.
     pub interval: Option<(f64, f64)>,
-    /// Fraction of all whole completions that are right: what one sample of the search is worth.
+    /// Fraction of all whole completions that are right: the accuracy of one sample of the search.
     pub mean_completion: Option<f64>,
     /// Fraction of questions with a right completion anywhere in the tree.
     pub any: Option<f64>,

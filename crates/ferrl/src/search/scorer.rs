@@ -1,4 +1,4 @@
-//! Scorers: what a search believes a prefix or a completion is worth, from 0 to 1.
+//! Scorers: the estimated value of a prefix or a completion, from 0 to 1.
 //!
 //! The oracle is the verifier that also says whether answers are right; everything else is a belief. A learned verifier is a
 //! type that implements [`Scorer`], with a model and a sampler of its own where it needs them.

@@ -108,7 +108,7 @@ pub struct DrawnTokens {
 /// A prefix of an episode: what its children continue, and what is known of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Reached {
-    /// How to come back to it.
+    /// State from which to branch again.
     pub prefix: Prefix,
     /// The turns so far, that of an action under way included.
     pub played: Played,

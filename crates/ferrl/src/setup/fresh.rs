@@ -9,6 +9,7 @@ use crate::source::encoding;
 use ferrl_engine::checkpoint::{InitOptions, SaveOptions, StorageFormat, init_model};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use ferrl_engine::{Error, Result, nearest};
+use ferrl_kernels::lock;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -60,9 +61,7 @@ fn tokenizer(recipe: &Recipe, init: &InitSettings) -> Result<Tokenizer> {
     }
     // The trainers take plain texts: an error ends them and is kept here.
     let failed: Mutex<Option<Error>> = Mutex::new(None);
-    let rows = files
-        .texts()
-        .map_while(|text| text.map_err(|e| *failed.lock().unwrap_or_else(|p| p.into_inner()) = Some(e)).ok());
+    let rows = files.texts().map_while(|text| text.map_err(|e| *lock(&failed) = Some(e)).ok());
     let texts = texts.into_iter().chain(rows);
     let made = match init.tokenizer.as_str() {
         "char" => train_chars(texts, &specials),

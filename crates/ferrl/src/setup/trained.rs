@@ -2,24 +2,24 @@
 //! `model.train_router` says so.
 
 use crate::recipe::ModelSettings;
-use ferrl_engine::model::{Config, Slot, family};
+use ferrl_engine::model::{ModelConfig, Slot, family};
 use ferrl_engine::{Error, Result, nearest};
 
 /// Names of a model's tensors, as in its files.
-fn names(config: &Config) -> Result<Vec<String>> {
+fn names(config: &ModelConfig) -> Result<Vec<String>> {
     let tensors = family(config.family)?.tensors(config);
     Ok(tensors.into_iter().flat_map(|t| t.parts.into_iter().map(|p| p.name)).collect())
 }
 
 /// Names of the routers' tensors.
-fn routers(config: &Config) -> Result<impl Iterator<Item = String>> {
+fn routers(config: &ModelConfig) -> Result<impl Iterator<Item = String>> {
     let tensors = family(config.family)?.tensors(config).into_iter();
     let routers = tensors.filter(|t| t.param.id.slot == Slot::Router);
     Ok(routers.flat_map(|t| t.parts.into_iter().map(|p| p.name)))
 }
 
 /// Those of `model.frozen` that are part of some tensor's name, and the routers where they are not trained.
-pub fn patterns(config: &Config, model: &ModelSettings) -> Result<Vec<String>> {
+pub fn patterns(config: &ModelConfig, model: &ModelSettings) -> Result<Vec<String>> {
     let names = names(config)?;
     let hits = |part: &&String| names.iter().any(|name| name.contains(part.as_str()));
     let mut frozen: Vec<String> = model.frozen.iter().filter(hits).cloned().collect();
@@ -31,7 +31,7 @@ pub fn patterns(config: &Config, model: &ModelSettings) -> Result<Vec<String>> {
 
 /// Refuses patterns that freeze nothing, of policy or critic, patterns that leave nothing to train, and routers to train
 /// where there are none.
-pub fn check(config: &Config, critic: Option<&Config>, model: &ModelSettings) -> Result<()> {
+pub fn check(config: &ModelConfig, critic: Option<&ModelConfig>, model: &ModelSettings) -> Result<()> {
     let (frozen, wrong) = (&model.frozen, |what: String| Error::usage(what).at("model.frozen"));
     if model.train_router && config.experts.is_none() {
         let what = format!("the family {} has no experts, and no routers to train", config.family);
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn frozen_tensors_are_named_and_something_is_left() {
         let config = InitOptions::new("llama").build().unwrap().0;
-        let check = |frozen: &[&str], critic: Option<&Config>| {
+        let check = |frozen: &[&str], critic: Option<&ModelConfig>| {
             super::check(&config, critic, &model(frozen, false)).map_err(|e| e.to_string())
         };
         check(&[], None).unwrap();
@@ -98,7 +98,7 @@ mod tests {
             assert!(check(all, None).unwrap_err().contains("frozen: nothing would be learned"), "{all:?}");
         }
         // A head that only the policy has may be frozen beside a critic.
-        let critic = Config { head: Head::Score, ..config.clone() };
+        let critic = ModelConfig { head: Head::Score, ..config.clone() };
         check(&["lm_head"], Some(&critic)).unwrap();
         assert!(patterns(&critic, &model(&["lm_head", "layers"], false)).unwrap() == ["layers"]);
     }

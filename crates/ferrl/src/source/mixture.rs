@@ -2,7 +2,7 @@
 
 use super::item::{is_group, item};
 use super::survey::{ModelRoom, Overlap};
-use super::{ExampleSource, Item, Look, SourceSummary, SurveyProgress};
+use super::{ExampleCheck, ExampleSource, Item, SourceSummary, SurveyProgress};
 use crate::algo;
 use crate::data::loader::{self, Loader, Size};
 use crate::data::prompt::PromptSettings;
@@ -78,7 +78,7 @@ pub struct ReadingPurpose<'a> {
     pub encoding: PromptSettings,
     /// What the model can take.
     pub room: ModelRoom,
-    /// Where to say what is doubtful.
+    /// Where warnings go.
     pub warnings: &'a Warnings,
 }
 
@@ -290,7 +290,7 @@ impl ExampleSource for Mixture {
     fn cut(&self) -> usize {
         self.counts.truncated
     }
-    fn check_with(&mut self, look: Look<'_>, progress: SurveyProgress<'_>) -> Result<()> {
+    fn check_with(&mut self, look: ExampleCheck<'_>, progress: SurveyProgress<'_>) -> Result<()> {
         self.look(look, progress)
     }
     fn summary(&self) -> SourceSummary {

@@ -75,7 +75,7 @@ pub struct SurveyedExample<'a> {
 }
 
 /// Refuses an example that cannot be used; called from many threads.
-pub type Look<'a> = &'a (dyn Fn(SurveyedExample<'_>) -> Result<()> + Sync);
+pub type ExampleCheck<'a> = &'a (dyn Fn(SurveyedExample<'_>) -> Result<()> + Sync);
 
 /// What a source holds: the start of a run says it, and so does its report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -125,7 +125,7 @@ pub trait ExampleSource: Send {
         self.check_with(&|_| Ok(()), progress)
     }
     /// The same with a look of the caller's at every example.
-    fn check_with(&mut self, _look: Look<'_>, _progress: SurveyProgress<'_>) -> Result<()> {
+    fn check_with(&mut self, _look: ExampleCheck<'_>, _progress: SurveyProgress<'_>) -> Result<()> {
         Ok(())
     }
     /// What is there to learn from: exact after [`ExampleSource::check`].

@@ -2,7 +2,7 @@
 
 use super::item::item;
 use super::mixture::{Mixture, MixturePart};
-use super::{Item, Look, SourceSummary, SurveyProgress, SurveyedExample};
+use super::{ExampleCheck, Item, SourceSummary, SurveyProgress, SurveyedExample};
 use crate::data::overlap::{self, Meeting, OverlapIndex, RowMarks};
 use crate::data::{Finding, Findings, PORTION, RowCounts, portions, strings};
 use crate::experience::Sequence;
@@ -102,7 +102,7 @@ enum ComparedRows<'a> {
 #[derive(Clone, Copy)]
 struct SurveyPlan<'a> {
     compare: ComparedRows<'a>,
-    look: Look<'a>,
+    look: ExampleCheck<'a>,
     held_out: bool,
 }
 
@@ -197,7 +197,7 @@ impl Mixture {
     }
 
     /// Looks at all that is held out, then at all that is learned from, and says what is doubtful.
-    pub(super) fn look(&mut self, look: Look<'_>, progress: SurveyProgress<'_>) -> Result<()> {
+    pub(super) fn look(&mut self, look: ExampleCheck<'_>, progress: SurveyProgress<'_>) -> Result<()> {
         let held: usize = self.held_out.iter().map(Mixture::row_count).sum();
         let (total, mut known, mut before) = (held + self.row_count(), HeldOut::default(), 0);
         for other in &self.held_out {
@@ -305,7 +305,7 @@ impl Mixture {
     }
 
     /// The first examples of generated tasks: they have no row to name, but they must fit the model too.
-    fn probe_tasks(&self, look: Look<'_>, held_out: bool) -> Result<()> {
+    fn probe_tasks(&self, look: ExampleCheck<'_>, held_out: bool) -> Result<()> {
         let mut found = Survey::default();
         for part in &self.parts {
             let MixturePart::Task(task, _) = part else { continue };

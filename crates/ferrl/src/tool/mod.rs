@@ -6,7 +6,7 @@
 
 mod calculator;
 pub mod call;
-mod number;
+pub(crate) mod number;
 mod python;
 mod search;
 

@@ -13,7 +13,7 @@ const DIGITS: u64 = 12;
 
 /// The value of an expression, or what is wrong with it. It has `+ - * / // % ^ **`, parentheses, decimals, and
 /// `sqrt abs floor ceil round min max`.
-pub(super) fn evaluate(text: &str) -> Result<ExactNumber, String> {
+pub(crate) fn evaluate(text: &str) -> Result<ExactNumber, String> {
     if text.len() > MAX_BYTES {
         return Err(format!("the expression has {} bytes, at most {MAX_BYTES} are read", text.len()));
     }
@@ -40,18 +40,23 @@ fn plain(c: char) -> char {
 
 /// A number: exact, unless a root made it one that no fraction is.
 #[derive(Clone, Debug)]
-pub(super) struct ExactNumber {
+pub(crate) struct ExactNumber {
     number: Rational,
     exact: bool,
 }
 
 impl ExactNumber {
-    fn exact(number: Rational) -> Self {
+    pub(crate) fn exact(number: Rational) -> Self {
         ExactNumber { number, exact: true }
     }
 
+    /// Its value, where that is exact.
+    pub(crate) fn exact_value(self) -> Option<Rational> {
+        self.exact.then_some(self.number)
+    }
+
     /// As a person writes it: a whole number, a decimal that ends, or a fraction with its decimals.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let number = self.number.reduced();
         if number.is_integer() && self.exact {
             return decimal(&number, 0);

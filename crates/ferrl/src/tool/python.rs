@@ -4,6 +4,7 @@ use super::{Entry, Tool, one_text, text_argument};
 use crate::recipe::read_settings;
 use crate::sandbox::{self, Limits, PythonSandbox, PythonTask, Ran, SandboxMode};
 use ferrl_engine::Result;
+use ferrl_kernels::lock;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -67,7 +68,7 @@ const ARGUMENT: &str = "code";
 
 impl PythonTool {
     fn python(&self) -> Result<Arc<PythonSandbox>> {
-        let mut started = self.started.lock().unwrap_or_else(|e| e.into_inner());
+        let mut started = lock(&self.started);
         if let Some(python) = &*started {
             return Ok(python.clone());
         }

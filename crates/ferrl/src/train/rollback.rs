@@ -8,7 +8,7 @@ use crate::partial::Unfinished;
 use crate::train::Stage;
 use crate::train::StepExperience;
 use ferrl_engine::Result;
-use ferrl_engine::train::Trainer;
+use ferrl_engine::train::ModelTrainer;
 use serde_json::Value;
 use std::collections::VecDeque;
 
@@ -46,7 +46,7 @@ impl Stage {
         }
         (self.ahead, self.unfinished) = (before.ahead, before.unfinished);
         (self.one_pass, self.step) = (before.one_pass, before.step);
-        self.trainers_mut().for_each(Trainer::zero_grads);
+        self.trainers_mut().for_each(ModelTrainer::zero_grads);
         // Ranks that failed at different moments have gathered different layers.
         self.trainers_mut().for_each(|trainer| trainer.model.release_all());
         self.reference.iter_mut().for_each(|reference| reference.release());

@@ -7,7 +7,7 @@ use crate::setup::sampler;
 use crate::train::Stage;
 use ferrl_engine::model::serve::serve;
 use ferrl_engine::model::tensor::Team;
-use ferrl_engine::train::Trainer;
+use ferrl_engine::train::ModelTrainer;
 use ferrl_engine::{Error, Result};
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub struct TrainAndRollout {
 
 impl Stage {
     /// The policy, and the critic where it is a model of its own.
-    pub(crate) fn trainers_mut(&mut self) -> impl Iterator<Item = &mut Trainer> {
+    pub(crate) fn trainers_mut(&mut self) -> impl Iterator<Item = &mut ModelTrainer> {
         std::iter::once(&mut self.policy).chain(&mut self.critic)
     }
 
@@ -85,14 +85,14 @@ impl Stage {
 
     /// Gathers what the passes of an update need, where ranks compute them together.
     pub(crate) fn prepare(&mut self) -> Result<()> {
-        self.trainers_mut().try_for_each(Trainer::prepare)
+        self.trainers_mut().try_for_each(ModelTrainer::prepare)
     }
 
     /// The passes of a micro-batch, for a rank that has none in this round: the same as [`Stage::forward_only`] and
     /// [`Stage::backward`], in their order.
     pub(crate) fn idle_round(&mut self) -> Result<()> {
         let frozen = self.critic.is_some() && self.step < self.algo.updates().policy_frozen_steps;
-        self.trainers_mut().try_for_each(Trainer::idle_forward)?;
+        self.trainers_mut().try_for_each(ModelTrainer::idle_forward)?;
         if let Some(critic) = &mut self.critic {
             critic.idle_backward()?;
         }

@@ -98,7 +98,7 @@ impl<'a> RowColumns<'a> {
     }
 }
 
-/// Where the run stands when rewards are asked for.
+/// Progress of the run when rewards are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     /// Steps done.
@@ -147,7 +147,7 @@ impl Score {
     }
 }
 
-/// What came of scoring one completion.
+/// The result of scoring one completion.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// It has a score.

@@ -3,6 +3,7 @@
 use super::{Entry, Hooks, Outcome, Progress, Sample, Score, Verifier};
 use crate::worker::{Arguments, Called, WorkerOptions, WorkerPool};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::lock;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -136,7 +137,7 @@ impl Python {
                         let ids: Vec<u64> = samples.iter().map(|s| s.id).collect();
                         let called =
                             self.pool.call(&self.functions[*function], &ids, &arguments(samples, ends, at));
-                        done.lock().unwrap_or_else(|e| e.into_inner()).push((job, called));
+                        lock(&done).push((job, called));
                     }
                 });
             }
@@ -235,7 +236,7 @@ impl Verifier for Python {
         let columns = sample.columns.names().into_iter().filter(|name| !OWN.contains(name));
         let mut names: Vec<String> = own.into_iter().chain(columns).map(String::from).collect();
         names.sort_unstable();
-        let mut bound = self.bound.lock().unwrap_or_else(|e| e.into_inner());
+        let mut bound = lock(&self.bound);
         if !bound.contains(&names) {
             let bind = |function: &String| self.pool.bind(function, names.iter().map(String::as_str));
             self.functions.iter().try_for_each(bind).map_err(|e| sample.error(e))?;
@@ -247,14 +248,14 @@ impl Verifier for Python {
         Some(self.pool.file())
     }
     fn take_metrics(&self) -> Vec<(String, f64)> {
-        std::mem::take(&mut *self.metrics.lock().unwrap_or_else(|e| e.into_inner()))
+        std::mem::take(&mut *lock(&self.metrics))
     }
 }
 
 impl Python {
     fn outcomes(&self, samples: &[Sample<'_>], ends: Option<&[Vec<usize>]>, at: Progress) -> Vec<Outcome> {
         let mut called = self.call(samples, ends, at);
-        let mut metrics = self.metrics.lock().unwrap_or_else(|e| e.into_inner());
+        let mut metrics = lock(&self.metrics);
         called.iter_mut().for_each(|c| metrics.append(&mut c.metrics));
         (0..samples.len()).map(|i| self.outcome(&mut called, i)).collect()
     }

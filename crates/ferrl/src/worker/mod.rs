@@ -14,11 +14,12 @@ pub(crate) use process::{Process, Spawn};
 use crate::interrupt;
 use call::WorkerCall;
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::lock;
 use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Told each line a worker writes to stdout or stderr: the worker's label and the line.
@@ -162,7 +163,7 @@ enum Tried {
 
 /// A call that failed is cut into this many parts, and each part that fails again, down to single rollouts.
 const PARTS: usize = 8;
-/// So many processes or time-outs lost in a row, with nothing answered in between, end the retries of a call.
+/// Number of consecutive lost processes or time-outs, without an answer in between, that end the retries of a call.
 const PATIENCE: u32 = 3;
 /// The retries of a call end after this multiple of the time-out.
 const RETRY_TIMEOUTS: u32 = 20;
@@ -310,7 +311,7 @@ impl WorkerPool {
             let slot = &self.slots[(first + i) % self.slots.len()];
             slot.try_lock().ok()
         });
-        free.unwrap_or_else(|| self.slots[first].lock().unwrap_or_else(PoisonError::into_inner))
+        free.unwrap_or_else(|| lock(&self.slots[first]))
     }
 }
 

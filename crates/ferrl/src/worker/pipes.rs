@@ -1,6 +1,7 @@
 //! The three pipes of a worker, each with a thread of its own, so that nothing blocks the caller.
 
 use super::WorkerLog;
+use ferrl_kernels::lock;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -87,7 +88,7 @@ impl Tail {
                 if let Some(log) = &log {
                     log(&label, &line);
                 }
-                let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut state = lock(state);
                 if state.lines.len() == TAIL_LINES {
                     state.lines.pop_front();
                 }
@@ -106,7 +107,7 @@ impl Tail {
                 }
             }
             keep(&line);
-            state.lock().unwrap_or_else(PoisonError::into_inner).ended = true;
+            lock(state).ended = true;
             changed.notify_all();
         });
         Tail { shared }
@@ -114,14 +115,14 @@ impl Tail {
 
     /// The last lines so far.
     pub(super) fn lines(&self) -> Vec<String> {
-        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner).lines.iter().cloned().collect()
+        lock(&self.shared.0).lines.iter().cloned().collect()
     }
 
     /// Waits until the pipe has ended, but no longer than this.
     pub(super) fn wait(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         let (state, changed) = &*self.shared;
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(state);
         while !state.ended {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -2,13 +2,14 @@
 
 use super::failure::FailureKind;
 use super::{WorkerLog, pipes};
+use ferrl_kernels::lock;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The variable by which stray descendants are found.
@@ -47,7 +48,7 @@ pub(crate) struct Process {
     killed: AtomicBool,
     memory: Option<u64>,
     interrupt: Arc<AtomicBool>,
-    /// What it said of itself when it was ready.
+    /// What it reported of itself when it was ready.
     pub ready: Value,
 }
 
@@ -299,10 +300,6 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl FailureKind {

@@ -27,6 +27,32 @@ pub trait AttentionOps: MemoryOps {
         segments: &Segments,
         dqkv: &mut Buffer,
     ) -> Result<()>;
+    /// `attention` of some rows, bit for bit: from their queries `q`, and keys and values `kv` of all rows. `lse` and `out` have
+    /// the shard's rows.
+    fn attention_shard(
+        &self,
+        op: Attention,
+        shard: RowShard<'_>,
+        (q, kv): (&Buffer, &Buffer),
+        out: &mut Buffer,
+        lse: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention_shard(self.as_home(), &op, shard, (q, kv), [out, lse])?;
+        composed::attention_shard(self, op, shard, (q, kv), out, lse)
+    }
+    /// `attention_backward` of some rows, bit for bit: gradients of their queries, keys and values. Operands have all rows, `dqkv`
+    /// the shard's.
+    fn attention_shard_backward(
+        &self,
+        op: Attention,
+        saved: AttentionSaved<'_>,
+        dout: &Buffer,
+        shard: RowShard<'_>,
+        dqkv: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention_shard_backward(self.as_home(), &op, saved, dout, shard, dqkv)?;
+        composed::attention_shard_backward(self, op, saved, dout, shard, dqkv)
+    }
 }
 
 /// The paged KV cache, and attention over it.

@@ -85,6 +85,13 @@ pub const DOT_CHUNK: usize = 4096;
 pub trait VectorOps: MemoryOps {
     /// `y += a * x`
     fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()>;
+    /// `y += a * x[at..]`, of as many elements as `y` has.
+    fn axpy_from(&self, a: f32, x: &Buffer, at: usize, y: &mut Buffer) -> Result<()> {
+        shapes::axpy_from(self.as_home(), x, at, y)?;
+        let mut part = self.alloc(x.dtype(), y.len())?;
+        self.copy(x, at, &mut part, 0, y.len())?;
+        self.axpy(a, &part, y)
+    }
     /// Sum of products, in f64: those of each chunk of [`DOT_CHUNK`] elements, then these sums.
     fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64> {
         self.add_chunks(&self.chunk_dots(x, y)?)

@@ -30,6 +30,7 @@ pub use memory::{DOT_CHUNK, Home, MemoryOps, VectorOps};
 pub use optimizer::OptimizerOps;
 pub use vocab::VocabOps;
 
+use crate::Card;
 use crate::buffer::DType;
 use crate::error::{Error, Result};
 
@@ -82,5 +83,9 @@ pub trait Backend:
     /// Tokens of a batch that keep the device busy; larger ones only take memory.
     fn busy_tokens(&self) -> usize {
         2048
+    }
+    /// The card, for libraries that move its memory; `None` where the device is none.
+    fn as_card(&self) -> Option<&Card> {
+        None
     }
 }

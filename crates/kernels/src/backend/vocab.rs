@@ -48,7 +48,7 @@ pub trait VocabOps: HeadOps + SampleOps {
         shapes::kl_part_backward(self.as_home(), sides, [kl, dkl], &to)?;
         composed::kl_part_backward(self, op, sides, (kl, dkl), to)
     }
-    /// Goes on with draws through the logits of a part, whose tokens are counted from `first`: see [`SampleOps::sample`].
+    /// Continues draws through the logits of a part, whose tokens are counted from `first`: see [`SampleOps::sample`].
     fn sample_part(
         &self,
         (logits, first): (&Buffer, usize),

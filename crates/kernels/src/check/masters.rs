@@ -195,9 +195,9 @@ impl AdamMoments {
 }
 
 /// What is done to a master, and the weight derived from it where it shares one's memory.
-type Change = fn(&dyn Backend, &mut Buffer, &mut AdamMoments, &mut [Weight]) -> Result<()>;
+type MasterUpdate = fn(&dyn Backend, &mut Buffer, &mut AdamMoments, &mut [Weight]) -> Result<()>;
 
-const CHANGES: [(&str, Change); 3] = [
+const CHANGES: [(&str, MasterUpdate); 3] = [
     ("AdamW", |b, param, AdamMoments([first, second]), derived| {
         for step in 1..=3u64 {
             let grad = upload(b, DType::F32, &random(20 + step as u32, param.len()))?;

@@ -53,10 +53,10 @@ pub struct Check<'a> {
 }
 
 /// Asks many questions.
-pub type Case = fn(&mut Check<'_>) -> Result<()>;
+pub type CheckFn = fn(&mut Check<'_>) -> Result<()>;
 
 /// Every case, by name.
-pub const CASES: &[(&str, Case)] = &[
+pub const CASES: &[(&str, CheckFn)] = &[
     ("operands", shapes::all),
     ("vectors", vectors::all),
     ("masters", masters::all),

@@ -116,6 +116,10 @@ const CASES: &[Case] = &[
     ("set_indices", |m| m.b.set_indices(&mut m.ids(&[1, 2, 3])?, &[4, 5, 6])),
     ("copy", |m| m.b.copy(&m.x(20)?, 12, &mut m.f32s(30)?, 22, 8)),
     ("axpy", |m| m.b.axpy(0.5, &m.x(70)?, &mut m.f32s(70)?)),
+    ("axpy_from", |m| {
+        let mut y = m.b.alloc(DType::F32, 8)?; // says how many elements are added
+        m.b.axpy_from(0.5, &m.x(20)?, 12, &mut y)
+    }),
     ("dot", |m| m.b.dot(&m.x(70)?, &m.x(70)?).map(drop)),
     ("chunk_dots", |m| m.b.chunk_dots(&m.x(70)?, &m.x(70)?).map(drop)),
     ("dots", |m| m.b.dots(&[(&m.f32s(70)?, &m.f32s(70)?), (&m.f32s(5)?, &m.f32s(5)?)]).map(drop)),
@@ -241,6 +245,22 @@ const CASES: &[Case] = &[
             AttentionSaved { qkv: &qkv, out: &out, lse: &lse },
             &dout,
             &segments,
+            &mut dqkv,
+        )
+    }),
+    ("attention_shard", |m| {
+        let (q, kv, segments) = (m.x(3 * OUT)?, m.x(ROWS * (QKV - OUT))?, Segments::of([2, 4]));
+        let shard = RowShard { segments: &segments, ranges: &[1..3, 5..6] };
+        m.b.attention_shard(ATTENTION, shard, (&q, &kv), &mut m.x(3 * OUT)?, &mut m.f32s(3 * 4)?)
+    }),
+    ("attention_shard_backward", |m| {
+        let (qkv, out, lse) = (m.x(ROWS * QKV)?, m.x(ROWS * OUT)?, m.f32s(ROWS * 4)?);
+        let (dout, segments, mut dqkv) = (m.x(ROWS * OUT)?, Segments::of([2, 4]), m.x(3 * QKV)?);
+        m.b.attention_shard_backward(
+            ATTENTION,
+            AttentionSaved { qkv: &qkv, out: &out, lse: &lse },
+            &dout,
+            RowShard { segments: &segments, ranges: &[1..3, 5..6] },
             &mut dqkv,
         )
     }),
@@ -517,6 +537,7 @@ mod tests {
         "rounds_masters",
         "rounded_master",
         "as_home",
+        "as_card",
         "holds",
         "holds_weight",
         "ids",

@@ -97,7 +97,7 @@ fn gathered(
     Ok(())
 }
 
-/// The numbers of all tiles, and the logits of tokens from whoever has them.
+/// The numbers of all tiles, and the logits of tokens from the part that has them.
 fn folded(
     b: &dyn Backend,
     op: LogpHead,

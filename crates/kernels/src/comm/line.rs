@@ -3,7 +3,11 @@
 //! Ranks begin the same exchanges in the same order, so the n-th of one meets the n-th of the others. A rank that fails sends its
 //! error as its next exchange, while others may have begun exchanges beyond it. So all ranks, once they know which exchange was the
 //! first that failed, go on with empty ones up to a number that none can have passed ([`Line::settle`]), and are in step again.
+//!
+//! Transfers between devices belong to an exchange whose messages say how long they are. They begin only after no rank has sent an
+//! error, so that all ranks begin the same ones.
 
+use super::device::Shipment;
 use super::{Arrived, Comm, give_back};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
@@ -18,6 +22,8 @@ pub(super) const LOOKAHEAD: u64 = 3;
 pub(super) struct Job {
     parts: Parts,
     failed: bool,
+    /// What goes from device to device once the messages are there.
+    shipment: Option<Shipment>,
 }
 
 enum Parts {
@@ -30,12 +36,17 @@ enum Parts {
 impl Job {
     /// Part `r` goes to rank `r`.
     pub fn each(parts: Vec<Vec<u8>>) -> Self {
-        Job { parts: Parts::Each(parts), failed: false }
+        Job { parts: Parts::Each(parts), failed: false, shipment: None }
     }
 
     /// These bytes go to some ranks.
     pub fn same(bytes: Vec<u8>, to: Range<usize>) -> Self {
-        Job { parts: Parts::Same(bytes, to), failed: false }
+        Job { parts: Parts::Same(bytes, to), failed: false, shipment: None }
+    }
+
+    /// Part `r` goes to rank `r`, and announces what goes there from device to device.
+    pub fn announced(parts: Vec<Vec<u8>>, shipment: Shipment) -> Self {
+        Job { shipment: Some(shipment), ..Job::each(parts) }
     }
 
     /// An error, for all ranks.
@@ -44,7 +55,7 @@ impl Job {
     }
 
     /// Takes it to its end.
-    fn run(self, comm: &dyn Comm) -> Result<Vec<Arrived>> {
+    fn run(self, comm: &dyn Comm) -> Result<Delivery> {
         let part = |rank: usize| match &self.parts {
             Parts::Each(parts) => parts[rank].as_slice(),
             Parts::Same(bytes, to) if to.contains(&rank) => bytes,
@@ -55,21 +66,47 @@ impl Job {
             Parts::Each(parts) => give_back(parts),
             Parts::Same(bytes, _) => give_back([bytes]),
         }
-        arrived
+        let arrived = arrived?;
+        let mut shipment = self.shipment.filter(|_| arrived.iter().all(|a| !a.failed));
+        if let Some(shipment) = &mut shipment {
+            // The others have begun what this rank has not, and wait for it on their devices.
+            shipment.begin(&arrived, comm.rank()).inspect_err(|e| comm.abort(e)).map_err(lost)?;
+        }
+        Ok(Delivery { arrived, shipment })
     }
 }
 
-/// What an exchange brought, with its number.
-pub(super) type Brought = (u64, Vec<Arrived>);
+/// As an error after which the ranks are not in step again.
+fn lost(error: Error) -> Error {
+    let (what, _, fix) = error.parts();
+    let lost = Error::rank(what.clone());
+    fix.map_or(lost.clone(), |fix| lost.fix(fix.clone()))
+}
 
-type Reply = Sender<Result<Vec<Arrived>>>;
+/// What an exchange brought.
+pub(super) struct Delivery {
+    pub arrived: Vec<Arrived>,
+    /// What comes from device to device.
+    pub shipment: Option<Shipment>,
+}
+
+impl Delivery {
+    fn has_failed(&self) -> bool {
+        self.arrived.iter().any(|a| a.failed)
+    }
+}
+
+/// The same with the exchange's number.
+pub(super) type Brought = (u64, Delivery);
+
+type Reply = Sender<Result<Delivery>>;
 
 #[derive(Default)]
 pub(super) struct Line {
     /// Exchanges that were begun.
     begun: u64,
     /// Those nobody has waited for yet, the oldest first.
-    coming: VecDeque<Receiver<Result<Vec<Arrived>>>>,
+    coming: VecDeque<Receiver<Result<Delivery>>>,
     /// The thread's inbox; it ends when this is gone.
     thread: Option<Sender<(Job, Reply)>>,
 }
@@ -83,7 +120,7 @@ impl Line {
     /// One exchange, here and now, where nothing is on its way.
     pub fn exchange(&mut self, comm: &dyn Comm, parts: &[&[u8]], failed: bool) -> Result<Brought> {
         self.begun += 1;
-        Ok((self.begun, comm.exchange(parts, failed)?))
+        Ok((self.begun, Delivery { arrived: comm.exchange(parts, failed)?, shipment: None }))
     }
 
     /// Begins one; its number.
@@ -112,7 +149,7 @@ impl Line {
     pub fn last(&mut self) -> Result<Brought> {
         loop {
             let brought = self.wait(self.begun + 1 - self.coming.len() as u64)?;
-            if self.coming.is_empty() || brought.1.iter().any(|a| a.failed) {
+            if self.coming.is_empty() || brought.1.has_failed() {
                 return Ok(brought);
             }
         }
@@ -127,8 +164,8 @@ impl Line {
             if self.coming.is_empty() {
                 return Ok(());
             }
-            let (number, arrived) = self.wait(self.begun + 1 - self.coming.len() as u64)?;
-            if first.is_none() && arrived.iter().any(|a| a.failed) {
+            let (number, brought) = self.wait(self.begun + 1 - self.coming.len() as u64)?;
+            if first.is_none() && brought.has_failed() {
                 first = Some(number);
             }
         }
@@ -147,6 +184,6 @@ fn start(comm: Arc<dyn Comm>) -> Sender<(Job, Reply)> {
     thread
 }
 
-fn receive(coming: &Receiver<Result<Vec<Arrived>>>) -> Result<Vec<Arrived>> {
+fn receive(coming: &Receiver<Result<Delivery>>) -> Result<Delivery> {
     coming.recv().unwrap_or_else(|_| Err(Error::rank("the thread of exchanges has ended")))
 }

@@ -4,10 +4,14 @@
 //! number of ranks. [`Ranks`] is what the rest of Ferrl holds: a group of ranks in step with each other, or one process alone.
 //! A rank that fails says so in its next exchange, so that all ranks return its error and none waits for it.
 
+mod connect;
+mod device;
 mod launcher;
 mod line;
 #[cfg(unix)]
 mod mpi;
+mod nccl;
+mod parcel;
 mod room;
 mod threads;
 #[cfg(unix)]
@@ -16,15 +20,19 @@ mod watch;
 pub use launcher::{Launched, Launcher};
 #[cfg(unix)]
 pub use mpi::{Found, find as find_mpi};
+pub use nccl::{FoundNccl, find as find_nccl};
+pub use parcel::{ComingParcels, Inbox, Outbox, ParcelContents, ParcelPiece, Route};
 pub use room::{give_back, room};
-pub use threads::threads;
+pub use threads::{device_threads, threads};
 
 use crate::error::{Class, Error, Result};
-use line::{Job, Line};
+use crate::lock;
+use device::Devices;
+use line::{Brought, Job, Line};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 /// What a rank got from another.
@@ -52,6 +60,18 @@ pub trait Comm: Send + Sync {
     fn subgroup(&self, members: &[usize]) -> Box<dyn Comm>;
     /// What moves the bytes, for people.
     fn describe(&self) -> String;
+    /// Ends all ranks because of an error of this one, of which it cannot tell the others any more: they wait on their cards. Nothing
+    /// where whoever started the ranks ends the others once this one has ended.
+    fn abort(&self, _error: &Error) {}
+    /// Whether the ranks are threads of one process: they share its cards and are not to wait for each other on them.
+    fn is_one_process(&self) -> bool {
+        false
+    }
+    /// Where NCCL alone moves them: its ranks.
+    #[doc(hidden)]
+    fn nccl(&self) -> Option<&nccl::NcclWorld> {
+        None
+    }
     /// The last call: every rank has finished.
     fn finish(&self) {}
 }
@@ -72,6 +92,8 @@ struct Group {
     cost: Arc<Cost>,
     /// Groups of these ranks, by their size.
     teams: Mutex<HashMap<usize, Ranks>>,
+    /// How numbers go from device to device; unset until [`Ranks::connect`].
+    devices: OnceLock<Devices>,
 }
 
 #[derive(Default)]
@@ -98,7 +120,8 @@ impl Ranks {
 
     fn group(comm: Box<dyn Comm>, first: usize, cost: Arc<Cost>) -> Self {
         let (failed, teams, line) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
-        Ranks(Some(Arc::new(Group { comm: comm.into(), line, first, failed, cost, teams })))
+        let devices = OnceLock::new();
+        Ranks(Some(Arc::new(Group { comm: comm.into(), line, first, failed, cost, teams, devices })))
     }
 
     /// The group of `size` ranks in a row that this one belongs to; `size` divides the number of ranks. All ranks call it.
@@ -108,7 +131,7 @@ impl Ranks {
     pub fn team(&self, size: usize) -> Ranks {
         let Some(group) = self.0.as_ref().filter(|_| size > 1) else { return Ranks::alone() };
         assert!(self.size().is_multiple_of(size), "teams of equal size");
-        let mut teams = group.teams.lock().unwrap_or_else(|e| e.into_inner());
+        let mut teams = lock(&group.teams);
         let new = || {
             let first = self.rank() / size * size;
             let members: Vec<usize> = (first..first + size).collect();
@@ -126,11 +149,15 @@ impl Ranks {
         })
     }
 
-    /// As this process was started: by `mpirun`, `srun` or `ferrl launch`, or alone.
+    /// As this process was started: by `mpirun`, `srun`, `ferrl launch` or `torchrun`, or alone.
     pub fn open() -> Result<Self> {
         let Some(launched) = Launched::from_env()? else { return Ok(Ranks::alone()) };
         if launched.size == 1 {
             return Ok(Ranks::alone());
+        }
+        crate::heap::return_large_blocks();
+        if launched.launcher == Launcher::Torchrun {
+            return Ok(Ranks::of(nccl::open(&launched)?));
         }
         #[cfg(unix)]
         return Ok(Ranks::of(mpi::open(&launched)?));
@@ -160,7 +187,12 @@ impl Ranks {
 
     /// What moves the bytes, for people.
     pub fn describe(&self) -> String {
-        self.0.as_ref().map_or("one process".into(), |g| g.comm.describe())
+        let bytes = self.0.as_ref().map_or("one process".into(), |g| g.comm.describe());
+        match self.cards() {
+            Some(Ok(mover)) => format!("{bytes}; gradients and weights go from card to card by {mover}"),
+            Some(Err(why)) => format!("{bytes}; gradients and weights go through host memory ({why})"),
+            None => bytes,
+        }
     }
 
     /// The part of `count` things in a row that is this rank's; parts differ by one at most.
@@ -198,14 +230,14 @@ impl Ranks {
         assert_eq!(parts.len(), self.size(), "a part for every rank");
         let Some(group) = &self.0 else { return Ok(vec![parts[0].to_vec()]) };
         group.count_sent(parts.iter().map(|part| part.len()));
-        let arrived = group.waiting(|line| match line.is_idle() {
+        let brought = group.waiting(|line| match line.is_idle() {
             true => line.exchange(&*group.comm, parts, false),
             false => {
                 line.begin(&group.comm, Job::each(parts.iter().map(|part| part.to_vec()).collect()));
                 line.last()
             }
         })?;
-        group.read(arrived)
+        group.read(brought)
     }
 
     /// Begins [`Ranks::all_to_all`]; what it moves is a thread's business until [`Ranks::wait`]. All ranks begin and wait in the
@@ -229,8 +261,8 @@ impl Ranks {
     /// What came of an exchange.
     pub fn wait(&self, pending: Pending) -> Result<Vec<Vec<u8>>> {
         let Some(group) = &self.0 else { return Ok(pending.alone.unwrap_or_default()) };
-        let arrived = group.waiting(|line| line.wait(pending.number))?;
-        group.read(arrived)
+        let brought = group.waiting(|line| line.wait(pending.number))?;
+        group.read(brought)
     }
 
     /// What rank 0 has, everywhere.
@@ -270,9 +302,18 @@ impl Ranks {
         (nanos as f64 * 1e-9, group.cost.sent.swap(0, Ordering::Relaxed))
     }
 
+    /// Seconds in which transfers from card to card were under way since the last call, whatever was computed meanwhile; slower
+    /// ranks are waited for on the card. `None` where numbers go through host memory.
+    pub fn take_card_seconds(&self) -> Option<f64> {
+        self.0.as_ref()?.mover().map(|mover| mover.take_seconds())
+    }
+
     /// The last call: every rank has finished.
     pub fn finish(&self) {
         if let Some(group) = &self.0 {
+            if let Some(mover) = group.mover() {
+                mover.finish();
+            }
             group.comm.finish();
         }
     }
@@ -289,7 +330,7 @@ pub struct Pending {
 
 impl Group {
     fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.line)
     }
 
     /// Does something that waits for other ranks.
@@ -307,7 +348,8 @@ impl Group {
     }
 
     /// The bytes of an exchange, or the error that one of them is.
-    fn read(&self, (number, arrived): (u64, Vec<Arrived>)) -> Result<Vec<Vec<u8>>> {
+    fn read(&self, (number, brought): Brought) -> Result<Vec<Vec<u8>>> {
+        let arrived = brought.arrived;
         let Some(rank) = arrived.iter().position(|a| a.failed) else {
             self.failed.store(false, Ordering::SeqCst);
             return Ok(arrived.into_iter().map(|a| a.bytes).collect());

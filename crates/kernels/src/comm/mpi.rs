@@ -6,11 +6,13 @@
 //! whether four or eight bytes are written to it. Arrays of handles and statuses, whose layouts differ, are not used.
 
 use super::launcher::{Launched, Launcher};
-use super::watch::Watch;
+use super::watch::{LOST, Watch};
 use super::{Arrived, Comm, room};
 use crate::error::{Error, Result};
+use crate::lock;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 use std::ffi::{c_char, c_int, c_void};
+use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -232,7 +234,7 @@ impl Mpi {
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
-        self.calls.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.calls)
     }
 
     /// Begins to send; the bytes must stay where they are until the request is done.
@@ -328,10 +330,6 @@ struct World {
 
 /// Joins the other ranks.
 pub(super) fn open(launched: &Launched) -> Result<impl Comm + 'static> {
-    if launched.launcher == Launcher::Torchrun && launched.size > 1 {
-        return Err(Error::usage("ranks that torchrun starts have no MPI to exchange with")
-            .fix("mpirun -n N ferrl train ..., srun --mpi=pmix, or `ferrl launch -n N -- train ...`"));
-    }
     let mpi = Arc::new(Mpi::init(launched)?);
     let watch = Watch::begin(&mpi);
     let all = Members { mpi: mpi.clone(), members: (0..mpi.size).collect(), rank: mpi.rank, number: 0 };
@@ -435,12 +433,17 @@ impl Comm for World {
         Box::new(self.mpi.group(members.to_vec()))
     }
 
+    fn abort(&self, error: &Error) {
+        let _ = writeln!(std::io::stderr(), "error: rank {}: {error}", self.mpi.rank);
+        self.mpi.abort(LOST);
+    }
+
     fn describe(&self) -> String {
         format!("{} ranks under {} ({})", self.mpi.size, self.mpi.opened.version(), self.mpi.opened.file)
     }
 
     fn finish(&self) {
-        let watch = self.watch.lock().unwrap_or_else(|e| e.into_inner()).take();
+        let watch = lock(&self.watch).take();
         if let Some(watch) = watch {
             watch.end();
             self.mpi.finalize();

@@ -1,6 +1,7 @@
 //! Memory of messages, used again: a step sends and receives the same lengths over and over, and pages that are new each time
 //! cost more than the bytes.
 
+use crate::lock;
 use std::sync::Mutex;
 
 /// Messages of fewer bytes are left to the system's allocator.
@@ -25,7 +26,7 @@ pub fn give_back(read: impl IntoIterator<Item = Vec<u8>>) {
 
 impl Pool {
     fn take(&self, bytes: usize) -> Vec<u8> {
-        let mut unused = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let mut unused = lock(&self.0);
         let fits = |v: &(usize, &Vec<u8>)| v.1.capacity() >= bytes && v.1.capacity() <= 2 * bytes;
         let nearest =
             unused.iter().enumerate().filter(fits).min_by_key(|(_, v)| v.capacity()).map(|(i, _)| i);
@@ -37,7 +38,7 @@ impl Pool {
     }
 
     fn put(&self, read: impl IntoIterator<Item = Vec<u8>>) {
-        let mut unused = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let mut unused = lock(&self.0);
         for bytes in read {
             if bytes.capacity() >= SMALLEST && unused.len() < KEPT {
                 unused.push(bytes);

@@ -1,9 +1,14 @@
 use super::*;
+use crate::buffer::DType;
 
 fn on_each<T: Send>(size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+    each_of(threads(size), work)
+}
+
+fn each_of<T: Send>(all: Vec<Ranks>, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let work = &work;
-        let running: Vec<_> = threads(size).into_iter().map(|r| scope.spawn(move || work(r))).collect();
+        let running: Vec<_> = all.into_iter().map(|r| scope.spawn(move || work(r))).collect();
         running.into_iter().map(|r| r.join().unwrap()).collect()
     })
 }
@@ -150,6 +155,117 @@ fn a_rank_that_fails_between_exchanges_leaves_all_in_step() {
             let place = if rank == 2 { "" } else { "rank 2: " };
             assert_eq!(error, format!("{place}row 7 is broken"), "moment {moment}");
             assert_eq!(after, [[0], [1], [2]], "moment {moment}");
+        }
+    }
+}
+
+/// Parcels of other lengths for every rank, in both storage types, with pieces of no numbers.
+#[test]
+fn numbers_arrive_as_they_were_packed() {
+    for connect in [threads, device_threads] {
+        for size in 1..=4 {
+            each_of(connect(size), |ranks| {
+                let backend = crate::open(crate::BACKENDS[0].name, Some(1)).unwrap();
+                let value = |from: usize, to: usize, i: usize| (40 * from + 10 * to + i) as f32;
+                let pieces = |from: usize, to: usize| {
+                    [(from + 3 * to, DType::F32), (5 * from, DType::Bf16), (0, DType::F32), (9, DType::F32)]
+                        .map(|(len, format)| ParcelPiece { len, format })
+                };
+                let slot = |to: usize| ParcelContents {
+                    note: vec![to as u8; 3],
+                    pieces: pieces(ranks.rank(), to).into(),
+                };
+                let slots = (0..size).map(slot).collect();
+                let mut outbox = Outbox::new(&ranks, &backend, Route::Each, slots).unwrap();
+                for to in 0..size {
+                    for piece in pieces(ranks.rank(), to) {
+                        let mut buffer = backend.alloc(DType::F32, piece.len + 2).unwrap();
+                        let values: Vec<f32> = (0..piece.len).map(|i| value(ranks.rank(), to, i)).collect();
+                        backend.write(&mut buffer, 2, &values).unwrap();
+                        outbox.push(to, &buffer, 2).unwrap();
+                    }
+                }
+                let more = |from: usize| [&pieces(from, ranks.rank())[..], &[ParcelPiece::f32s(40)]].concat();
+                let coming = ranks.begin_parcels(outbox, &(0..size).map(more).collect::<Vec<_>>()).unwrap();
+                let mut inbox = ranks.receive(coming).unwrap();
+                for from in 0..size {
+                    assert_eq!(inbox.note(from, 3).unwrap(), [ranks.rank() as u8; 3]);
+                    for (n, piece) in pieces(from, ranks.rank()).into_iter().enumerate() {
+                        let mut buffer = backend.alloc(DType::F32, piece.len).unwrap();
+                        let mut values = vec![0.0; piece.len];
+                        backend.fill(&mut buffer, 1.0).unwrap();
+                        match n {
+                            0 => inbox.add(from, &mut buffer).unwrap(),
+                            1 => inbox.write(from, piece, &mut buffer, 0).unwrap(),
+                            _ => inbox.read(from, piece, &mut values).unwrap(),
+                        }
+                        if n < 2 {
+                            backend.read(&buffer, 0, &mut values).unwrap();
+                        }
+                        let more = if n == 0 { 1.0 } else { 0.0 };
+                        let expected = (0..piece.len).map(|i| value(from, ranks.rank(), i) + more);
+                        assert_eq!(
+                            values,
+                            expected.collect::<Vec<_>>(),
+                            "piece {n} of rank {from} of {size}"
+                        );
+                    }
+                    inbox.end(from).unwrap();
+                }
+            });
+        }
+    }
+}
+
+/// A rank fails while parcels are on their way, some of them behind its error: no rank waits for numbers that never come, and
+/// the next ones are right.
+#[test]
+fn a_rank_that_fails_between_parcels_leaves_all_in_step() {
+    for connect in [threads, device_threads] {
+        for moment in 0..8 {
+            let all = each_of(connect(3), |ranks| {
+                let backend = crate::open(crate::BACKENDS[0].name, Some(1)).unwrap();
+                let begin = |value: f32| {
+                    let slot = ParcelContents { note: vec![7], pieces: vec![ParcelPiece::f32s(5)] };
+                    let mut outbox = Outbox::new(&ranks, &backend, Route::Same(0..3), vec![slot])?;
+                    let mut buffer = backend.alloc(DType::F32, 5)?;
+                    backend.fill(&mut buffer, value)?;
+                    outbox.push(0, &buffer, 0)?;
+                    ranks.begin_parcels(outbox, &vec![vec![ParcelPiece::f32s(5)]; 3])
+                };
+                let failed = ranks.together(|| {
+                    let fails = |now| match ranks.rank() == 2 && now == moment {
+                        true => Err(Error::data("row 7 is broken")),
+                        false => Ok(()),
+                    };
+                    let mut before = None;
+                    for layer in 0..4 {
+                        fails(2 * layer)?;
+                        let next = begin(layer as f32)?;
+                        fails(2 * layer + 1)?;
+                        if let Some(coming) = before.replace(next) {
+                            ranks.receive(coming)?;
+                        }
+                    }
+                    ranks.receive(before.expect("the last one"))?;
+                    ranks.all_gather(b"all").map(drop)
+                });
+                let mut inbox = ranks.receive(begin(ranks.rank() as f32).unwrap()).unwrap();
+                let mut sum = backend.alloc(DType::F32, 5).unwrap();
+                backend.fill(&mut sum, 0.0).unwrap();
+                for from in 0..3 {
+                    assert_eq!(inbox.note(from, 1).unwrap(), [7]);
+                    inbox.add(from, &mut sum).unwrap();
+                }
+                let mut values = [0.0; 5];
+                backend.read(&sum, 0, &mut values).unwrap();
+                (failed.unwrap_err().to_string(), values)
+            });
+            for (rank, (error, values)) in all.into_iter().enumerate() {
+                let place = if rank == 2 { "" } else { "rank 2: " };
+                assert_eq!(error, format!("{place}row 7 is broken"), "moment {moment}");
+                assert_eq!(values, [3.0; 5], "moment {moment}");
+            }
         }
     }
 }

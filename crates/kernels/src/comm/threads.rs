@@ -1,7 +1,10 @@
 //! Ranks as threads of one process, for tests of everything above.
 
+use super::device::{Devices, Mover, Section, Transfer};
 use super::{Arrived, Comm, Ranks};
+use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::lock;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -9,6 +12,88 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 pub fn threads(size: usize) -> Vec<Ranks> {
     let office = Arc::new(Office::new(size));
     (0..size).map(|rank| Ranks::of(Thread { rank, size, office: office.clone() })).collect()
+}
+
+/// The same, whose numbers go from buffer to buffer as they do between cards. What was sent arrives when it is waited for and not
+/// before, so that a test finds whoever reads too early.
+pub fn device_threads(size: usize) -> Vec<Ranks> {
+    let desk = Arc::new(Desk::default());
+    let all = threads(size);
+    for (rank, ranks) in all.iter().enumerate() {
+        let mover = Some(Arc::new(ThreadMover { rank, desk: desk.clone() }) as Arc<dyn Mover>);
+        let group = ranks.0.as_ref().expect("a group");
+        assert!(group.devices.set(Devices { mover, why_not: None }).is_ok(), "a new group");
+    }
+    all
+}
+
+/// Numbers on their way, from the first rank to the second, the oldest first.
+type Posted = HashMap<(usize, usize), VecDeque<Vec<f32>>>;
+
+#[derive(Default)]
+struct Desk {
+    posted: Mutex<Posted>,
+    news: Condvar,
+}
+
+impl Desk {
+    fn open(&self) -> MutexGuard<'_, Posted> {
+        lock(&self.posted)
+    }
+}
+
+struct ThreadMover {
+    rank: usize,
+    desk: Arc<Desk>,
+}
+
+impl Mover for ThreadMover {
+    fn describe(&self) -> String {
+        "from buffer to buffer".into()
+    }
+
+    fn prepare(&self, backend: &Arc<dyn Backend>) -> Result<Box<dyn Transfer>> {
+        Ok(Box::new(ThreadTransfer { rank: self.rank, desk: self.desk.clone(), backend: backend.clone() }))
+    }
+}
+
+struct ThreadTransfer {
+    rank: usize,
+    desk: Arc<Desk>,
+    backend: Arc<dyn Backend>,
+}
+
+impl Transfer for ThreadTransfer {
+    fn begin(&mut self, out: &[Section], _into: &mut [Section]) -> Result<()> {
+        for section in out {
+            let others = section.ranges.iter().enumerate().filter(|(to, _)| *to != self.rank);
+            for (to, range) in others.filter(|(_, range)| !range.is_empty()) {
+                let mut numbers = vec![0.0; range.len()];
+                self.backend.read(&section.buffer, range.start, &mut numbers)?;
+                self.desk.open().entry((self.rank, to)).or_default().push_back(numbers);
+            }
+        }
+        self.desk.news.notify_all();
+        Ok(())
+    }
+
+    fn join(&mut self, into: &mut [Section]) -> Result<()> {
+        for section in into {
+            for (from, range) in section.ranges.iter().enumerate().filter(|(_, range)| !range.is_empty()) {
+                let mut posted = self.desk.open();
+                let numbers = loop {
+                    match posted.get_mut(&(from, self.rank)).and_then(VecDeque::pop_front) {
+                        Some(numbers) => break numbers,
+                        None => posted = self.desk.news.wait(posted).unwrap_or_else(|e| e.into_inner()),
+                    }
+                };
+                drop(posted);
+                assert_eq!(numbers.len(), range.len(), "as many as were announced");
+                self.backend.write(&mut section.buffer, range.start, &numbers)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 struct Thread {
@@ -38,7 +123,7 @@ impl Office {
     }
 
     fn open(&self) -> MutexGuard<'_, Boxes> {
-        self.boxes.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.boxes)
     }
 }
 
@@ -74,7 +159,7 @@ impl Comm for Thread {
     }
 
     fn subgroup(&self, members: &[usize]) -> Box<dyn Comm> {
-        let mut rooms = self.office.rooms.lock().unwrap_or_else(|e| e.into_inner());
+        let mut rooms = lock(&self.office.rooms);
         let office = rooms.entry(members.to_vec()).or_insert_with(|| Arc::new(Office::new(members.len())));
         let rank = members.iter().position(|&m| m == self.rank).expect("a member");
         Box::new(Thread { rank, size: members.len(), office: office.clone() })
@@ -82,6 +167,10 @@ impl Comm for Thread {
 
     fn describe(&self) -> String {
         format!("{} threads of one process", self.size)
+    }
+
+    fn is_one_process(&self) -> bool {
+        true
     }
 }
 

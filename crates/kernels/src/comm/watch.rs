@@ -3,6 +3,9 @@
 //! A thread of every rank sends a beat to the next rank twice a second and listens for those of the one before. A rank that is
 //! frozen, or whose machine is gone, sends none: after [`SILENCE`] its neighbour ends all ranks. A rank that merely computes,
 //! or waits for a reward, goes on beating. A rank that was killed is noticed by the launcher at once.
+//!
+//! Where the way to another machine is cut, ranks on both sides must end, and the launcher reaches one side alone: a rank that has
+//! noticed a loss passes an alarm on to the next one, and ends by itself where MPI does not end it.
 
 use super::mpi::{Mpi, Request, Tag};
 use std::io::Write;
@@ -13,12 +16,23 @@ use std::time::{Duration, Instant};
 
 /// Time between beats.
 const BEAT: Duration = Duration::from_millis(500);
-/// A rank that is silent for so long is lost.
-const SILENCE: Duration = Duration::from_secs(7);
+/// A rank that is silent for longer is lost.
+const SILENCE: Duration = Duration::from_secs(6);
 /// Exit code of every rank when one is lost.
-const LOST: i32 = 7;
+pub(super) const LOST: i32 = 7;
 /// The last beat of a rank that ends as it should.
 const GOODBYE: u8 = 1;
+/// The last beat of a rank that has noticed a loss. It is static because it may be on its way until the process ends.
+static ALARM: [u8; 1] = [2];
+/// How long an alarm may take to the next rank.
+const PASSING_ON: Duration = Duration::from_millis(200);
+/// How long MPI may take to end a rank after that: where no launcher can be reached it does not return.
+const ENDING: Duration = Duration::from_millis(1500);
+
+unsafe extern "C" {
+    /// Of the system's library: ends the process without its handlers.
+    fn _exit(code: std::ffi::c_int) -> !;
+}
 
 /// The thread that watches.
 pub(super) struct Watch {
@@ -69,6 +83,9 @@ fn beat(mpi: &Mpi, ending: &AtomicBool) {
         }
         if !parted && mpi.is_done(&mut receiving) {
             last_heard = Instant::now();
+            if heard == ALARM {
+                return end_all(mpi, next);
+            }
             parted = heard[0] == GOODBYE;
             if !parted {
                 receiving = mpi.receive(&mut heard, before, Tag::Alive);
@@ -86,10 +103,23 @@ fn beat(mpi: &Mpi, ending: &AtomicBool) {
                  checkpoint, on any number of ranks",
                 SILENCE.as_secs()
             );
-            mpi.abort(LOST);
-            return;
+            return end_all(mpi, next);
         }
         let wait = if said_goodbye { Duration::from_millis(1) } else { Duration::from_millis(50) };
         std::thread::sleep(wait);
     }
+}
+
+/// Passes the alarm on and ends all ranks, or at least this one.
+fn end_all(mpi: &Mpi, next: usize) {
+    let (mut passing, since) = (mpi.send(&ALARM, next, Tag::Alive), Instant::now());
+    while !mpi.is_done(&mut passing) && since.elapsed() < PASSING_ON {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = std::thread::Builder::new().spawn(|| {
+        std::thread::sleep(ENDING);
+        // SAFETY: ends the process; nothing runs after it. MPI's own handlers, which wait for other ranks or print addresses, do not.
+        unsafe { _exit(LOST) }
+    });
+    mpi.abort(LOST);
 }

@@ -2,12 +2,14 @@
 //!
 //! Some are computed on the host: a new device starts with them and replaces them one by one.
 
+mod attention;
 mod experts;
 mod head;
 mod low_rank;
 mod vectors;
 mod vocab;
 
+pub(crate) use attention::*;
 pub(crate) use experts::*;
 pub(crate) use head::*;
 pub(crate) use low_rank::*;

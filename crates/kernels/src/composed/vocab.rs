@@ -38,7 +38,7 @@ fn rows_of<B: MemoryOps + ?Sized>(b: &B, x: &Buffer, k: usize, rows: Range<usize
     Ok(part)
 }
 
-/// Some rows at a time, of so many.
+/// All rows, as ranges of at most `ROWS`.
 fn blocks(rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..rows).step_by(ROWS).map(move |from| from..(from + ROWS).min(rows))
 }

@@ -9,6 +9,7 @@
 
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
+use crate::lock;
 use crate::usage::{Books, Purpose};
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -38,7 +39,7 @@ struct State {
     unused: usize,
     in_use: usize,
     peak: usize,
-    /// What it is for.
+    /// Bytes by purpose.
     books: Books,
     /// Bytes that may be in use, less one: 0 is no limit.
     limit: usize,
@@ -134,7 +135,7 @@ fn layout(bytes: usize) -> Option<Layout> {
 
 impl Arena {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.state)
     }
 
     /// At least `bytes` bytes with unspecified contents.
@@ -160,7 +161,7 @@ impl Arena {
         Ok(self.lend(state, block, bytes))
     }
 
-    /// As [`Arena::take`], for what lives long and is read often: small ones lie side by side in large pages. They
+    /// As [`Arena::take`], for what lives long and is read often: small ones share large pages. They
     /// go back to the system with the last one of their slab, and are not handed out again.
     pub fn take_lasting(&self, bytes: usize) -> Result<Memory> {
         within_reason(bytes)?;

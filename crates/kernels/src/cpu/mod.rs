@@ -26,9 +26,10 @@ pub use simd::{Level, narrow, widen};
 
 use crate::backend::{Backend, DecodeOps, GraphOps, Heads, Home};
 use crate::buffer::{Buffer, DType, Weight};
+use crate::cores;
 use crate::error::{Error, Result};
 use memory::Arena;
-use pool::Pool;
+use pool::ThreadPool;
 use std::sync::Arc;
 
 /// Opens the processor; there is only number 0.
@@ -44,7 +45,7 @@ pub struct Cpu {
     /// Instruction set of every kernel.
     level: Level,
     /// Runs tasks.
-    pool: Pool,
+    pool: ThreadPool,
     /// Hands out buffers and scratch.
     arena: Arena,
 }
@@ -52,12 +53,11 @@ pub struct Cpu {
 impl Cpu {
     /// All cores unless `threads` says otherwise; the best instruction set unless `FERRL_SIMD` names one.
     pub fn new(threads: Option<usize>) -> Result<Self> {
-        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         Self::with_level(threads.unwrap_or_else(cores), Level::from_env()?)
     }
     /// For tests: that many threads at that level.
     pub fn with_level(threads: usize, level: Level) -> Result<Self> {
-        Ok(Cpu { level, pool: Pool::new(threads)?, arena: Arena::default() })
+        Ok(Cpu { level, pool: ThreadPool::new(threads)?, arena: Arena::default() })
     }
     /// Instruction set of its kernels.
     pub fn level(&self) -> Level {

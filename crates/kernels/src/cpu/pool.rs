@@ -6,6 +6,7 @@
 //! Which thread runs which task never matters to a result.
 
 use crate::error::{Error, Result};
+use crate::{cores, lock};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
@@ -20,7 +21,7 @@ const TO_A_CORE: usize = 16;
 const ALWAYS: usize = 64;
 
 /// A fixed set of threads running indexed tasks.
-pub struct Pool {
+pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     wakers: Vec<Thread>,
@@ -43,7 +44,7 @@ struct PoolJob {
     tasks: usize,
 }
 
-// SAFETY: the pointer is only followed between joining and leaving an open job, and `Pool::run` does not
+// SAFETY: the pointer is only followed between joining and leaving an open job, and `ThreadPool::run` does not
 // return, so the closure lives, until the job is closed and every worker has left.
 unsafe impl Send for PoolJob {}
 
@@ -51,10 +52,10 @@ const OPEN: u64 = 1 << 16;
 const JOB: u64 = 1 << 17;
 const INSIDE: u64 = OPEN - 1;
 
-impl Pool {
+impl ThreadPool {
     /// `threads` counts the caller, so 1 starts none.
     pub fn new(threads: usize) -> Result<Self> {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let cores = cores();
         let most = (TO_A_CORE * cores).clamp(ALWAYS, INSIDE as usize);
         if threads > most {
             return Err(Error::usage(format!("{threads} threads on a machine with {cores} cores"))
@@ -71,7 +72,7 @@ impl Pool {
             panicked: AtomicBool::new(false),
         });
         // Grows as threads start: if one cannot be started, the others end when this is dropped.
-        let mut pool = Pool { shared, workers: Vec::new(), wakers: Vec::new(), busy: Mutex::new(()) };
+        let mut pool = ThreadPool { shared, workers: Vec::new(), wakers: Vec::new(), busy: Mutex::new(()) };
         for i in 0..n {
             let shared = pool.shared.clone();
             let thread = std::thread::Builder::new().name(format!("ferrl-{}", i + 1));
@@ -176,9 +177,9 @@ impl Shared {
             if let Some(number) = self.join(seen) {
                 seen = number;
                 spins = 0;
-                let job = *self.job.lock().unwrap_or_else(|e| e.into_inner());
+                let job = *lock(&self.job);
                 let leave = LeaveOnDrop(self);
-                // SAFETY: this worker is inside an open job, so `Pool::run` has not returned.
+                // SAFETY: this worker is inside an open job, so `ThreadPool::run` has not returned.
                 let task = unsafe { &*job.task };
                 self.take_tasks(task, job.tasks);
                 drop(leave);
@@ -209,7 +210,7 @@ impl Drop for LeaveOnDrop<'_> {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.quit.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
@@ -271,7 +272,7 @@ mod tests {
     #[test]
     fn every_task_runs_once() {
         for threads in [1, 2, 5] {
-            let pool = Pool::new(threads).expect("threads");
+            let pool = ThreadPool::new(threads).expect("threads");
             for tasks in [0, 1, 2, 3, 100] {
                 for _ in 0..200 {
                     let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
@@ -288,10 +289,10 @@ mod tests {
     #[test]
     fn absurd_numbers_of_threads_are_refused() {
         for threads in [10_000_000, usize::MAX, 1 << 63] {
-            let error = Pool::new(threads).err().expect("refused").to_string();
+            let error = ThreadPool::new(threads).err().expect("refused").to_string();
             assert!(error.contains(&format!("{threads} threads on a machine with")), "{error}");
         }
-        assert_eq!(Pool::new(0).expect("the caller").threads(), 1);
+        assert_eq!(ThreadPool::new(0).expect("the caller").threads(), 1);
     }
 
     #[test]
@@ -304,7 +305,7 @@ mod tests {
 
     #[test]
     fn callers_may_overlap_and_nest() {
-        let pool = Pool::new(3).expect("threads");
+        let pool = ThreadPool::new(3).expect("threads");
         let sum = AtomicUsize::new(0);
         std::thread::scope(|s| {
             for _ in 0..4 {
@@ -324,7 +325,7 @@ mod tests {
 
     #[test]
     fn sleeping_workers_wake() {
-        let pool = Pool::new(2).expect("threads");
+        let pool = ThreadPool::new(2).expect("threads");
         for _ in 0..20 {
             std::thread::sleep(std::time::Duration::from_millis(2));
             let n = AtomicUsize::new(0);

@@ -132,6 +132,12 @@ impl VectorOps for Cpu {
         typed!([ref x, mut y] axpy_slice(self, a, x, y));
         Ok(())
     }
+    fn axpy_from(&self, a: f32, x: &Buffer, at: usize, y: &mut Buffer) -> Result<()> {
+        shapes::axpy_from(self, x, at, y)?;
+        let len = y.len();
+        typed!([ref x, mut y] axpy_slice(self, a, &x[at..][..len], y));
+        Ok(())
+    }
     fn chunk_dots(&self, x: &Buffer, y: &Buffer) -> Result<Vec<f64>> {
         shapes::dot(self, x, y)?;
         assert_eq!(x.len(), y.len());

@@ -6,6 +6,7 @@
 
 use super::compile::{KernelSource, SOURCES, is_kept, machine_code};
 use crate::error::{Error, Result};
+use crate::{cores, lock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -26,7 +27,7 @@ struct AheadShared {
 
 impl AheadShared {
     fn board(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.board)
     }
 }
 
@@ -47,13 +48,12 @@ impl Ahead {
         let missing =
             |s: &&KernelSource| s.variants == [""] && s.name != not && !is_kept(s, "", architecture);
         let missing: Vec<&'static KernelSource> = SOURCES.iter().filter(missing).collect();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = missing.len().min(cores - 1);
+        let threads = missing.len().min(cores() - 1);
         self.shared.board().waiting = missing;
         for _ in 0..threads {
             let (shared, architecture) = (self.shared.clone(), architecture.to_string());
             let work = move || {
-                let _here = Here::new();
+                let _here = LiveThread::new();
                 while let Some(source) = next(&shared) {
                     let compiled = || machine_code(source, "", &architecture);
                     let code = std::panic::catch_unwind(compiled).unwrap_or_else(|_| {
@@ -102,18 +102,18 @@ static THREADS: Mutex<usize> = Mutex::new(0);
 static ENDED: Condvar = Condvar::new();
 
 /// A thread of this file that is alive.
-struct Here;
+struct LiveThread;
 
-impl Here {
+impl LiveThread {
     fn new() -> Self {
-        *THREADS.lock().unwrap_or_else(|e| e.into_inner()) += 1;
-        Here
+        *lock(&THREADS) += 1;
+        LiveThread
     }
 }
 
-impl Drop for Here {
+impl Drop for LiveThread {
     fn drop(&mut self) {
-        *THREADS.lock().unwrap_or_else(|e| e.into_inner()) -= 1;
+        *lock(&THREADS) -= 1;
         ENDED.notify_all();
     }
 }
@@ -121,7 +121,7 @@ impl Drop for Here {
 /// Before the program exits: a compiler that is at work must not be pulled away from under its threads.
 pub fn settle() {
     LEAVING.store(true, Ordering::Relaxed);
-    let mut threads = THREADS.lock().unwrap_or_else(|e| e.into_inner());
+    let mut threads = lock(&THREADS);
     while *threads > 0 {
         threads = ENDED.wait(threads).unwrap_or_else(|e| e.into_inner());
     }

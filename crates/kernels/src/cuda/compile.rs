@@ -10,6 +10,7 @@ use super::head::{logp, sample};
 use super::libraries::{self, Library};
 use super::{norm, optim};
 use crate::error::{Error, Result};
+use crate::lock;
 use cudarc::driver::sys::{self as driver, CUfunction, CUfunction_attribute, CUmodule, CUresult};
 use cudarc::nvrtc::sys::{self as nvrtc, nvrtcProgram, nvrtcResult};
 use std::collections::HashMap;
@@ -323,7 +324,7 @@ impl KernelModules {
         shared: usize,
     ) -> Result<CUfunction> {
         // No text is copied where everything is there: this is asked hundreds of times for each token that is decoded.
-        let mut loaded = self.loaded.lock().unwrap_or_else(|e| e.into_inner());
+        let mut loaded = lock(&self.loaded);
         let Loaded { modules, ahead } = &mut *loaded;
         let variants = modules.entry(module).or_default();
         if !variants.contains_key(defines) {

@@ -1,6 +1,7 @@
 //! A card: its context, its stream, the handle for products, and what goes between host and card.
 
 use super::compile::KernelModules;
+use super::exchange::ExchangeStream;
 use super::gemm::Products;
 use super::handles::{CudaContext, Pinned, Stream};
 use super::libraries::{self, Library};
@@ -9,6 +10,7 @@ use super::profile::Profile;
 use super::trace::Trace;
 use super::transfer::{self, StagingBuffers};
 use crate::error::{Error, Result};
+use crate::lock;
 use crate::plain::Plain;
 use crate::usage::Purpose;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult, CUstream};
@@ -55,9 +57,9 @@ pub struct Cuda {
     /// What attention keeps between calls.
     pub(super) tables: Mutex<super::attention::Tables>,
     /// Which products the kernel for few rows serves.
-    pub(super) decode_gemms: super::decode::Known,
+    pub(super) decode_gemms: super::decode::DecodeLimits,
     /// For which products stream.cu is the better choice.
-    pub(super) streams: super::gemm::stream::Known,
+    pub(super) streams: super::gemm::stream::StreamPlans,
     /// Where choices arrive on the host.
     pub(super) slots: super::head::sample::Slots,
     /// What was said about choosing last.
@@ -65,8 +67,10 @@ pub struct Cuda {
     staging: Mutex<Staging>,
     /// For much data; made when it is first needed.
     rooms: Mutex<Option<StagingBuffers>>,
+    /// Of transfers to and from other cards.
+    pub(super) exchanges: Mutex<Option<Arc<ExchangeStream>>>,
     /// Owns `stream`. Declared last but one: what is above ends before it.
-    _stream: Stream,
+    pub(super) compute: Arc<Stream>,
     pub(super) context: Arc<CudaContext>,
 }
 
@@ -158,7 +162,8 @@ impl Cuda {
                 lists: Default::default(),
                 staging,
                 rooms: Mutex::default(),
-                _stream: stream,
+                exchanges: Mutex::default(),
+                compute: Arc::new(stream),
                 context,
             })
         }
@@ -185,7 +190,7 @@ impl Cuda {
     }
 
     fn staging(&self) -> MutexGuard<'_, Staging> {
-        self.staging.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.staging)
     }
 
     /// Copies to the card; the source may change as soon as this returns. Waits only when the staging memory is full.
@@ -197,7 +202,7 @@ impl Cuda {
         // SAFETY: plain elements have no padding.
         let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
         if bytes.len() >= transfer::LARGE {
-            let mut rooms = self.rooms.lock().unwrap_or_else(|e| e.into_inner());
+            let mut rooms = lock(&self.rooms);
             if rooms.is_none() {
                 *rooms = Some(StagingBuffers::new(&self.context)?);
             }
@@ -268,7 +273,7 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // Nothing may still run when the memory it uses goes; an error here has no one to tell.
+        // Nothing may still run when the memory it uses goes; an error here cannot be returned.
         if self.synchronize().is_ok() {
             self.profile.report();
         }

@@ -5,6 +5,7 @@
 
 use super::context::check;
 use crate::error::{Error, Result};
+use crate::lock;
 use crate::usage::size;
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUstream};
 use std::cell::Cell;
@@ -12,7 +13,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 /// A card's primary context.
-pub(super) struct CudaContext {
+pub(crate) struct CudaContext {
     handle: CUcontext,
     device: CUdevice,
 }
@@ -34,7 +35,7 @@ thread_local! {
 impl CudaContext {
     /// Of a device of the driver, which has been started. It is current afterwards.
     pub(super) fn of(device: CUdevice) -> Result<Arc<CudaContext>> {
-        let mut opened = OPENED.lock().unwrap_or_else(|e| e.into_inner());
+        let mut opened = lock(&OPENED);
         if let Some(context) = opened.iter().find(|context| context.device == device) {
             context.bind()?;
             return Ok(context.clone());
@@ -47,6 +48,11 @@ impl CudaContext {
         opened.push(context.clone());
         context.bind()?;
         Ok(context)
+    }
+
+    /// The device that it is of.
+    pub(super) fn device(&self) -> CUdevice {
+        self.device
     }
 
     /// Makes it current on this thread.
@@ -66,6 +72,11 @@ pub(super) struct Stream {
     pub(super) handle: CUstream,
     context: Arc<CudaContext>,
 }
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self> {
@@ -88,9 +99,9 @@ impl Drop for Stream {
 }
 
 /// A place in a stream that can be waited for.
-pub(super) struct StreamEvent {
+pub(crate) struct StreamEvent {
     pub(super) handle: CUevent,
-    context: Arc<CudaContext>,
+    pub(super) context: Arc<CudaContext>,
 }
 
 // SAFETY: events may be used from any thread.

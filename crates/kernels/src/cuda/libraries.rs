@@ -1,4 +1,4 @@
-//! Finds the shared libraries a card needs: the driver, the run-time compiler (NVRTC) and cuBLASLt.
+//! Finds the shared libraries a card needs: the driver, the run-time compiler (NVRTC), cuBLASLt, and NCCL for several cards.
 //!
 //! A library that is missing is an ordinary error here, which says what was looked for and where. One that is found
 //! outside the loader's path is opened by its full name; the bindings then meet it under its own name.
@@ -19,6 +19,8 @@ pub enum Library {
     Compiler,
     /// Multiplies matrices.
     Products,
+    /// Moves bytes between cards (NCCL).
+    Transfers,
 }
 
 impl Library {
@@ -27,6 +29,7 @@ impl Library {
             Library::Driver => return vec!["libcuda.so.1".into(), "libcuda.so".into()],
             Library::Compiler => "libnvrtc.so",
             Library::Products => "libcublasLt.so",
+            Library::Transfers => return vec!["libnccl.so.2".into(), "libnccl.so".into()],
         };
         MAJORS.iter().map(|m| format!("{stem}.{m}")).chain([stem.to_string()]).collect()
     }
@@ -40,14 +43,14 @@ impl Library {
             Library::Products => {
                 "install the CUDA toolkit, or `pip install nvidia-cublas`; or set CUDA_HOME to where it is"
             }
+            Library::Transfers => "pip install nvidia-nccl-cu13, or FERRL_NCCL=/path/to/libnccl.so.2",
         }
     }
 }
 
 /// Opens a library and keeps it open; where it was found.
 pub fn open(library: Library) -> Result<String> {
-    static FOUND: [OnceLock<std::result::Result<String, Error>>; 3] =
-        [OnceLock::new(), OnceLock::new(), OnceLock::new()];
+    static FOUND: [OnceLock<std::result::Result<String, Error>>; 4] = [const { OnceLock::new() }; 4];
     FOUND[library as usize].get_or_init(|| search(library)).clone()
 }
 

@@ -2,12 +2,13 @@
 //!
 //! Asking the driver for memory costs as much as a small kernel and freeing waits for the card, so blocks are kept.
 //! All work is on one stream: a block that is freed may be reused at once, because what reads it was started before
-//! what will write it. Sizes are rounded up to classes; a slightly larger block serves where none fits exactly.
+//! what will write it. (What a transfer to another card uses is freed after that stream waits for it: `exchange`.) Sizes are rounded up to classes; a slightly larger block serves where none fits exactly.
 
 use super::context::check;
 use super::handles::{CudaContext, Pinned};
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
+use crate::lock;
 use crate::usage::{Books, MemoryReport, Purpose, size};
 use cudarc::driver::sys::{self, CUresult};
 use std::collections::{BTreeMap, BTreeSet};
@@ -112,7 +113,7 @@ impl CardArena {
     }
 
     fn state(&self) -> MutexGuard<'_, CardArenaState> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.state)
     }
 
     /// At least `bytes` bytes with unspecified contents.

@@ -2,7 +2,8 @@
 //!
 //! One context, one stream, one arena (`handles` says who ends what). Kernels are `.cu` text beside their launchers, compiled for the card that is
 //! found ([`compile`]) after the same prelude (`prelude.cuh`); products go through cuBLASLt (`gemm`). Because all
-//! work is on one stream, memory that is freed may be handed out again at once.
+//! work is on one stream, memory that is freed may be handed out again at once. Transfers to other cards have a stream of their
+//! own and keep their memory until the first one waits for them (`exchange`).
 
 // Operations have one way in from outside, the trait `Backend`: it checks what they are given.
 mod ahead;
@@ -11,13 +12,14 @@ pub mod compile;
 mod context;
 mod decode;
 mod elementwise;
+mod exchange;
 mod footprint;
 mod gemm;
 mod graph;
 mod handles;
 mod head;
 mod launch;
-mod libraries;
+pub(crate) mod libraries;
 mod memory;
 mod norm;
 mod optim;
@@ -28,7 +30,10 @@ mod transfer;
 
 pub use ahead::settle;
 pub use context::Cuda;
+pub(crate) use exchange::{CardId, CardStaging, ExchangeStream};
 pub use footprint::FOOTPRINT;
+pub(crate) use handles::StreamEvent;
+pub(crate) use memory::element;
 
 use crate::backend::{Backend, Heads, Home};
 use crate::buffer::{Buffer, DType, Weight};
@@ -82,5 +87,8 @@ impl Backend for Cuda {
     }
     fn busy_tokens(&self) -> usize {
         16384
+    }
+    fn as_card(&self) -> Option<&Cuda> {
+        Some(self)
     }
 }

@@ -4,6 +4,7 @@
 use super::context::check;
 use super::handles::{CudaContext, StreamEvent};
 use crate::error::Result;
+use crate::lock;
 use cudarc::driver::sys::{self, CUstream};
 use std::collections::HashMap;
 use std::io::Write;
@@ -45,7 +46,7 @@ impl Profile {
             work()?;
             check(sys::cuEventRecord(events[1].handle, stream), || "timing".into())?;
         }
-        spans.lock().unwrap_or_else(|e| e.into_inner()).push(Span { name: name(), events });
+        lock(spans).push(Span { name: name(), events });
         Ok(())
     }
 
@@ -60,7 +61,7 @@ impl Profile {
     pub(super) fn report(&self) {
         let Some((spans, _)) = &self.0 else { return };
         let mut sums: HashMap<String, (f64, usize)> = HashMap::new();
-        for span in spans.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
+        for span in lock(spans).drain(..) {
             let mut ms = 0f32;
             // SAFETY: both events were recorded, and everything is done.
             unsafe { sys::cuEventElapsedTime_v2(&mut ms, span.events[0].handle, span.events[1].handle) };

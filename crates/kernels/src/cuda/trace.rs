@@ -8,6 +8,7 @@ use super::context::{Cuda, reason};
 use super::gemm::Gemm;
 use super::launch::{Arg, Grid};
 use crate::error::{Error, Result};
+use crate::lock;
 use crate::usage::size;
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureStatus_enum as Capture};
 use std::sync::Mutex;
@@ -46,7 +47,7 @@ impl Trace {
 
     /// A kernel is about to be started.
     pub(super) fn kernel(&self, of: &'static str, called: &str, on: Grid, with: &[Arg]) {
-        let mut last = self.last.lock().unwrap_or_else(|e| e.into_inner());
+        let mut last = lock(&self.last);
         match &mut *last {
             // No text is made anew for a kernel like the last one.
             Last::Kernel { module, name, grid, args } => {
@@ -62,11 +63,11 @@ impl Trace {
 
     /// A product is about to be started.
     pub(super) fn product(&self, g: &Gemm) {
-        *self.last.lock().unwrap_or_else(|e| e.into_inner()) = Last::Product(*g);
+        *lock(&self.last) = Last::Product(*g);
     }
 
     fn describe(&self) -> String {
-        match &*self.last.lock().unwrap_or_else(|e| e.into_inner()) {
+        match &*lock(&self.last) {
             Last::Nothing => "nothing".into(),
             Last::Kernel { module, name, grid, args } => {
                 let sizes: Vec<String> = args.iter().filter_map(Arg::size).map(|n| n.to_string()).collect();

@@ -5,6 +5,7 @@
 
 use super::context::{Cuda, check};
 use super::handles::{CudaContext, Pinned, StreamEvent};
+use crate::cores;
 use crate::error::Result;
 use cudarc::driver::sys;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ impl StagingBuffers {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self> {
         let event = || StreamEvent::new(context, false);
         let read = [event()?, event()?, event()?, event()?];
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(THREADS);
+        let threads = cores().min(THREADS);
         Ok(StagingBuffers { memory: Pinned::new(context, ROOMS * ROOM)?, read, threads })
     }
 

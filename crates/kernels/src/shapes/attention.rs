@@ -2,7 +2,9 @@
 
 use super::Op;
 use super::layers::{angles, normed};
-use crate::backend::{Attention, AttentionSaved, Heads, Home, Normed, PagedRows, QkvLayer, Segments};
+use crate::backend::{
+    Attention, AttentionSaved, Heads, Home, Normed, PagedRows, QkvLayer, RowShard, Segments,
+};
 use crate::buffer::Buffer;
 use crate::error::Result;
 
@@ -43,6 +45,51 @@ pub(crate) fn attention_backward(
     let rows = sequences(op, of, segments)?;
     op.floats("qkv", qkv, rows * of.heads.qkv_width())?;
     op.typed("dqkv", dqkv, qkv.dtype(), qkv.len())?;
+    op.typed("out", out, qkv.dtype(), rows * of.heads.out_width())?;
+    op.typed("dout", dout, qkv.dtype(), out.len())?;
+    op.f32s("lse", lse, rows * of.heads.heads)
+}
+
+/// Rows of all sequences, and of the shard.
+fn shard_rows(op: Op<'_>, of: &Attention, shard: RowShard<'_>) -> Result<(usize, usize)> {
+    let rows = sequences(op, of, shard.segments)?;
+    let mut end = 0;
+    for range in shard.ranges {
+        let fits = range.start >= end && range.end >= range.start && range.end <= rows;
+        op.expect(fits, || format!("rows {range:?} overlap, or are not among {rows}"))?;
+        end = range.end;
+    }
+    Ok((rows, shard.rows()))
+}
+
+pub(crate) fn attention_shard(
+    home: &dyn Home,
+    of: &Attention,
+    shard: RowShard<'_>,
+    (q, kv): (&Buffer, &Buffer),
+    [out, lse]: [&Buffer; 2],
+) -> Result<()> {
+    let op = Op::new(home, "attention_shard");
+    let (rows, own) = shard_rows(op, of, shard)?;
+    op.floats("q", q, own * of.heads.out_width())?;
+    op.typed("kv", kv, q.dtype(), rows * of.heads.kv_width())?;
+    op.typed("out", out, q.dtype(), q.len())?;
+    op.f32s("lse", lse, own * of.heads.heads)
+}
+
+pub(crate) fn attention_shard_backward(
+    home: &dyn Home,
+    of: &Attention,
+    saved: AttentionSaved<'_>,
+    dout: &Buffer,
+    shard: RowShard<'_>,
+    dqkv: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "attention_shard_backward");
+    let AttentionSaved { qkv, out, lse } = saved;
+    let (rows, own) = shard_rows(op, of, shard)?;
+    op.floats("qkv", qkv, rows * of.heads.qkv_width())?;
+    op.typed("dqkv", dqkv, qkv.dtype(), own * of.heads.qkv_width())?;
     op.typed("out", out, qkv.dtype(), rows * of.heads.out_width())?;
     op.typed("dout", dout, qkv.dtype(), out.len())?;
     op.f32s("lse", lse, rows * of.heads.heads)

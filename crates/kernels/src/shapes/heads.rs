@@ -148,10 +148,10 @@ pub(crate) fn feed(home: &dyn Home, choices: &[usize], from: &[(usize, u32)], id
     op.expect(from.iter().all(known), || "a row that nothing was chosen for".into())
 }
 
-type Side<'a> = (&'a Buffer, &'a Weight);
+type KlOperands<'a> = (&'a Buffer, &'a Weight);
 
 /// Rows.
-fn compared(op: Op<'_>, p: Side<'_>, q: Side<'_>, backward: bool) -> Result<usize> {
+fn compared(op: Op<'_>, p: KlOperands<'_>, q: KlOperands<'_>, backward: bool) -> Result<usize> {
     let (rows, others) = (scored(op, "p", p.0, p.1, backward)?, scored(op, "q", q.0, q.1, false)?);
     op.expect(rows == others, || format!("{rows} rows of p, {others} of q"))?;
     let (a, b) = (p.1.n, q.1.n);
@@ -161,7 +161,7 @@ fn compared(op: Op<'_>, p: Side<'_>, q: Side<'_>, backward: bool) -> Result<usiz
     Ok(rows)
 }
 
-pub(crate) fn kl(home: &dyn Home, p: Side<'_>, q: Side<'_>, kl: &Buffer) -> Result<()> {
+pub(crate) fn kl(home: &dyn Home, p: KlOperands<'_>, q: KlOperands<'_>, kl: &Buffer) -> Result<()> {
     let op = Op::new(home, "kl");
     let rows = compared(op, p, q, false)?;
     op.f32s("kl", kl, rows)
@@ -169,8 +169,8 @@ pub(crate) fn kl(home: &dyn Home, p: Side<'_>, q: Side<'_>, kl: &Buffer) -> Resu
 
 pub(crate) fn kl_backward(
     home: &dyn Home,
-    p: Side<'_>,
-    q: Side<'_>,
+    p: KlOperands<'_>,
+    q: KlOperands<'_>,
     dkl: &Buffer,
     to: &HeadGrads<'_>,
 ) -> Result<()> {

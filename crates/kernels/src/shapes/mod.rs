@@ -61,14 +61,14 @@ impl<'a> Op<'a> {
         self.expect(b.len() == len, || format!("{operand} has {} elements, expected {len}", b.len()))
     }
 
-    /// So many elements of this type.
+    /// Requires `len` elements of this type.
     fn typed(&self, operand: &str, b: &Buffer, dtype: DType, len: usize) -> Result<()> {
         let (is, want) = (b.dtype(), dtype.name());
         self.expect(is == dtype, || format!("{operand} is {}, expected {want}", is.name()))?;
         self.sized(operand, b, len)
     }
 
-    /// So many f32 elements.
+    /// Requires `len` f32 elements.
     fn f32s(&self, operand: &str, b: &Buffer, len: usize) -> Result<()> {
         self.typed(operand, b, DType::F32, len)
     }
@@ -78,7 +78,7 @@ impl<'a> Op<'a> {
         b.map_or(Ok(()), |b| self.f32s(operand, b, len))
     }
 
-    /// So many elements of either compute type.
+    /// Requires `len` elements of either compute type.
     fn floats(&self, operand: &str, b: &Buffer, len: usize) -> Result<()> {
         let is = b.dtype();
         self.expect(is.is_float(), || format!("{operand} is {}, expected f32 or bf16", is.name()))?;
@@ -94,7 +94,7 @@ impl<'a> Op<'a> {
         Ok(b.len() / width)
     }
 
-    /// So many indices, all below a bound.
+    /// Requires `len` indices, all below a bound.
     fn below(&self, operand: &str, b: &Buffer, len: usize, bound: usize) -> Result<()> {
         self.typed(operand, b, DType::U32, len)?;
         match self.home.ids(b).iter().find(|&&id| id as usize >= bound) {

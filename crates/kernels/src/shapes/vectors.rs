@@ -44,6 +44,12 @@ pub(crate) fn axpy(home: &dyn Home, x: &Buffer, y: &Buffer) -> Result<()> {
     op.floats("y", y, y.len())
 }
 
+pub(crate) fn axpy_from(home: &dyn Home, x: &Buffer, at: usize, y: &Buffer) -> Result<()> {
+    let op = Op::new(home, "axpy_from");
+    op.stretch("x", x, at, y.len())?;
+    op.floats("y", y, y.len())
+}
+
 pub(crate) fn dot(home: &dyn Home, x: &Buffer, y: &Buffer) -> Result<()> {
     let op = Op::new(home, "dot");
     op.floats("x", x, y.len())?;

@@ -1,6 +1,7 @@
 //! `ferrl bench --check`: whether a device computes what the CPU computes and keeps the engine's promises.
 
 mod curves;
+mod ranks;
 
 use self::curves::Curves;
 use super::parity::Fixtures;
@@ -10,10 +11,10 @@ use ferrl_engine::generate::{
     CacheOptions, Completion, GenerationRequest, Generator, Sampler, SamplingParams,
 };
 use ferrl_engine::model::{FAMILIES, Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, StatGrads, stats};
 use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::check::{CASES, Check, CheckOutcome};
-use ferrl_kernels::{BACKENDS, Backend, DType};
+use ferrl_kernels::{BACKENDS, Backend, DType, Ranks};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -97,6 +98,10 @@ pub fn run(
     ranks: Option<usize>,
 ) -> Result<()> {
     let fixtures = fixtures.map(Fixtures::open).transpose()?;
+    let member = Ranks::open()?;
+    if !member.is_alone() {
+        return ranks::as_member(&member, device, only);
+    }
     let card = ferrl_kernels::open(device, threads)?;
     let cpu = (BACKENDS[0].open)(0, threads)?;
     print(&format!("{}\nagainst {}\n\n", card.describe(), cpu.describe()))?;
@@ -113,8 +118,8 @@ pub fn run(
         }
     }
     curve_checks(&cpu, &card, &mut table)?;
-    if let Some(ranks) = ranks.filter(|&n| n > 1) {
-        rank_checks(&cpu, device, ranks, &mut table)?;
+    if let Some(size) = ranks.filter(|&n| n > 1) {
+        ranks::check((&cpu, &card), device, size, &mut table)?;
     }
     if let Some(fixtures) = &fixtures {
         for dir in &fixtures.models {
@@ -144,20 +149,6 @@ fn curve_checks(cpu: &Arc<dyn Backend>, card: &Arc<dyn Backend>, table: &mut Che
     }
     let curves = Curves::new("curves")?;
     cases.iter().try_for_each(|case| table.ask_each(&case.name, |out| curves.check(cpu, card, case, out)))
-}
-
-/// The same training on several ranks that share the device.
-fn rank_checks(cpu: &Arc<dyn Backend>, device: &str, ranks: usize, table: &mut CheckTable<'_>) -> Result<()> {
-    let mut cases = Curves::cases()?;
-    cases.iter_mut().for_each(|c| c.name = format!("{ranks} ranks {}", c.name));
-    cases.retain(|c| table.wants(&c.name));
-    if cases.is_empty() {
-        return Ok(());
-    }
-    let curves = Curves::new("ranks")?;
-    cases.iter().try_for_each(|case| {
-        table.ask_each(&case.name, |out| curves.check_ranks(cpu, device, case, ranks).map(|o| out.push(o)))
-    })
 }
 
 /// Odd sizes, which take the plain ways; and even ones, which take the fast ways.
@@ -251,8 +242,8 @@ fn family_checks(
 }
 
 /// Losses of training on one batch.
-fn curve(model: Model, batch: &Batch, steps: usize) -> Result<(Vec<f64>, Trainer)> {
-    let mut trainer = Trainer::new(model, OptimizerOptions::default())?;
+fn curve(model: Model, batch: &Batch, steps: usize) -> Result<(Vec<f64>, ModelTrainer)> {
+    let mut trainer = ModelTrainer::new(model, OptimizerOptions::default())?;
     let mut losses = Vec::new();
     for _ in 0..steps {
         losses.push(step(&mut trainer, batch)?);
@@ -260,7 +251,7 @@ fn curve(model: Model, batch: &Batch, steps: usize) -> Result<(Vec<f64>, Trainer
     Ok((losses, trainer))
 }
 
-fn step(trainer: &mut Trainer, batch: &Batch) -> Result<f64> {
+fn step(trainer: &mut ModelTrainer, batch: &Batch) -> Result<f64> {
     let tokens = batch.tokens();
     let targets = (tokens - batch.sequences.len()) as f64;
     let found = trainer.forward(batch)?;
@@ -275,7 +266,7 @@ fn step(trainer: &mut Trainer, batch: &Batch) -> Result<f64> {
 /// the same turn again and again, which asks the system for no memory.
 fn switches(
     card: &Arc<dyn Backend>,
-    mut trainer: Trainer,
+    mut trainer: ModelTrainer,
     vocab: usize,
     out: &mut Vec<CheckOutcome>,
 ) -> Result<()> {
@@ -304,7 +295,7 @@ fn switches(
 }
 
 /// Samples, scores what was sampled and trains on it; how many log-probabilities were sampled with other bits.
-fn turn(sampler: &mut Sampler, trainer: &mut Trainer, vocab: usize, turn: u32) -> Result<usize> {
+fn turn(sampler: &mut Sampler, trainer: &mut ModelTrainer, vocab: usize, turn: u32) -> Result<usize> {
     let temperature = [1.0, 0.7, 1.6][turn as usize % 3];
     let requests: Vec<GenerationRequest> = (0..6u32)
         .map(|p| GenerationRequest {

@@ -5,7 +5,7 @@ use crate::machine::peak_rss_mib;
 use crate::options::{above_zero, at_least_one};
 use crate::output::print;
 use ferrl::parallel;
-use ferrl::plan::memory::Part;
+use ferrl::plan::memory::MemoryPart;
 use ferrl::plan::{Plan, ranks};
 use ferrl::recipe::Recipe;
 use ferrl::setup;
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
     if rank == 0 { shown } else { Ok(()) } // rank 0 says what is wrong
 }
 
-fn measure(args: &Args, ranks: &Ranks) -> Result<(Vec<Part>, Vec<Measured>)> {
+fn measure(args: &Args, ranks: &Ranks) -> Result<(Vec<MemoryPart>, Vec<Measured>)> {
     let resolved = Recipe::load(&args.recipe, &args.changes)?;
     resolved.check(&VERIFIERS.iter().map(|v| v.name).collect::<Vec<_>>())?;
     let plan = Plan::new(&resolved)?;
@@ -98,7 +98,7 @@ fn take_steps(args: &Args, ranks: &Ranks, recipe: Recipe, dir: &Path) -> Result<
 }
 
 /// What a part of a plan is for; none where it is not in buffers.
-fn purpose(part: &Part) -> Option<Purpose> {
+fn purpose(part: &MemoryPart) -> Option<Purpose> {
     match part.name {
         "gradients" | "leaving" => Some(Purpose::Gradients),
         "optimizer" | "moments" | "average" => Some(Purpose::Optimizer),
@@ -109,7 +109,7 @@ fn purpose(part: &Part) -> Option<Purpose> {
     }
 }
 
-fn show(args: &Args, parts: &[Part], all: &[Measured]) -> Result<()> {
+fn show(args: &Args, parts: &[MemoryPart], all: &[Measured]) -> Result<()> {
     let planned = |of: Option<Purpose>| -> u64 {
         parts.iter().filter(|part| purpose(part) == of).map(|part| part.bytes).sum()
     };
@@ -136,7 +136,12 @@ fn show(args: &Args, parts: &[Part], all: &[Measured]) -> Result<()> {
     }
 }
 
-fn table(parts: &[Part], all: &[Measured], planned: &dyn Fn(Option<Purpose>) -> u64, total: u64) -> String {
+fn table(
+    parts: &[MemoryPart],
+    all: &[Measured],
+    planned: &dyn Fn(Option<Purpose>) -> u64,
+    total: u64,
+) -> String {
     let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
     let mut out = format!("{:<18}{:>14}", "MiB", "planned");
     (0..all.len()).for_each(|rank| out += &format!("{:>14}", format!("rank {rank}")));

@@ -17,7 +17,7 @@ use crate::options::{size, weights};
 use clap::Subcommand;
 use ferrl_engine::checkpoint::{InitOptions, StorageFormat};
 use ferrl_engine::model::adapter::{AdapterOptions, BaseHome};
-use ferrl_engine::model::{Config, FAMILIES, Model, Options};
+use ferrl_engine::model::{FAMILIES, Model, ModelConfig, Options};
 use ferrl_engine::train::{Batch, plan};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{AUTO, Backend, DType};
@@ -251,7 +251,7 @@ impl ModelUse {
 }
 
 /// Multiply-adds of one token's forward pass that sees `context` tokens, counted as two operations each.
-fn forward_flops(config: &Config, context: f64) -> f64 {
+fn forward_flops(config: &ModelConfig, context: f64) -> f64 {
     let attention = config.hidden * (config.qkv_width() + config.attention_width());
     let network = |layer| match config.experts_of(layer) {
         None => config.hidden * (config.up_width() + config.ffn),
@@ -264,7 +264,8 @@ fn forward_flops(config: &Config, context: f64) -> f64 {
 
 /// The family that the peers are measured with: gated, with biases on queries, keys and values.
 fn measured_family() -> Option<&'static str> {
-    let fits = |c: &Config| c.qkv_bias && c.activation.is_gated() && c.qk_norm.is_none() && !c.post_norms;
+    let fits =
+        |c: &ModelConfig| c.qkv_bias && c.activation.is_gated() && c.qk_norm.is_none() && !c.post_norms;
     let built = |name: &str| InitOptions::new(name).build().ok();
     FAMILIES.iter().map(|f| f.name()).find(|name| built(name).is_some_and(|(c, _)| fits(&c)))
 }

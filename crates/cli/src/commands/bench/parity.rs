@@ -3,7 +3,7 @@
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams};
 use ferrl_engine::model::{Model, Options, family};
-use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, StatGrads, stats};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::check::CheckOutcome;
 use ferrl_kernels::{Backend, DType};
@@ -52,7 +52,7 @@ impl Fixtures {
 
     /// Everything about one of them.
     pub fn check(&self, card: &Arc<dyn Backend>, dir: &Path, out: &mut Vec<CheckOutcome>) -> Result<()> {
-        let reference = Reference::read(dir)?;
+        let reference = PeerOutput::read(dir)?;
         let name = dir.file_name().map_or(String::new(), |n| n.to_string_lossy().into_owned());
         let theirs = self.bf16[&name].as_f64().unwrap_or(0.0);
         reference.values(&load(card, dir, DType::F32)?, CLOSE, out)?;
@@ -67,7 +67,7 @@ fn load(card: &Arc<dyn Backend>, dir: &Path, dtype: DType) -> Result<Model> {
 }
 
 /// What the other library said.
-struct Reference {
+struct PeerOutput {
     bytes: Vec<u8>,
     json: Value,
     path: PathBuf,
@@ -79,10 +79,10 @@ fn worst(got: &[f32], want: &[f32]) -> f64 {
     got.iter().zip(want).map(far).fold(0.0, |a, b| if b.is_nan() { f64::INFINITY } else { a.max(b) })
 }
 
-impl Reference {
+impl PeerOutput {
     fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("reference.safetensors");
-        Ok(Reference { bytes: read(&path)?, json: json(&dir.join("reference.json"))?, path })
+        Ok(PeerOutput { bytes: read(&path)?, json: json(&dir.join("reference.json"))?, path })
     }
 
     /// Shape and bytes of a tensor, where it is there.
@@ -133,7 +133,7 @@ impl Reference {
 
     /// The gradient of every tensor, beside its largest element.
     fn gradients(&self, model: Model, out: &mut Vec<CheckOutcome>) -> Result<()> {
-        let mut trainer = Trainer::new(model, OptimizerOptions::default())?;
+        let mut trainer = ModelTrainer::new(model, OptimizerOptions::default())?;
         let batch = Batch::of(self.sequences()?);
         trainer.forward(&batch)?;
         let mut grads = StatGrads::default();

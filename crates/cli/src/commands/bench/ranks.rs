@@ -1,12 +1,12 @@
-//! `ferrl bench ranks`: what several ranks cost against one process with as many threads, and how well that is foretold.
+//! `ferrl bench ranks`: several ranks against one process with as many threads, and the error of a simulation of it.
 
 use super::{ShapeArgs, micro_batches};
 use crate::options::{DeviceArgs, at_least_one, size};
 use crate::output::print;
 use ferrl_engine::model::{Model, Options};
-use ferrl_engine::train::{OptimizerOptions, StatGrads, Trainer, plan};
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, StatGrads, plan};
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::{Backend, Ranks, comm};
+use ferrl_kernels::{Backend, Ranks, comm, cores};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +17,7 @@ const PROBE: usize = 16 << 20;
 /// Training steps on several ranks against one process with as many threads
 ///
 /// Ranks are threads of this process, each with a device of its own; started by `ferrl launch -n N -- bench ranks` they are processes under
-/// MPI. Prints seconds a step, the time in which a rank waited for exchanges, and whether all left the same weights; then what a
+/// MPI, or with `--without-mpi` under NCCL. Prints which way gradients and weights travel, seconds a step, the time in which a rank waited for exchanges, and whether all left the same weights; then what a
 /// simulation of the step says, from the time of a micro-batch and an update in one process and the speed of the exchange, and its error.
 /// With `--split` also a step whose exchanges come in turn with what is computed.
 #[derive(clap::Args)]
@@ -51,7 +51,7 @@ pub struct Args {
 
 /// Who takes the steps, and how.
 #[derive(Clone, Copy)]
-struct Taken<'a> {
+struct StepSetup<'a> {
     ranks: &'a Ranks,
     /// Cuts the step into micro-batches where nothing else does.
     size: usize,
@@ -67,6 +67,8 @@ struct Timing {
     /// Of one micro-batch.
     micro_batch: f64,
     update: f64,
+    /// In which transfers from card to card were under way; none where there are no such.
+    cards: Option<f64>,
     /// Bytes that this rank sent in a step.
     sent: f64,
     /// Of all weights at the end.
@@ -81,20 +83,20 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::usage("nothing to compare").fix("--ranks 2 and --seq 2 at least"));
     }
     // What one rank has: its share of the machine, unless told.
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = args.device.threads.unwrap_or((cores / size).max(1));
+    let threads = args.device.threads.unwrap_or((cores() / size).max(1));
     // Alone, but while the others do the same: cores and memory are shared as they are among ranks.
-    let alone = Taken { ranks: Ranks::ALONE, size, overlap: true };
+    let alone = StepSetup { ranks: Ranks::ALONE, size, overlap: true };
     let share = |ranks: &Ranks| -> Result<Share> {
         ranks.all_gather(&[])?;
-        let part = measure(args, alone, args.device_with(threads)?)?;
+        let part = measure(args, alone, args.device_with(threads, &opened)?)?;
         ranks.all_gather(&[])?;
-        let step = |overlap| measure(args, Taken { ranks, size, overlap }, args.device_with(threads)?);
+        let step =
+            |overlap| measure(args, StepSetup { ranks, size, overlap }, args.device_with(threads, &opened)?);
         let in_turn = if args.split { Some(step(false)?) } else { None };
         Ok(Share { part, in_turn, timing: step(true)?, link: link(ranks)? })
     };
     let whole = |ranks: &Ranks| match ranks.rank() {
-        0 => measure(args, alone, args.device_with(size * threads)?),
+        0 => measure(args, alone, args.device_with(size * threads, &opened)?),
         _ => Ok(Timing::default()),
     };
     if !opened.is_alone() {
@@ -140,21 +142,22 @@ struct Share {
 }
 
 impl Args {
-    fn device_with(&self, threads: usize) -> Result<Arc<dyn Backend>> {
-        DeviceArgs { threads: Some(threads), ..self.device.clone() }.open()
+    fn device_with(&self, threads: usize, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
+        DeviceArgs { threads: Some(threads), ..self.device.clone() }.open_for(ranks)
     }
 }
 
 /// Steps of a random model, the same on every rank.
-fn measure(args: &Args, taken: Taken<'_>, device: Arc<dyn Backend>) -> Result<Timing> {
-    let Taken { ranks, size, overlap } = taken;
+fn measure(args: &Args, taken: StepSetup<'_>, device: Arc<dyn Backend>) -> Result<Timing> {
+    let StepSetup { ranks, size, overlap } = taken;
     let dtype = args.device.dtype.dtype();
     let options = Options { dtype, training: true, context: args.seq };
     let model: Model = args.shape.model(device.clone(), options, None)?;
     let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
-    let mut trainer = Trainer::new(model, settings)?;
+    let mut trainer = ModelTrainer::new(model, settings)?;
     trainer.overlap = overlap;
     let split = args.split && !ranks.is_alone();
+    ranks.connect(&device)?;
     if split {
         trainer.split(ranks, 1, 0)?;
     }
@@ -162,38 +165,27 @@ fn measure(args: &Args, taken: Taken<'_>, device: Arc<dyn Backend>) -> Result<Ti
     let batches = micro_batches(&args.shape, (args.batch, args.seq), budget)?;
     let targets = (args.batch * args.seq - args.batch) as f32;
     let (mut steps, mut exchanges, mut micro, mut updates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut sent = 0.0;
+    let (mut sent, mut cards) = (0.0, Vec::new());
     for repeat in 0..=args.repeats {
         ranks.all_gather(&[])?; // all begin together
         ranks.take_cost();
+        ranks.take_card_seconds();
         let began = Instant::now();
-        for (i, batch) in batches.iter().enumerate() {
-            if ranks.owns(i) {
-                let began = Instant::now();
-                let logp = vec![-1.0 / targets; batch.tokens()];
-                trainer.forward_backward(batch, &StatGrads { logp, ..Default::default() })?;
-                device.wait()?;
-                micro.push(began.elapsed().as_secs_f64());
-            }
-            if ranks.ends_round(i, batches.len()) {
-                if ranks.sits_out(i) {
-                    trainer.idle_forward()?;
-                    trainer.idle_backward()?;
-                }
-                trainer.add_round(ranks)?;
-            }
-        }
-        trainer.gather_gradient(ranks)?;
+        let seconds = gradients(&mut trainer, &batches, targets, ranks)?;
         let before_update = Instant::now();
         trainer.update(1e-3)?;
         device.wait()?;
-        updates.push(before_update.elapsed().as_secs_f64());
-        steps.push(began.elapsed().as_secs_f64());
-        let (seconds, bytes) = ranks.take_cost();
-        exchanges.push(seconds);
+        let (update, step) = (before_update.elapsed().as_secs_f64(), began.elapsed().as_secs_f64());
+        let (exchange, bytes) = ranks.take_cost();
         sent = bytes as f64;
-        if repeat == 0 {
-            (steps, exchanges, micro, updates) = Default::default();
+        let on_cards = ranks.take_card_seconds();
+        // The first step warms up.
+        if repeat > 0 {
+            micro.extend(seconds);
+            updates.push(update);
+            steps.push(step);
+            exchanges.push(exchange);
+            cards.extend(on_cards);
         }
     }
     let whole = split.then(|| trainer.model.exact_copy()).transpose()?;
@@ -203,9 +195,33 @@ fn measure(args: &Args, taken: Taken<'_>, device: Arc<dyn Backend>) -> Result<Ti
         exchange: median(exchanges),
         micro_batch: median(micro),
         update: median(updates),
+        cards: (!cards.is_empty()).then(|| median(cards)),
         sent,
         hash,
     })
+}
+
+/// Gradients of a step, summed over the ranks; returns the seconds of each micro-batch of this rank.
+fn gradients(trainer: &mut ModelTrainer, batches: &[Batch], targets: f32, ranks: &Ranks) -> Result<Vec<f64>> {
+    let mut seconds = Vec::new();
+    for (i, batch) in batches.iter().enumerate() {
+        if ranks.owns(i) {
+            let began = Instant::now();
+            let logp = vec![-1.0 / targets; batch.tokens()];
+            trainer.forward_backward(batch, &StatGrads { logp, ..Default::default() })?;
+            trainer.model.backend.wait()?;
+            seconds.push(began.elapsed().as_secs_f64());
+        }
+        if ranks.ends_round(i, batches.len()) {
+            if ranks.sits_out(i) {
+                trainer.idle_forward()?;
+                trainer.idle_backward()?;
+            }
+            trainer.add_round(ranks)?;
+        }
+    }
+    trainer.gather_gradient(ranks)?;
+    Ok(seconds)
 }
 
 /// FNV-1a over the bits of every weight.
@@ -266,6 +282,7 @@ fn show(args: &Args, size: usize, threads: usize, r: &RankResults) -> Result<()>
         let line = json!({
             "ranks": size, "threads": threads, "how": r.how,
             "one_process_seconds": r.whole.step, "seconds": timing.step, "exchange_seconds": timing.exchange,
+            "card_seconds": timing.cards,
             "in_turn_seconds": in_turn.as_ref().map(|t| t.step),
             "in_turn_exchange_seconds": in_turn.as_ref().map(|t| t.exchange),
             "overhead": overhead, "sent_bytes": timing.sent, "link_bytes_per_second": link,
@@ -277,13 +294,16 @@ fn show(args: &Args, size: usize, threads: usize, r: &RankResults) -> Result<()>
         let line = |what: &str, t: &Timing| {
             format!("{what:<18}{:>14.4}{:>14.4}   {:016x}\n", t.step, t.exchange, t.hash)
         };
+        let cards = timing.cards.map_or(String::new(), |seconds| {
+            format!("from card to card: {seconds:.4} s a step under way, slower ranks and what is computed meanwhile included\n")
+        });
         let in_turn =
             in_turn.as_ref().map_or(String::new(), |t| line(&format!("{size} x {threads} in turn"), t));
         print(&format!(
             "training step: {}; {} x {} tokens; ranks are {}\n\n{:<18}{:>14}{:>14}   weights\n{}{}{in_turn}{}\n\
              overhead of {size} ranks against one process with as many threads: {:.1} %\n\
              a rank sends {:.1} MB a step, at {:.2} GB/s\n\
-             simulated step: {simulated:.4} s, {:+.1} % off\n",
+             {cards}simulated step: {simulated:.4} s, {:+.1} % off\n",
             args.shape.describe(),
             args.batch,
             args.seq,

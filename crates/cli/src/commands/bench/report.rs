@@ -1,10 +1,11 @@
-//! How measurements are asked for and told.
+//! Measures a piece of work and prints the result, or serves measurements to a peer's script.
 
 use super::HowArgs;
 use crate::machine::{START, peak_rss_mib};
 use crate::output::print;
 use crate::progress::ProgressLine;
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::usage::MemoryReport;
 use ferrl_kernels::{Backend, DType, Purpose};
 use serde_json::{Value, json};
 use std::io::BufRead;
@@ -41,52 +42,81 @@ pub fn run(how: &HowArgs, work: &mut TimedWork<'_>) -> Result<()> {
     let first = measure(work.once, 1, Some(&progress))?[0];
     let seconds = measure(work.once, how.repeats, Some(&progress))?;
     drop(progress);
-    let (time, rss) = (median(&seconds), peak_rss_mib());
-    let (memory, books) = (work.device.memory().1 as f64 / 1_048_576.0, work.device.memory_report());
-    let peak = work.device.peak_gflops(work.dtype);
-    let (rate, gflops) = (work.tokens as f64 / time, (work.flops)() / time / 1e9);
     // Of the measurements that count.
-    let parts: Vec<(&str, Vec<f64>)> = (work.parts)()
-        .into_iter()
-        .map(|(name, all)| (name, all[all.len() - how.repeats..].to_vec()))
-        .collect();
-    if how.json {
-        let mut out = json!({"seconds": seconds, "tokens_per_s": rate, "gflops": gflops, "peak_gflops": peak,
-            "peak_rss_mib": rss, "peak_buffers_mib": memory, "ready_s": ready, "first_s": first});
-        for (name, seconds) in parts {
+    let parts = (work.parts)().into_iter();
+    let parts = parts.map(|(name, all)| (name, all[all.len() - how.repeats..].to_vec())).collect();
+    let time = median(&seconds);
+    let measured = TimedResults {
+        ready,
+        first,
+        rates: seconds.iter().map(|s| work.tokens as f64 / s).collect(),
+        rate: work.tokens as f64 / time,
+        gflops: (work.flops)() / time / 1e9,
+        peak: work.device.peak_gflops(work.dtype),
+        rss: peak_rss_mib(),
+        memory: work.device.memory().1 as f64 / 1_048_576.0,
+        report: work.device.memory_report(),
+        seconds,
+        parts,
+    };
+    print(&if how.json { measured.json() } else { measured.table(&work.title) })
+}
+
+/// What was measured, in seconds and MiB.
+struct TimedResults {
+    /// From the start of the process to the first round.
+    ready: f64,
+    first: f64,
+    seconds: Vec<f64>,
+    parts: Vec<(&'static str, Vec<f64>)>,
+    /// Tokens per second of each round.
+    rates: Vec<f64>,
+    rate: f64,
+    gflops: f64,
+    /// GFLOP/s that the device reaches at most.
+    peak: f64,
+    rss: f64,
+    memory: f64,
+    report: Option<MemoryReport>,
+}
+
+impl TimedResults {
+    fn json(&self) -> String {
+        let mut out = json!({"seconds": self.seconds, "tokens_per_s": self.rate, "gflops": self.gflops,
+            "peak_gflops": self.peak, "peak_rss_mib": self.rss, "peak_buffers_mib": self.memory,
+            "ready_s": self.ready, "first_s": self.first});
+        for (name, seconds) in &self.parts {
             out["parts"][name] = json!(seconds);
         }
-        if let Some(report) = books {
+        if let Some(report) = &self.report {
             for purpose in Purpose::ALL {
                 out["buffers"][purpose.name()] = json!(report.books.at_peak.of(purpose));
             }
             out["device_bytes"] = json!(report.most);
         }
-        return print(&format!("{out}\n"));
+        format!("{out}\n")
     }
-    let rates: Vec<f64> = seconds.iter().map(|s| work.tokens as f64 / s).collect();
-    let times: Vec<f64> = seconds.iter().map(|s| s * 1e3).collect();
-    print(&format!(
-        "{}\n  start       {ready:.2} s until the first round, which took {first:.2} s\n",
-        work.title
-    ))?;
-    print(&format!("  time        {} ms\n", spread(&times, 1)))?;
-    for (name, seconds) in parts {
-        let times: Vec<f64> = seconds.iter().map(|s| s * 1e3).collect();
-        print(&format!("    {name:<10}{} ms\n", spread(&times, 1)))?;
-    }
-    print(&format!(
-        "  tokens/s    {}\n  GFLOP/s     {gflops:.0}, {:.0} % of a measured peak of {peak:.0}\n\
-         \x20 peak RSS    {rss:.0} MiB; buffers of the device {memory:.0} MiB at most\n",
-        spread(&rates, 0),
-        100.0 * gflops / peak
-    ))?;
-    match books {
-        Some(report) => {
-            let [buffers, device] = report.lines();
-            print(&format!("  buffers     {buffers}\n  device      {device}\n"))
+
+    fn table(&self, title: &str) -> String {
+        let TimedResults { ready, first, gflops, peak, rss, memory, .. } = self;
+        let ms = |seconds: &[f64]| spread(&seconds.iter().map(|s| s * 1e3).collect::<Vec<_>>(), 1);
+        let mut out =
+            format!("{title}\n  start       {ready:.2} s until the first round, which took {first:.2} s\n");
+        out += &format!("  time        {} ms\n", ms(&self.seconds));
+        for (name, seconds) in &self.parts {
+            out += &format!("    {name:<10}{} ms\n", ms(seconds));
         }
-        None => Ok(()),
+        out += &format!(
+            "  tokens/s    {}\n  GFLOP/s     {gflops:.0}, {:.0} % of a measured peak of {peak:.0}\n\
+             \x20 peak RSS    {rss:.0} MiB; buffers of the device {memory:.0} MiB at most\n",
+            spread(&self.rates, 0),
+            100.0 * gflops / peak
+        );
+        if let Some(report) = &self.report {
+            let [buffers, device] = report.lines();
+            out += &format!("  buffers     {buffers}\n  device      {device}\n");
+        }
+        out
     }
 }
 

@@ -12,7 +12,7 @@ use ferrl::recipe::{
 use ferrl::setup;
 use ferrl::train::Stage;
 use ferrl_engine::checkpoint::{SaveOptions, StorageFormat, init_model};
-use ferrl_engine::model::Config;
+use ferrl_engine::model::ModelConfig;
 use ferrl_engine::tokenizer::train_bpe;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Backend;
@@ -136,7 +136,7 @@ fn stage(args: &Args, dir: &Path, device: &Arc<dyn Backend>) -> Result<Stage> {
     stage.skips_empty = false; // a step whose rewards happen to be equal is measured like any other
     let (asked, found) =
         (args.shape.init(&**device, args.context(), 0)?.build()?.0, &stage.policy.model.config);
-    let shape = |c: &Config| (c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.ffn);
+    let shape = |c: &ModelConfig| (c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.ffn);
     if shape(&asked) != shape(found) || found.vocab < asked.vocab {
         return Err(Error::usage("the model in this folder has another shape than the options ask for")
             .at(dir.display())
@@ -198,7 +198,7 @@ fn recipe(args: &Args, dir: &Path) -> Result<Recipe> {
 
 /// A model, a tokenizer without an end-of-text token, and prompts of random words.
 fn make_files(args: &Args, dir: &Path, device: &dyn Backend) -> Result<()> {
-    let mut random = Random(1);
+    let mut random = PeerRandom(1);
     let words: Vec<String> = (0..3000).map(|_| random.word()).collect();
     let mut text = |count: usize| -> String {
         (0..count).map(|_| words[random.below(words.len())].as_str()).collect::<Vec<_>>().join(" ")
@@ -218,10 +218,10 @@ fn make_files(args: &Args, dir: &Path, device: &dyn Backend) -> Result<()> {
     std::fs::write(&path, rows).map_err(|e| Error::data(format!("cannot write: {e}")).at(path.display()))
 }
 
-/// The generator the peers use too, so that both are asked the same.
-struct Random(u32);
+/// The random generator that the peers use too, so that both get the same prompts.
+struct PeerRandom(u32);
 
-impl Random {
+impl PeerRandom {
     fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (self.0 >> 8) as usize % n
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn words_are_those_of_the_peers() {
-        let mut random = Random(1);
+        let mut random = PeerRandom(1);
         let words: Vec<String> = (0..3).map(|_| random.word()).collect();
         assert_eq!(words, ["bbi", "xdzscmx", "mfw"]);
     }

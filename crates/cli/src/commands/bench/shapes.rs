@@ -97,7 +97,7 @@ fn shapes(of: &str) -> Vec<PublishedShape> {
 
 /// What the device can do: bytes and operations a second.
 #[derive(Clone, Copy)]
-struct Bounds {
+struct Roofline {
     bytes: f64,
     flops: f64,
 }
@@ -153,9 +153,9 @@ pub fn run(args: &Args) -> Result<()> {
     ))
 }
 
-type Row = (PublishedShape, Vec<ProductTimes>);
+type ShapeRow = (PublishedShape, Vec<ProductTimes>);
 
-fn table(rows: &[usize], all: &[Row]) -> String {
+fn table(rows: &[usize], all: &[ShapeRow]) -> String {
     let mut out = format!("\nper cent of the nearer bound\n{:<42}", "rows");
     out += &rows.iter().map(|m| format!("{m:>5}")).collect::<String>();
     let mut below = Vec::new();
@@ -174,8 +174,8 @@ fn table(rows: &[usize], all: &[Row]) -> String {
     out + &below.iter().map(|line| format!("  {line}\n")).collect::<String>()
 }
 
-fn as_json(all: &[Row]) -> Vec<Value> {
-    let one = |(s, times): &Row| {
+fn as_json(all: &[ShapeRow]) -> Vec<Value> {
+    let one = |(s, times): &ShapeRow| {
         let of = |t: &ProductTimes| {
             json!({"model": s.model, "part": s.part, "n": s.n, "k": s.k, "rows": t.rows, "seconds": t.seconds,
                 "share": t.share(), "goal": t.goal()})
@@ -186,7 +186,7 @@ fn as_json(all: &[Row]) -> Vec<Value> {
 }
 
 /// Memory by copying a buffer that no cache holds, arithmetic by the device's own measure.
-fn bounds(b: &dyn Backend, dtype: DType, spread: usize) -> Result<Bounds> {
+fn bounds(b: &dyn Backend, dtype: DType, spread: usize) -> Result<Roofline> {
     let len = spread / 4;
     let src = noise(b, DType::F32, len)?;
     let mut dst = b.alloc(DType::F32, len)?;
@@ -198,10 +198,10 @@ fn bounds(b: &dyn Backend, dtype: DType, spread: usize) -> Result<Bounds> {
         seconds.push(start.elapsed().as_secs_f64());
     }
     seconds.sort_by(f64::total_cmp);
-    Ok(Bounds { bytes: 8.0 * len as f64 / seconds[0], flops: 1e9 * b.peak_gflops(dtype) })
+    Ok(Roofline { bytes: 8.0 * len as f64 / seconds[0], flops: 1e9 * b.peak_gflops(dtype) })
 }
 
-fn results(args: &Args, b: &dyn Backend, shapes: &[PublishedShape], count: usize) -> Result<Vec<Row>> {
+fn results(args: &Args, b: &dyn Backend, shapes: &[PublishedShape], count: usize) -> Result<Vec<ShapeRow>> {
     let dtype = args.device.dtype.dtype();
     let bounds = bounds(b, dtype, args.spread_mib << 20)?;
     let footprint = ferrl_kernels::footprint(&args.device.device)?;

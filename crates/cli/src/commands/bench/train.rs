@@ -4,7 +4,7 @@ use super::report::{self, TimedWork};
 use super::{HowArgs, LoraArgs, ShapeArgs, forward_flops, micro_batches};
 use crate::options::{DeviceArgs, at_least_one, size};
 use ferrl_engine::model::Options;
-use ferrl_engine::train::{OptimizerOptions, StatGrads, Trainer};
+use ferrl_engine::train::{ModelTrainer, OptimizerOptions, StatGrads};
 use ferrl_engine::{Error, Result};
 
 /// Training steps of a small random model: forward, backward, AdamW
@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> Result<()> {
         max_grad_norm: None,
         ..Default::default()
     };
-    let mut trainer = Trainer::new(model, settings)?;
+    let mut trainer = ModelTrainer::new(model, settings)?;
     let tokens = args.batch * args.seq;
     let batches = micro_batches(&args.shape, (args.batch, args.seq), args.micro_batch.unwrap_or(tokens))?;
     let targets = tokens - args.batch;

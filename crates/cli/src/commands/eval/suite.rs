@@ -125,7 +125,7 @@ pub fn warn_overlap(
     Ok(())
 }
 
-/// What came of one suite.
+/// The results of one suite.
 struct SuiteResult<'a> {
     entry: &'static Entry,
     job: &'a EvalJob,

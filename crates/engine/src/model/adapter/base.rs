@@ -3,7 +3,7 @@
 //! As NF4 they take 4.5 bits a weight instead of 16: blocks of 64 share an f32 magnitude, and each weight is the nearest of 16
 //! fractions of it. The policy is then an adapter on the rounded weights, `round(nf4(base) + s B A)`, as in QLoRA.
 
-use crate::checkpoint::Numbers;
+use crate::checkpoint::ParamValues;
 use crate::model::ParamShape;
 use crate::model::weights::{Model, Param};
 use crate::{Error, Result};
@@ -38,7 +38,7 @@ impl Model {
         &mut self,
         index: usize,
         shape: ParamShape,
-        numbers: Numbers<'_>,
+        numbers: ParamValues<'_>,
         (home, block): (BaseHome, Option<usize>),
     ) -> Result<Param> {
         let backend = self.backend.clone();
@@ -46,8 +46,8 @@ impl Model {
         let exact = |x: &f32| x.to_bits() & 0xFFFF == 0;
         let half = self.dtype == DType::Bf16
             && match &numbers {
-                Numbers::Bf16(_) => true,
-                Numbers::F32(values) => values.iter().all(exact),
+                ParamValues::Bf16(_) => true,
+                ParamValues::F32(values) => values.iter().all(exact),
             };
         let format = if half { DType::Bf16 } else { DType::F32 };
         let mut master = match home {

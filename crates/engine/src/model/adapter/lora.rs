@@ -6,10 +6,10 @@
 
 use super::{AdapterOptions, BaseHome, Init, LoraModule, SavedTensor, lora_modules, saved_tensors};
 use crate::Result;
-use crate::checkpoint::Numbers;
+use crate::checkpoint::ParamValues;
 use crate::model::gradient::{Grads, Taken};
 use crate::model::weights::{Model, Param};
-use crate::model::{Config, ParamId, ParamKind, ParamShape};
+use crate::model::{ModelConfig, ParamId, ParamKind, ParamShape};
 use ferrl_kernels::backend::{ColumnsOf, LinearGrads, LowRank, LowRankGrad};
 use ferrl_kernels::philox::{name_words, normals, philox4x32, uniform};
 use ferrl_kernels::{Buffer, DType, Purpose, Weight};
@@ -175,7 +175,7 @@ impl Model {
         // The old memory goes first.
         self.params[weight].derived = None;
         self.params[weight].master = self.backend.alloc(DType::F32, 0)?;
-        self.params[weight] = self.base_param(weight, shape, Numbers::F32(values), (home, None))?;
+        self.params[weight] = self.base_param(weight, shape, ParamValues::F32(values), (home, None))?;
         Ok(())
     }
 
@@ -330,7 +330,7 @@ impl Model {
             let values = self.read_f32s(&self.merged(&adapter, weight)?)?;
             let shape = self.params[weight].shape;
             self.bases.remove(&weight);
-            self.params[weight] = self.param(shape, &Numbers::F32(values))?;
+            self.params[weight] = self.param(shape, &ParamValues::F32(values))?;
         }
         self.params.truncate(self.config.params().len());
         Ok(())
@@ -372,7 +372,10 @@ impl Model {
 }
 
 /// The weights that options adapt, in order.
-pub(in crate::model) fn adapted_weights(config: &Config, options: &AdapterOptions) -> Result<Vec<usize>> {
+pub(in crate::model) fn adapted_weights(
+    config: &ModelConfig,
+    options: &AdapterOptions,
+) -> Result<Vec<usize>> {
     let mut all: Vec<usize> = lora_modules(config, options)?.iter().map(|m| m.param).collect();
     all.dedup();
     Ok(all)

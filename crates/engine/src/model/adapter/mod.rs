@@ -16,7 +16,7 @@ pub(in crate::model) use lora::adapted_weights;
 pub use lora::{Adapter, AdapterRounding, Values};
 pub use modules::{LoraModule, SavedTensor, adapter_weights, lora_modules, saved_tensors};
 
-use crate::model::Config;
+use crate::model::ModelConfig;
 use crate::{Error, Result};
 use regex::Regex;
 
@@ -102,12 +102,12 @@ pub enum Init {
 impl AdapterOptions {
     /// Refuses settings that name what the model does not have, or that PEFT could not load; of a recipe, where a name without effect
     /// is a typo.
-    pub fn check_names(&self, config: &Config) -> Result<()> {
+    pub fn check_names(&self, config: &ModelConfig) -> Result<()> {
         modules::check_names(self, config)
     }
 
     /// Refuses options that adapt other modules, or in another way.
-    pub fn same(&self, wanted: &AdapterOptions, config: &Config) -> Result<()> {
+    pub fn same(&self, wanted: &AdapterOptions, config: &ModelConfig) -> Result<()> {
         let differs = |what: String| {
             Err(Error::usage(format!("the adapter there and the recipe's differ: {what}")).fix(
                 "the same settings in [adapter], or `ferrl export DIR --merge --out DIR` and a new adapter on the result",

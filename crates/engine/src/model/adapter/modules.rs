@@ -1,7 +1,7 @@
 //! Which tensors of a model are adapted, and which are trained whole beside them.
 
 use super::{AdapterOptions, Bias, Modules, ends_with, matches};
-use crate::model::{Config, ParamKind, Part, RowOrder, Slot, family};
+use crate::model::{ModelConfig, ParamKind, RowOrder, Slot, StoredPart, family};
 use crate::{Error, Result, nearest};
 use std::ops::Range;
 
@@ -47,13 +47,13 @@ pub struct SavedTensor {
     /// Its elements there.
     pub elements: Range<usize>,
     /// How the model's files hold it.
-    pub stored: Part,
+    pub stored: StoredPart,
     /// Whether it is the bias of an adapted module.
     pub of_adapted: bool,
 }
 
 /// Every module that the options adapt, in the order of the configuration's parameters.
-pub fn lora_modules(config: &Config, options: &AdapterOptions) -> Result<Vec<LoraModule>> {
+pub fn lora_modules(config: &ModelConfig, options: &AdapterOptions) -> Result<Vec<LoraModule>> {
     let (mut found, mut linear) = (Vec::new(), Vec::new());
     for (param, tensor) in family(config.family)?.tensors(config).into_iter().enumerate() {
         let id = tensor.param.id;
@@ -127,7 +127,7 @@ fn check(options: &AdapterOptions, found: &[LoraModule], linear: &[(String, bool
 }
 
 /// See [`AdapterOptions::check_names`].
-pub(super) fn check_names(options: &AdapterOptions, config: &Config) -> Result<()> {
+pub(super) fn check_names(options: &AdapterOptions, config: &ModelConfig) -> Result<()> {
     let refuse =
         |what: String, at: &str, fix: &str| Err(Error::usage(what).at(format!("adapter.{at}")).fix(fix));
     let found = lora_modules(config, options)?;
@@ -185,7 +185,7 @@ pub(super) fn check_names(options: &AdapterOptions, config: &Config) -> Result<(
 }
 
 /// Every tensor that is trained whole: those of `modules_to_save`, biases, and a value or score head.
-pub fn saved_tensors(config: &Config, options: &AdapterOptions) -> Result<Vec<SavedTensor>> {
+pub fn saved_tensors(config: &ModelConfig, options: &AdapterOptions) -> Result<Vec<SavedTensor>> {
     let adapted = lora_modules(config, options)?;
     let (mut found, mut used) = (Vec::new(), vec![false; options.modules_to_save.len()]);
     let (tensors, mut names) = (family(config.family)?.tensors(config), Vec::new());
@@ -243,7 +243,7 @@ pub fn saved_tensors(config: &Config, options: &AdapterOptions) -> Result<Vec<Sa
 }
 
 /// Number of weights that an adapter trains, beside the tensors that are trained whole and with them.
-pub fn adapter_weights(config: &Config, options: &AdapterOptions) -> Result<(usize, usize)> {
+pub fn adapter_weights(config: &ModelConfig, options: &AdapterOptions) -> Result<(usize, usize)> {
     let low: usize = lora_modules(config, options)?.iter().map(|m| m.r * (m.rows + m.cols)).sum();
     let whole: usize = saved_tensors(config, options)?.iter().map(|t| t.elements.len()).sum();
     Ok((low, low + whole))

@@ -13,12 +13,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A step: its sequence, its place among the sequence's actions, and its reward.
-type Step = (usize, Range<usize>, f64);
+type RewardedStep = (usize, Range<usize>, f64);
 
 impl Policy {
     /// Gives each token the normalised rewards of its step and the steps after it.
     pub(super) fn process_advantages(&self, e: &mut Experience) {
-        let mut groups: BTreeMap<usize, Vec<Vec<Step>>> = BTreeMap::new();
+        let mut groups: BTreeMap<usize, Vec<Vec<RewardedStep>>> = BTreeMap::new();
         for members in e.trajectories() {
             let of = |&s: &usize| steps_of(&e.sequences[s]).into_iter().map(move |(at, r)| (s, at, r));
             let steps = members.iter().flat_map(of).collect();

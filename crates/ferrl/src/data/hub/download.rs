@@ -25,11 +25,11 @@ pub struct Hub {
     /// Sent, never shown.
     token: Option<String>,
     agent: Agent,
-    watch: Watch,
+    watch: DownloadWatch,
 }
 
-/// Is told a file's name, how much of it is there, and its size.
-pub type Watch = fn(&str, u64, u64);
+/// Called with a file's name, the bytes downloaded so far, and its size.
+pub type DownloadWatch = fn(&str, u64, u64);
 
 /// One file of a repository at a commit.
 struct Remote {

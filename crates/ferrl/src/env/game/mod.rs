@@ -16,14 +16,14 @@ mod sudoku;
 mod wordle;
 mod words;
 
-use super::{Environment, EpisodeEnd, Next, Turn};
+use super::{Environment, EpisodeEnd, Next, Turn, demonstrate};
 use crate::env;
 use crate::task::{Entry, Task, TaskExample};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Map;
 
 /// Every game, for the registry of tasks.
 pub(crate) const GAMES: &[&Entry] = &[
@@ -97,7 +97,7 @@ trait Rules: Send {
     fn random(&self, draw: &mut TaskDraw) -> String;
 }
 
-/// What came of an action.
+/// The result of an action.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Move {
     /// What the player is shown.
@@ -201,25 +201,8 @@ where
     R: Rules + 'static,
 {
     fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
-        let mut episode = self.play(index, held_out);
-        let prompt = episode.start()?;
-        let mut turns = Vec::new();
-        loop {
-            let action = episode.random_action().unwrap_or_default();
-            let Turn { next, end, .. } = episode.step(&action)?;
-            let Next::Observation(shown) = next else { break };
-            turns.push((action, shown));
-            if end.is_some() {
-                break;
-            }
-        }
-        let mut columns = Map::new();
-        columns.insert("episode".into(), index.into());
-        Ok(TaskExample { prompt, answer: String::new(), columns, turns })
-    }
-
-    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
-        None
+        let columns = Map::from_iter([("episode".to_string(), index.into())]);
+        demonstrate(&mut self.play(index, held_out), columns, Environment::random_action)
     }
 
     fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {

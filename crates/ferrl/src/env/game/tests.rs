@@ -3,6 +3,7 @@
 use super::*;
 use crate::recipe::task_keys;
 use crate::task::TASKS;
+use serde_json::Value;
 
 fn game(name: &str, options: Value, index: u64) -> Box<dyn Environment> {
     let entry = TASKS.iter().find(|entry| entry.name == name).unwrap();

@@ -5,6 +5,7 @@ use crate::http::Url;
 use crate::recipe::read_settings;
 use crate::websocket::Socket;
 use ferrl_engine::Error;
+use ferrl_kernels::lock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -40,7 +41,7 @@ pub(super) enum Transport {
 
 /// Episodes that a server plays, and how many it can.
 #[derive(Debug)]
-struct Slots {
+struct EpisodeSlots {
     taken: usize,
     most: usize,
 }
@@ -52,7 +53,7 @@ pub(super) struct Server {
     /// The field of an action that holds the policy's text.
     pub(super) action: String,
     pub(super) transport: Transport,
-    slots: Mutex<Slots>,
+    slots: Mutex<EpisodeSlots>,
     free: Condvar,
 }
 
@@ -75,7 +76,7 @@ impl Server {
         let action = options.action.or_else(|| text_field(&url, timeout)).unwrap_or_else(|| ACTION.into());
         // A server says how many sessions it keeps when it refuses one; over HTTP it has one environment.
         let most = if transport == Transport::WebSocket || options.sessions { usize::MAX } else { 1 };
-        let slots = Mutex::new(Slots { taken: 0, most });
+        let slots = Mutex::new(EpisodeSlots { taken: 0, most });
         Ok(Arc::new(Server { url, timeout, action, transport, slots, free: Condvar::new() }))
     }
 
@@ -135,13 +136,13 @@ impl Server {
         Err(Lost { seconds: began.elapsed().as_secs_f64(), ..Lost::new(why, message) }.into())
     }
 
-    fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn slots(&self) -> MutexGuard<'_, EpisodeSlots> {
+        lock(&self.slots)
     }
 
     /// Takes one of the episodes that the server plays at a time; whether one was free.
     pub(super) fn take(&self) -> bool {
-        let full = |slots: &mut Slots| slots.taken >= slots.most;
+        let full = |slots: &mut EpisodeSlots| slots.taken >= slots.most;
         let (mut slots, _) =
             self.free.wait_timeout_while(self.slots(), WAIT, full).unwrap_or_else(PoisonError::into_inner);
         let free = slots.taken < slots.most;

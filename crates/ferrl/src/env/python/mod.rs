@@ -93,7 +93,7 @@ pub struct WorkerEpisode {
     slot: usize,
     /// The process and the number there that it is open under.
     open: Option<workers::OpenEpisode>,
-    /// What was done so far and what came of it: played again in another process.
+    /// Actions so far and their results: replayed in another process.
     history: Vec<(String, Value)>,
 }
 
@@ -164,7 +164,7 @@ impl WorkerEpisode {
     }
 
     /// Plays what has been played so far in another process.
-    fn replay(&self, process: &workers::Running) -> std::result::Result<(), Box<workers::CallFailed>> {
+    fn replay(&self, process: &workers::RunningWorker) -> std::result::Result<(), Box<workers::CallFailed>> {
         let Some(open) = &self.open else { return Ok(()) };
         self.workers.ask(self.slot, process, open, &self.opening(), "state")?;
         for (action, before) in &self.history {

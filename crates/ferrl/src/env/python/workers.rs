@@ -5,9 +5,10 @@ use crate::env::{Lost, Why};
 use crate::interrupt;
 use crate::worker::{FailureKind, Process, Spawn};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::lock;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 const HOST: &str = include_str!("host.py");
@@ -47,13 +48,13 @@ pub struct Workers {
 
 #[derive(Default)]
 struct EpisodeSlot {
-    process: Mutex<Option<Running>>,
+    process: Mutex<Option<RunningWorker>>,
     /// Held during a call, where a process serves one at a time.
     turn: Mutex<()>,
 }
 
 /// A process in use.
-pub(super) type Running = Arc<Process>;
+pub(super) type RunningWorker = Arc<Process>;
 
 /// An episode in a process.
 pub(super) struct OpenEpisode {
@@ -64,11 +65,11 @@ pub(super) struct OpenEpisode {
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
 impl OpenEpisode {
-    pub fn new(process: &Running) -> Self {
+    pub fn new(process: &RunningWorker) -> Self {
         OpenEpisode { process: Arc::downgrade(process), number: OPENED.fetch_add(1, Ordering::Relaxed) }
     }
 
-    pub fn is_in(&self, process: &Running) -> bool {
+    pub fn is_in(&self, process: &RunningWorker) -> bool {
         std::ptr::eq(self.process.as_ptr(), Arc::as_ptr(process))
     }
 
@@ -166,7 +167,7 @@ impl Workers {
     }
 
     /// The process of a slot, started where it has none.
-    pub(super) fn process(&self, slot: usize) -> std::result::Result<Running, Box<CallFailed>> {
+    pub(super) fn process(&self, slot: usize) -> std::result::Result<RunningWorker, Box<CallFailed>> {
         let mut held = lock(&self.slots[slot].process);
         if let Some(process) = &*held {
             return Ok(process.clone());
@@ -225,7 +226,7 @@ impl Workers {
     pub(super) fn ask(
         &self,
         slot: usize,
-        process: &Running,
+        process: &RunningWorker,
         open: &OpenEpisode,
         request: &Value,
         field: &str,
@@ -257,7 +258,7 @@ impl Workers {
     }
 
     /// Ends a process; the next call to its slot starts another.
-    fn discard(&self, slot: usize, process: &Running) -> (String, Vec<String>) {
+    fn discard(&self, slot: usize, process: &RunningWorker) -> (String, Vec<String>) {
         let mut held = lock(&self.slots[slot].process);
         if held.as_ref().is_some_and(|own| Arc::ptr_eq(own, process)) {
             *held = None;
@@ -295,8 +296,4 @@ fn answer_kind(answer: &Value) -> Option<FailureKind> {
         return Some(FailureKind::Raised { trace: field("trace"), place: field("place") });
     }
     answer["schema"].is_string().then(|| FailureKind::Schema(text(&answer["schema"])))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

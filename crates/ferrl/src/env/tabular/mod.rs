@@ -15,7 +15,7 @@ mod model;
 mod pipeline;
 mod table;
 
-use super::{Environment, EpisodeEnd, Next, Turn};
+use super::{Environment, EpisodeEnd, Next, Turn, demonstrate};
 use crate::env;
 use crate::fixes::unknown;
 use crate::task::{Entry, Task, TaskExample, options};
@@ -26,7 +26,7 @@ use model::TabularModel;
 use pipeline::{Impute, Scale, TabularPipeline, WordEncoding, baseline};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 use std::path::Path;
 use std::sync::Arc;
 use table::{Column, MadeUp, PredictionTarget, TabularProblem, make_up};
@@ -130,24 +130,8 @@ impl Tabular {
 
 impl Task for Tabular {
     fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
-        let mut episode = self.play(index, held_out);
-        let prompt = episode.start()?;
-        let mut turns = Vec::new();
-        loop {
-            let action = episode.random_action().unwrap_or_default();
-            let turn = episode.step(&action)?;
-            let (Next::Observation(shown) | Next::State(shown)) = turn.next;
-            turns.push((action, shown));
-            if turn.end.is_some() {
-                break;
-            }
-        }
         let columns = Map::from_iter([("episode".to_string(), json!(index))]);
-        Ok(TaskExample { prompt, answer: String::new(), columns, turns })
-    }
-
-    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
-        None
+        demonstrate(&mut self.play(index, held_out), columns, Environment::random_action)
     }
 
     fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {
@@ -169,7 +153,7 @@ struct TabularEpisode {
     draw: TaskDraw,
 }
 
-/// What came of a command.
+/// The result of a command.
 enum Done {
     Shown(String),
     Graded(f64),

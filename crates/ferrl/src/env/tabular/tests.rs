@@ -2,6 +2,7 @@
 
 use super::model::Matrix;
 use super::*;
+use serde_json::Value;
 
 fn task(options: Value) -> Tabular {
     Tabular::new(serde_json::from_value(options).unwrap(), 7).unwrap()

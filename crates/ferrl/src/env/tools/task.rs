@@ -1,6 +1,7 @@
 //! Questions with tools as a generated task.
 
-use super::{Environment, Next, ToolEpisode, ToolLimits};
+use super::{Environment, ToolEpisode, ToolLimits};
+use crate::env::demonstrate;
 use crate::task::{Task, TaskExample};
 use crate::tool::Tool;
 use crate::verify::{self, Verifier};
@@ -42,21 +43,8 @@ impl<Q: Questions> Task for ToolTask<Q> {
     fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let question = self.questions.question(index, held_out)?;
         let mut episode = self.open(&question);
-        let prompt = episode.start()?;
-        let mut turns = Vec::new();
-        for action in &question.actions {
-            let turn = episode.step(action)?;
-            let (Next::Observation(shown) | Next::State(shown)) = turn.next;
-            turns.push((action.clone(), shown));
-            if turn.end.is_some() {
-                break;
-            }
-        }
-        Ok(TaskExample { prompt, answer: String::new(), columns: question.columns, turns })
-    }
-
-    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
-        None
+        let mut actions = question.actions.into_iter();
+        demonstrate(&mut episode, question.columns, |_| actions.next())
     }
 
     fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {

@@ -8,7 +8,7 @@
 
 mod market;
 
-use super::{Environment, EpisodeEnd, Next, Turn};
+use super::{Environment, EpisodeEnd, Next, Turn, demonstrate};
 use crate::env;
 use crate::task::{Entry, Task, TaskExample, options};
 use crate::verify::countdown::TaskDraw;
@@ -165,25 +165,11 @@ impl Trading {
 impl Task for Trading {
     fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let mut episode = self.play(index, held_out);
-        let prompt = episode.start()?;
         let mut columns = Map::new();
         columns.insert("episode".into(), index.into());
         columns.insert("buy_and_hold".into(), json!(episode.buy_and_hold()));
         columns.insert("random".into(), json!(episode.random_player()));
-        let mut turns = Vec::new();
-        loop {
-            let action = episode.demonstration(self.o.hindsight);
-            let turn = episode.step(&action)?;
-            let (Next::Observation(shown) | Next::State(shown)) = turn.next;
-            turns.push((action, shown));
-            if turn.end.is_some() {
-                return Ok(TaskExample { prompt, answer: String::new(), columns, turns });
-            }
-        }
-    }
-
-    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
-        None
+        demonstrate(&mut episode, columns, |episode| Some(episode.demonstration(self.o.hindsight)))
     }
 
     fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {

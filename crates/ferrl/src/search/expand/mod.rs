@@ -1,6 +1,6 @@
 //! Expanders: how the children of a node are drawn. Each is a line of [`EXPANDERS`].
 //!
-//! An expander is asked for draws until it wants no more: it sees what came of the earlier ones, may reject a child, and may
+//! An expander is asked for draws until it wants no more: it sees the results of the earlier ones, may reject a child, and may
 //! ask again.
 
 mod bleu;

@@ -43,9 +43,9 @@ fn message(parser: &mut LiteralParser<'_>) -> Result<(), String> {
     parser.end()
 }
 
-type Found = (String, TestCase);
+type NamedTest = (String, TestCase);
 
-fn comparison(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
+fn comparison(parser: &mut LiteralParser<'_>) -> Result<NamedTest, String> {
     let bracket = parser.peek() == Some('(') && parser.take("(");
     let (name, mut case, view) = viewed(parser)?;
     if bracket && parser.take(")") {
@@ -61,7 +61,7 @@ fn comparison(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
     Ok((name, case))
 }
 
-fn reversed(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
+fn reversed(parser: &mut LiteralParser<'_>) -> Result<NamedTest, String> {
     let value = parser.literal()?;
     operator(parser)?;
     let (name, mut case, view) = viewed(parser)?;
@@ -90,7 +90,7 @@ fn operator(parser: &mut LiteralParser<'_>) -> Result<(), String> {
     }
 }
 
-fn close(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
+fn close(parser: &mut LiteralParser<'_>) -> Result<NamedTest, String> {
     let place = parser.place();
     if parser.name() != Some("math") || !parser.take(".") {
         parser.back(place);
@@ -118,7 +118,7 @@ fn close(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
     Ok((name, case))
 }
 
-fn truth(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
+fn truth(parser: &mut LiteralParser<'_>) -> Result<NamedTest, String> {
     let place = parser.place();
     let not = parser.name() == Some("not");
     if !not {
@@ -144,7 +144,7 @@ fn viewed(parser: &mut LiteralParser<'_>) -> Result<(String, TestCase, View), St
 }
 
 /// A call of a function with literals.
-fn call(parser: &mut LiteralParser<'_>) -> Result<Found, String> {
+fn call(parser: &mut LiteralParser<'_>) -> Result<NamedTest, String> {
     let Some(name) = parser.name().map(String::from) else { return Err(parser.unexpected("a call")) };
     if !parser.take("(") {
         return Err(parser.unexpected("\"(\" of a call"));

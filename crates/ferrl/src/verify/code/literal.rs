@@ -67,7 +67,7 @@ impl<'a> LiteralParser<'a> {
         self.at
     }
 
-    /// Comes back.
+    /// Returns to an earlier position.
     pub(super) fn back(&mut self, place: usize) {
         self.at = place;
     }

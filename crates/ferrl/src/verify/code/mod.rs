@@ -12,6 +12,7 @@ use super::{Entry, Hooks, Outcome, Progress, Sample, Score, Verifier};
 use crate::interrupt::is_interruption;
 use crate::sandbox::{Limits, PythonSandbox, SandboxMode, SandboxOptions};
 use ferrl_engine::Result;
+use ferrl_kernels::{cores, lock};
 use run::{Bench, TestVerdict};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -158,7 +159,7 @@ impl Verifier for Code {
     }
     /// Several at a time: each is a process of its own.
     fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = cores();
         let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(samples.len())));
         std::thread::scope(|scope| {
             for _ in 0..threads.min(MOST_AT_A_TIME).min(samples.len()) {
@@ -167,7 +168,7 @@ impl Verifier for Code {
                         let i = next.fetch_add(1, Ordering::Relaxed);
                         let Some(sample) = samples.get(i) else { return };
                         let outcome = self.outcome(sample);
-                        done.lock().unwrap_or_else(|e| e.into_inner()).push((i, outcome));
+                        lock(&done).push((i, outcome));
                     }
                 });
             }

@@ -1,4 +1,4 @@
-//! Runs a completion in the sandbox and compares what came back, on this side.
+//! Runs a completion in the sandbox and compares the returned values in this process.
 
 use super::cases::{TestCase, Tests};
 use super::object::Object;

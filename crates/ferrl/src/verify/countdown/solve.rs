@@ -11,18 +11,18 @@ pub fn solve(numbers: &[i64], target: i64) -> Option<String> {
 /// The same with these operations only.
 pub fn solve_with(numbers: &[i64], target: i64, ops: &[CountdownOp]) -> Option<String> {
     let parts = numbers.iter().map(|&n| (Fraction::whole(n), CountdownExpr::Number(n))).collect();
-    let mut search = Search { target: Fraction::whole(target), ops, seen: HashSet::new() };
+    let mut search = CountdownSearch { target: Fraction::whole(target), ops, seen: HashSet::new() };
     search.run(parts).map(|expr| expr.to_string())
 }
 
-struct Search<'a> {
+struct CountdownSearch<'a> {
     target: Fraction,
     ops: &'a [CountdownOp],
     /// Sorted values that lead nowhere.
     seen: HashSet<Vec<Fraction>>,
 }
 
-impl Search<'_> {
+impl CountdownSearch<'_> {
     fn run(&mut self, parts: Vec<(Fraction, CountdownExpr)>) -> Option<CountdownExpr> {
         if parts.len() <= 1 {
             return parts.into_iter().find(|(value, _)| *value == self.target).map(|(_, expr)| expr);

@@ -16,18 +16,18 @@ const MOST_WRITTEN: usize = 40;
 
 /// How a progression goes on.
 #[derive(Clone, Debug, PartialEq)]
-enum Step {
+enum Progression {
     /// A number is added.
     Plus(Rational),
     /// A number is multiplied.
     Times(Rational),
 }
 
-impl Step {
+impl Progression {
     fn next(&self, value: &Rational) -> Rational {
         match self {
-            Step::Plus(step) => value.add(step),
-            Step::Times(ratio) => value.mul(ratio),
+            Progression::Plus(step) => value.add(step),
+            Progression::Times(ratio) => value.mul(ratio),
         }
     }
 }
@@ -81,16 +81,16 @@ fn value(expr: &Expr, budget: &Budget) -> Option<Rational> {
 }
 
 /// How given terms go on; one alone goes on by 1 where `counts` says so.
-fn step(terms: &[Rational], counts: bool) -> Option<Step> {
+fn step(terms: &[Rational], counts: bool) -> Option<Progression> {
     let [first, second, ..] = terms else {
-        return counts.then_some(Step::Plus(Rational::ONE));
+        return counts.then_some(Progression::Plus(Rational::ONE));
     };
-    let follows = |step: &Step| terms.windows(2).all(|w| step.next(&w[0]) == w[1]);
-    let plus = Step::Plus(second.sub(first));
+    let follows = |step: &Progression| terms.windows(2).all(|w| step.next(&w[0]) == w[1]);
+    let plus = Progression::Plus(second.sub(first));
     if follows(&plus) {
         return (first != second).then_some(plus);
     }
-    let times = Step::Times(second.div(first)?);
+    let times = Progression::Times(second.div(first)?);
     (terms.len() > 2 && follows(&times)).then_some(times)
 }
 
@@ -105,7 +105,7 @@ fn list(items: &[Expr], budget: &Budget) -> Option<Vec<Expr>> {
         };
         let inner: Vec<Rational> = inner.iter().map(|e| value(e, budget)).collect::<Option<_>>()?;
         let integers = inner.len() > 1 && inner.iter().all(Rational::is_integer);
-        let all = is_dots(last) && integers && step(&inner, false)? == Step::Plus(Rational::ONE);
+        let all = is_dots(last) && integers && step(&inner, false)? == Progression::Plus(Rational::ONE);
         return all.then(|| vec![Expr::Const(Const::Numbers('Z'))]);
     }
     // n = 1, 2, ..., 9

@@ -6,7 +6,7 @@
 use super::arith::float::Float;
 use super::arith::num::Num;
 use super::arith::rational::Rational;
-use super::arith::real::{Out, Real};
+use super::arith::real::{MathResult, Real};
 use super::arith::transcend;
 use super::ast::{Big, Const, Expr, Func};
 use super::budget::{Budget, Stop};
@@ -121,7 +121,7 @@ impl<'a> Env<'a> {
     }
 
     /// The number that an expression is.
-    pub fn num(&mut self, expr: &Expr) -> Out<Num> {
+    pub fn num(&mut self, expr: &Expr) -> MathResult<Num> {
         match self.value(expr)? {
             Value::Num(value) => Ok(value),
             Value::Mat(1, mut entries) if entries.len() == 1 => entries.pop().ok_or(Stop::Undefined),
@@ -129,12 +129,12 @@ impl<'a> Env<'a> {
         }
     }
 
-    fn nums(&mut self, items: &[Expr]) -> Out<Vec<Num>> {
+    fn nums(&mut self, items: &[Expr]) -> MathResult<Vec<Num>> {
         items.iter().map(|item| self.num(item)).collect()
     }
 
     /// The value of an expression.
-    pub fn value(&mut self, expr: &Expr) -> Out<Value> {
+    pub fn value(&mut self, expr: &Expr) -> MathResult<Value> {
         self.budget.spend(1)?;
         match expr {
             Expr::Add(items) => self.sum(items),
@@ -149,7 +149,7 @@ impl<'a> Env<'a> {
             Expr::Tuple(_, items, _) => Ok(Value::Mat(1, self.nums(items)?)),
             Expr::Matrix(rows) => {
                 let cols = rows.first().map_or(0, Vec::len);
-                let entries: Out<Vec<Num>> = rows.iter().flatten().map(|e| self.num(e)).collect();
+                let entries: MathResult<Vec<Num>> = rows.iter().flatten().map(|e| self.num(e)).collect();
                 Ok(Value::Mat(cols, entries?))
             }
             number => self.number(number).map(Value::Num),
@@ -157,7 +157,7 @@ impl<'a> Env<'a> {
     }
 
     /// The value of an expression that is never a matrix.
-    fn number(&mut self, expr: &Expr) -> Out<Num> {
+    fn number(&mut self, expr: &Expr) -> MathResult<Num> {
         match expr {
             Expr::Num(value, _) => Ok(value.clone().into()),
             Expr::Const(Const::Pi) => Ok(transcend::pi().into()),
@@ -207,7 +207,7 @@ impl<'a> Env<'a> {
         }
     }
 
-    fn quotient(&mut self, top: &Expr, bottom: &Expr) -> Out<Value> {
+    fn quotient(&mut self, top: &Expr, bottom: &Expr) -> MathResult<Value> {
         let bottom = self.num(bottom)?;
         self.budget.spend(20)?;
         match self.value(top)? {
@@ -216,13 +216,13 @@ impl<'a> Env<'a> {
                 Ok(Value::Num(top.div(&bottom)?))
             }
             Value::Mat(cols, entries) => {
-                let entries: Out<Vec<Num>> = entries.iter().map(|e| e.div(&bottom)).collect();
+                let entries: MathResult<Vec<Num>> = entries.iter().map(|e| e.div(&bottom)).collect();
                 Ok(Value::Mat(cols, entries?))
             }
         }
     }
 
-    fn root(&mut self, n: &Expr, a: &Expr) -> Out<Num> {
+    fn root(&mut self, n: &Expr, a: &Expr) -> MathResult<Num> {
         let (n, a) = (self.num(n)?, self.num(a)?);
         self.budget.spend(if n.integer() == Some(2) { 60 } else { 700 } + a.cost())?;
         self.outside |= a.re.sign() < 0 && n.integer().is_none_or(|n| n % 2 == 0);
@@ -232,7 +232,7 @@ impl<'a> Env<'a> {
         }
     }
 
-    fn function(&mut self, func: Func, args: &[Expr]) -> Out<Num> {
+    fn function(&mut self, func: Func, args: &[Expr]) -> MathResult<Num> {
         if func == Func::Det {
             return match args.first().map(|a| self.value(a)) {
                 Some(Ok(Value::Mat(cols, entries))) => self.determinant(cols, entries),
@@ -248,7 +248,7 @@ impl<'a> Env<'a> {
         functions::apply(func, &args)
     }
 
-    fn sum(&mut self, items: &[Expr]) -> Out<Value> {
+    fn sum(&mut self, items: &[Expr]) -> MathResult<Value> {
         let mut total: Option<Value> = None;
         for item in items {
             let value = self.value(item)?;
@@ -259,7 +259,7 @@ impl<'a> Env<'a> {
                     Value::Num(a.add(&b)?)
                 }
                 (Some(Value::Mat(m, a)), Value::Mat(n, b)) if m == n && a.len() == b.len() => {
-                    let sums: Out<Vec<Num>> = a.iter().zip(&b).map(|(a, b)| a.add(b)).collect();
+                    let sums: MathResult<Vec<Num>> = a.iter().zip(&b).map(|(a, b)| a.add(b)).collect();
                     Value::Mat(m, sums?)
                 }
                 _ => return Err(Stop::Undefined),
@@ -268,7 +268,7 @@ impl<'a> Env<'a> {
         total.ok_or(Stop::Undefined)
     }
 
-    fn product(&mut self, items: &[Expr]) -> Out<Value> {
+    fn product(&mut self, items: &[Expr]) -> MathResult<Value> {
         let mut total = Value::Num(1.into());
         for item in items {
             let value = self.value(item)?;
@@ -277,7 +277,7 @@ impl<'a> Env<'a> {
         Ok(total)
     }
 
-    fn power(&mut self, base: &Expr, exponent: &Expr) -> Out<Value> {
+    fn power(&mut self, base: &Expr, exponent: &Expr) -> MathResult<Value> {
         let power = self.num(exponent)?;
         match self.value(base)? {
             Value::Num(base) => {
@@ -303,14 +303,14 @@ impl<'a> Env<'a> {
     }
 
     /// A class of remainders: its least member and the modulus say all.
-    fn residue(&mut self, args: &[Expr]) -> Out<Num> {
+    fn residue(&mut self, args: &[Expr]) -> MathResult<Num> {
         let [value, modulus] = &self.nums(args)?[..] else { return Err(Stop::Undefined) };
         let rest = functions::apply(super::ast::Func::Mod, &[value.clone(), modulus.clone()])?;
         Ok(self.unknown("pmod", &[rest, modulus.clone()]))
     }
 
     /// A bound of a sum or integral, where infinity is as good as any number.
-    fn bound_of_sum(&mut self, bound: &Expr) -> Out<Num> {
+    fn bound_of_sum(&mut self, bound: &Expr) -> MathResult<Num> {
         match bound {
             Expr::Const(Const::Infinity) => Ok(self.unknown("infinity", &[])),
             Expr::Neg(inner) if matches!(**inner, Expr::Const(Const::Infinity)) => {
@@ -327,7 +327,7 @@ impl<'a> Env<'a> {
         low: Option<&Expr>,
         high: Option<&Expr>,
         body: &Expr,
-    ) -> Out<Num> {
+    ) -> MathResult<Num> {
         let low = low.map(|e| self.bound_of_sum(e)).transpose()?;
         let high = high.map(|e| self.bound_of_sum(e)).transpose()?;
         if let (Big::Sum | Big::Product, false, Some(from), Some(to)) = (

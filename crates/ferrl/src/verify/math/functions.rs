@@ -3,12 +3,12 @@
 use super::arith::nat::Nat;
 use super::arith::num::Num;
 use super::arith::rational::Rational;
-use super::arith::real::{Out, Real};
+use super::arith::real::{MathResult, Real};
 use super::arith::transcend;
 use super::ast::Func;
 use super::budget::{Budget, Stop};
 
-fn one(args: &[Num]) -> Out<&Num> {
+fn one(args: &[Num]) -> MathResult<&Num> {
     match args {
         [arg] => Ok(arg),
         _ => Err(Stop::Undefined),
@@ -35,7 +35,7 @@ pub fn steps(func: Func) -> u64 {
 }
 
 /// The value of a function.
-pub fn apply(func: Func, args: &[Num]) -> Out<Num> {
+pub fn apply(func: Func, args: &[Num]) -> MathResult<Num> {
     use Func::*;
     match func {
         Sin => Ok(one(args)?.sin_cos()?.0),
@@ -85,11 +85,11 @@ pub fn apply(func: Func, args: &[Num]) -> Out<Num> {
     }
 }
 
-fn atan(x: &Num) -> Out<Num> {
+fn atan(x: &Num) -> MathResult<Num> {
     Ok(x.real()?.atan2(&1.into())?.into())
 }
 
-fn asin(x: &Num) -> Out<Num> {
+fn asin(x: &Num) -> MathResult<Num> {
     let x = x.real()?;
     let rest = Real::from(1).sub(&x.mul(x)?)?;
     match rest.sign() {
@@ -100,7 +100,7 @@ fn asin(x: &Num) -> Out<Num> {
 }
 
 /// A hyperbolic function or the inverse of one.
-fn hyperbolic(func: Func, x: &Num) -> Out<Num> {
+fn hyperbolic(func: Func, x: &Num) -> MathResult<Num> {
     let one = Num::from(1);
     match func {
         Func::Asinh => return x.add(&x.mul(x)?.add(&one)?.root(2)?)?.ln(),
@@ -122,13 +122,13 @@ fn hyperbolic(func: Func, x: &Num) -> Out<Num> {
 }
 
 /// `a - b floor(a / b)`
-fn remainder(args: &[Num]) -> Out<Num> {
+fn remainder(args: &[Num]) -> MathResult<Num> {
     let [a, b] = args else { return Err(Stop::Undefined) };
     let (a, b) = (a.real()?, b.real()?);
     Ok(a.sub(&a.div(b)?.floor()?.mul(b)?)?.into())
 }
 
-fn common(func: Func, args: &[Num]) -> Out<Num> {
+fn common(func: Func, args: &[Num]) -> MathResult<Num> {
     let mut out: Option<i64> = None;
     for arg in args {
         let next = arg.integer().and_then(i64::checked_abs).ok_or(Stop::Undefined)?;
@@ -150,7 +150,7 @@ fn common(func: Func, args: &[Num]) -> Out<Num> {
     out.map(Num::from).ok_or(Stop::Undefined)
 }
 
-fn extreme(func: Func, args: &[Num]) -> Out<Num> {
+fn extreme(func: Func, args: &[Num]) -> MathResult<Num> {
     let mut best: Option<&Real> = None;
     for arg in args {
         let arg = arg.real()?;
@@ -173,7 +173,7 @@ fn bits(value: &Real) -> u64 {
 }
 
 /// `n (n - step) (n - 2 step) ...`: exact as long as it fits, then to 256 bits.
-pub fn factorial(n: &Num, step: i64, budget: &Budget) -> Out<Num> {
+pub fn factorial(n: &Num, step: i64, budget: &Budget) -> MathResult<Num> {
     let n = n.integer().filter(|n| (0..=20_000).contains(n)).ok_or(Stop::Undefined)?;
     let mut out = Real::from(1);
     let mut k = n;
@@ -194,7 +194,7 @@ pub fn factorial(n: &Num, step: i64, budget: &Budget) -> Out<Num> {
 }
 
 /// The binomial coefficient.
-pub fn binomial(n: &Num, k: &Num, budget: &Budget) -> Out<Num> {
+pub fn binomial(n: &Num, k: &Num, budget: &Budget) -> MathResult<Num> {
     let (n, k) = (n.integer().ok_or(Stop::Undefined)?, k.integer().ok_or(Stop::Undefined)?);
     if k < 0 || n >= 0 && k > n {
         return Ok(0.into());

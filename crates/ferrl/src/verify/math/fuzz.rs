@@ -1,4 +1,4 @@
-//! Pairs that nobody would write: every verdict must come, in time, without a panic.
+//! Fuzzed pairs: each gets a verdict, in time, without a panic.
 
 use super::extract::{self, Take};
 use super::modes::{Mode, grade};

@@ -1,19 +1,19 @@
 //! Values that are matrices: products, norms, determinants, inverses.
 
 use super::arith::num::Num;
-use super::arith::real::Out;
+use super::arith::real::MathResult;
 use super::budget::Stop;
 use super::eval::{Env, Value};
 
 impl Env<'_> {
-    pub(super) fn times(&mut self, a: Value, b: Value) -> Out<Value> {
+    pub(super) fn times(&mut self, a: Value, b: Value) -> MathResult<Value> {
         Ok(match (a, b) {
             (Value::Num(a), Value::Num(b)) => {
                 self.budget.spend(a.cost().max(b.cost()))?;
                 Value::Num(a.mul(&b)?)
             }
             (Value::Num(s), Value::Mat(n, m)) | (Value::Mat(n, m), Value::Num(s)) => {
-                let entries: Out<Vec<Num>> = m.iter().map(|e| e.mul(&s)).collect();
+                let entries: MathResult<Vec<Num>> = m.iter().map(|e| e.mul(&s)).collect();
                 Value::Mat(n, entries?)
             }
             (Value::Mat(inner, a), Value::Mat(cols, b)) => {
@@ -36,7 +36,7 @@ impl Env<'_> {
         })
     }
 
-    pub(super) fn norm(&mut self, entries: &[Num]) -> Out<Num> {
+    pub(super) fn norm(&mut self, entries: &[Num]) -> MathResult<Num> {
         let mut sum = Num::from(0);
         for entry in entries {
             sum = sum.add(&entry.mul(entry)?)?;
@@ -45,7 +45,7 @@ impl Env<'_> {
     }
 
     /// By elimination with the first entry that is not zero.
-    pub(super) fn determinant(&mut self, n: usize, mut m: Vec<Num>) -> Out<Num> {
+    pub(super) fn determinant(&mut self, n: usize, mut m: Vec<Num>) -> MathResult<Num> {
         if n == 0 || m.len() != n * n {
             return Err(Stop::Undefined);
         }
@@ -72,7 +72,7 @@ impl Env<'_> {
     }
 
     /// By Gauss and Jordan, with the first entry that is not zero.
-    pub(super) fn inverse(&mut self, matrix: Value) -> Out<Value> {
+    pub(super) fn inverse(&mut self, matrix: Value) -> MathResult<Value> {
         let Value::Mat(n, mut m) = matrix else { return Err(Stop::Undefined) };
         if n == 0 || m.len() != n * n {
             return Err(Stop::Undefined);

@@ -46,33 +46,46 @@ pub fn attention_backward(
 }
 
 /// The operands of all tasks.
-struct BackwardOperands<'a, T> {
-    op: Attention,
-    qkv: &'a [T],
-    out: &'a [T],
-    lse: &'a [f32],
-    dout: &'a [T],
-    dqkv: Disjoint<'a, T>,
+pub(super) struct BackwardOperands<'a, T> {
+    pub op: Attention,
+    pub qkv: &'a [T],
+    pub out: &'a [T],
+    pub lse: &'a [f32],
+    pub dout: &'a [T],
+    pub dqkv: Disjoint<'a, T>,
 }
 
-/// Query positions `span` of the sequence in `rows`, which see `blocks`.
-struct BackwardTask {
-    rows: Range<usize>,
-    kv_head: usize,
-    span: Range<usize>,
-    blocks: Range<usize>,
+/// Query positions `span` of the sequence in `rows`, and what they see of `blocks`.
+pub(super) struct BackwardTask {
+    pub rows: Range<usize>,
+    pub kv_head: usize,
+    pub span: Range<usize>,
+    pub blocks: Range<usize>,
     /// Where its share goes if there are other spans.
-    share: Option<usize>,
+    pub share: Option<usize>,
+    /// Row of `dqkv` for the first query of the span; `None` where gradients of queries are not wanted.
+    pub to: Option<usize>,
 }
 
 /// Elements of a block of f32 panels.
-fn block(heads: Heads) -> usize {
+pub(super) fn block(heads: Heads) -> usize {
     panels(heads) * BLOCK * PANEL
 }
 
 /// What is derived from a block: keys transposed, values transposed, keys.
-fn derived(heads: Heads) -> usize {
+pub(super) fn derived(heads: Heads) -> usize {
     2 * heads.head_dim * BLOCK + block(heads)
+}
+
+/// Spans of a sequence: they depend on its length alone.
+pub(super) fn spans(len: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = len.div_ceil((len / SPAN).clamp(1, MAX_SPANS)).next_multiple_of(BLOCK);
+    (0..len).step_by(step.max(1)).map(move |start| start..(start + step).min(len))
+}
+
+/// Blocks that queries of these positions see.
+pub(super) fn seen_blocks(op: &Attention, span: &Range<usize>) -> Range<usize> {
+    SeenKeys::at(span.start, op.window).from / BLOCK..span.end.div_ceil(BLOCK)
 }
 
 /// The tasks of all sequences, and the elements of all their shares.
@@ -80,17 +93,15 @@ fn tasks(op: &Attention, segments: &Segments) -> (Vec<BackwardTask>, usize) {
     let heads = op.heads;
     let (mut tasks, mut room) = (Vec::new(), 0);
     for rows in segments.iter().filter(|r| !r.is_empty()) {
-        let spans = (rows.len() / SPAN).clamp(1, MAX_SPANS);
-        let step = rows.len().div_ceil(spans).next_multiple_of(BLOCK);
         let first = tasks.len();
-        for start in (0..rows.len()).step_by(step) {
-            let span = start..(start + step).min(rows.len());
-            let blocks = SeenKeys::at(span.start, op.window).from / BLOCK..span.end.div_ceil(BLOCK);
+        for span in spans(rows.len()) {
+            let blocks = seen_blocks(op, &span);
             for kv_head in 0..heads.kv_heads {
-                let share = (step < rows.len()).then_some(room);
+                let share = (span.len() < rows.len()).then_some(room);
                 room += share.map_or(0, |_| 2 * block(heads) * blocks.len());
+                let to = Some(rows.start + span.start);
                 let (rows, span, blocks) = (rows.clone(), span.clone(), blocks.clone());
-                tasks.push(BackwardTask { rows, kv_head, span, blocks, share });
+                tasks.push(BackwardTask { rows, kv_head, span, blocks, share, to });
             }
         }
         // The last rows see most keys: first.
@@ -121,14 +132,13 @@ fn backward<T: Storage>(
     let all = Disjoint::new(f32s_mut(&mut shares));
     cpu.pool.run(tasks.len(), |i| {
         let task = &tasks[i];
-        let sums = 2 * block(heads) * task.blocks.len();
-        let fixed = 3 * matrix(heads) + 2 * ROWS * BLOCK + derived(heads) * task.blocks.len();
+        let (fixed, sums) = (task_room(heads, task.blocks.len()), 2 * block(heads) * task.blocks.len());
         with_scratch(fixed + sums, |scratch| {
             let (scratch, own) = scratch.split_at_mut(fixed);
             // SAFETY: the shares of tasks lie one behind the other.
             let sums = task.share.map_or(own, |at| unsafe { all.part(at, sums) });
             sums.fill(0.0);
-            query_rows(cpu, &call, task, sums, scratch);
+            query_rows(cpu, &call, task, Some(&mut *sums), scratch);
             if task.share.is_none() {
                 for b in task.blocks.clone() {
                     store_block(cpu, &call, task, b, &sums[(b - task.blocks.start) * 2 * block(heads)..]);
@@ -138,6 +148,11 @@ fn backward<T: Storage>(
     });
     add_shares(cpu, &call, &tasks, f32s(&shares));
     Ok(())
+}
+
+/// Elements that [`query_rows`] needs for a task with that many blocks.
+pub(super) fn task_room(heads: Heads, blocks: usize) -> usize {
+    3 * matrix(heads) + 2 * ROWS * BLOCK + derived(heads) * blocks
 }
 
 /// What the products of some rows of queries read and write, in panels.
@@ -152,12 +167,13 @@ struct PanelTiles<'a> {
     delta: [f32; ROWS],
 }
 
-/// Gradients of the task's queries; adds to `sums`, for each block gradients of keys, then of values.
-fn query_rows<T: Storage>(
+/// Gradients of the task's queries; adds to `sums`, where gradients of keys and values are wanted, for each block those of keys,
+/// then those of values.
+pub(super) fn query_rows<T: Storage>(
     cpu: &Cpu,
     call: &BackwardOperands<'_, T>,
     task: &BackwardTask,
-    sums: &mut [f32],
+    mut sums: Option<&mut [f32]>,
     mut scratch: &mut [f32],
 ) {
     let (heads, level) = (call.op.heads, cpu.level);
@@ -181,14 +197,15 @@ fn query_rows<T: Storage>(
         let count = ROWS.min(end - first);
         let rows = QueryRows::new(&call.op, task.kv_head, 0, first, count);
         load_rows(level, call, task, &rows, &mut tiles);
-        for b in rows.blocks() {
+        let blocks = rows.blocks();
+        for b in blocks.start.max(task.blocks.start)..blocks.end.min(task.blocks.end) {
             let at = b - task.blocks.start;
             let derived = &keys_and_values[at * derived(heads)..][..derived(heads)];
-            let sums = &mut sums[at * 2 * block(heads)..][..2 * block(heads)];
-            block_products(level, &call.op, &rows, b, (derived, sums), &mut tiles);
+            let sums = sums.as_deref_mut().map(|sums| &mut sums[at * 2 * block(heads)..][..2 * block(heads)]);
+            block_products(level, &call.op, &rows, b, (derived, sums), (&mut tiles, task.to.is_some()));
         }
-        let width = heads.qkv_width();
-        let offsets = rows.offsets(task.rows.start * width, width, heads.head_dim);
+        let (Some(to), width) = (task.to, heads.qkv_width()) else { continue };
+        let offsets = rows.offsets_from(task.span.start, to * width, width, heads.head_dim);
         // SAFETY: in bounds, and the queries of every row and head belong to one task.
         let room = unsafe { Rooms::new(call.dqkv) };
         scatter(level, (tiles.dq, STRIDE), &[1.0; ROWS], &offsets[..count], heads.head_dim, room);
@@ -222,14 +239,14 @@ fn load_rows<T: Storage>(
     }
 }
 
-/// One block of keys and values: adds to `dq`, and to the block's sums.
+/// One block of keys and values: adds to the block's sums where there are any, and to `dq` with `queries`.
 fn block_products(
     level: Level,
     op: &Attention,
     rows: &QueryRows,
     b: usize,
-    (derived, sums): (&[f32], &mut [f32]),
-    tiles: &mut PanelTiles<'_>,
+    (derived, sums): (&[f32], Option<&mut [f32]>),
+    (tiles, queries): (&mut PanelTiles<'_>, bool),
 ) {
     let (heads, key) = (op.heads, b * BLOCK);
     let (dims, panels) = (heads.head_dim, panels(heads));
@@ -239,14 +256,15 @@ fn block_products(
     let valid = seen[seen.len() - 1].within(key).1;
     let (keys_across, rest) = derived.split_at(dims * BLOCK);
     let (values_across, keys) = rest.split_at(dims * BLOCK);
-    let (dk, dv) = sums.split_at_mut(block(heads));
     scores(level, heads, active.clone(), q, keys_across, p);
     scores(level, heads, active.clone(), dout, values_across, dp);
     let p = &mut p[active.start * BLOCK..active.end * BLOCK];
     let dp = &mut dp[active.start * BLOCK..active.end * BLOCK];
     let (lse, delta) = (&lse[active.clone()], &delta[active.clone()]);
     softmax_backward(level, Scoring::of(op), key, seen, (lse, delta), (p, dp));
-    for (weights, rows, sums) in [(&*p, &**dout, dv), (&*dp, &**q, dk)] {
+    let sums = sums.map(|sums| sums.split_at_mut(block(heads)));
+    for (weights, rows, sums) in sums.into_iter().flat_map(|(dk, dv)| [(&*p, &**dout, dv), (&*dp, &**q, dk)])
+    {
         let product = Product {
             rows: valid,
             units: active.len(),
@@ -261,6 +279,9 @@ fn block_products(
             resume: true,
         };
         multiply::<1, BLOCK>(level, product);
+    }
+    if !queries {
+        return;
     }
     let product = Product {
         rows: active.len(),
@@ -320,14 +341,27 @@ fn store_block<T: Storage>(
     b: usize,
     sums: &[f32],
 ) {
+    let count = (task.rows.len() - b * BLOCK).min(BLOCK);
+    store_keys(cpu, call, task.kv_head, (task.rows.start + b * BLOCK, 0..count), sums);
+}
+
+/// Writes some keys of a block, from row `to` of `dqkv` on, and their values.
+pub(super) fn store_keys<T: Storage>(
+    cpu: &Cpu,
+    call: &BackwardOperands<'_, T>,
+    kv_head: usize,
+    (to, keys): (usize, Range<usize>),
+    sums: &[f32],
+) {
     let heads = call.op.heads;
-    let (keys, count) = key_offsets(heads, task, b);
-    let values = keys.map(|at| at + heads.kv_heads * heads.head_dim);
     let (dk, dv) = sums.split_at(block(heads));
-    for (offsets, sums) in [(keys, dk), (values, dv)] {
-        // SAFETY: in bounds, and the keys and values of a block and head are written by one task.
+    for (head, sums) in [(heads.heads, dk), (heads.heads + heads.kv_heads, dv)] {
+        let column = (head + kv_head) * heads.head_dim;
+        let offsets: [usize; BLOCK] = std::array::from_fn(|j| (to + j) * heads.qkv_width() + column);
+        let sums = (&sums[keys.start * PANEL..], BLOCK * PANEL);
+        // SAFETY: in bounds, and the key and the value of a row and head are written by one task.
         let room = unsafe { Rooms::new(call.dqkv) };
-        scatter(cpu.level, (sums, BLOCK * PANEL), &[1.0; BLOCK], &offsets[..count], heads.head_dim, room);
+        scatter(cpu.level, sums, &[1.0; BLOCK], &offsets[..keys.len()], heads.head_dim, room);
     }
 }
 

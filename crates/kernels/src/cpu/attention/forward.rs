@@ -24,7 +24,8 @@ pub fn attention(
     out: &mut Buffer,
     lse: &mut Buffer,
 ) -> Result<()> {
-    assert!(qkv.len() == segments.rows() * op.heads.qkv_width());
+    let width = op.heads.qkv_width();
+    assert!(qkv.len() == segments.rows() * width);
     assert!(lse.len() == segments.rows() * op.heads.heads);
     let mut blocks = 0u32..;
     let sequence = |r: std::ops::Range<usize>| PagedSequence {
@@ -38,8 +39,8 @@ pub fn attention(
     cpu.cache_write(op.heads, qkv, &rows, &mut cache)?;
     let lse = Some(Disjoint::new(f32s_mut(lse)));
     match qkv.dtype() {
-        DType::F32 => attend::<f32>(cpu, op, qkv, (&rows, &cache), out, lse),
-        _ => attend::<u16>(cpu, op, qkv, (&rows, &cache), out, lse),
+        DType::F32 => attend::<f32>(cpu, op, (qkv, width), (&rows, &cache), out, lse),
+        _ => attend::<u16>(cpu, op, (qkv, width), (&rows, &cache), out, lse),
     }
     Ok(())
 }
@@ -55,25 +56,27 @@ struct RowsTask<'a> {
 /// The operands of all tasks.
 struct RowsCall<'a, T> {
     op: Attention,
-    qkv: &'a [T],
+    /// Rows that begin with queries, and the elements of one.
+    queries: (&'a [T], usize),
     cache: &'a [T],
     out: Disjoint<'a, T>,
     lse: Option<Disjoint<'a, f32>>,
 }
 
-/// Attention of all rows; `lse` has an element for each row and query head.
+/// Attention of all rows, of `width` elements that begin with the queries; `lse` has an element for each row and query head.
 pub(super) fn attend<T: Storage>(
     cpu: &Cpu,
     op: Attention,
-    qkv: &Buffer,
+    (queries, width): (&Buffer, usize),
     (rows, cache): (&PagedRows, &Buffer),
     out: &mut Buffer,
     lse: Option<Disjoint<'_, f32>>,
 ) {
     let heads = op.heads;
-    let tokens = qkv.len() / heads.qkv_width();
+    let tokens = queries.len() / width;
     assert!(heads.heads.is_multiple_of(heads.kv_heads) && op.window != Some(0));
-    assert!(qkv.len() == tokens * heads.qkv_width() && out.len() == tokens * heads.out_width());
+    assert!(queries.len() == tokens * width && width >= heads.out_width());
+    assert!(out.len() == tokens * heads.out_width());
     let mut tasks = Vec::new();
     let mut row = 0;
     for sequence in &rows.sequences {
@@ -86,8 +89,8 @@ pub(super) fn attend<T: Storage>(
             tasks.extend((0..heads.kv_heads).map(|kv_head| RowsTask { sequence, kv_head, first, count }));
         }
     }
-    let (qkv, cache, out) = (T::of(qkv), T::of(cache), Disjoint::new(T::of_mut(out)));
-    let call = RowsCall { op, qkv, cache, out, lse };
+    let (queries, cache, out) = ((T::of(queries), width), T::of(cache), Disjoint::new(T::of_mut(out)));
+    let call = RowsCall { op, queries, cache, out, lse };
     let room = 2 * matrix(heads) + ROWS * BLOCK + head_len(heads);
     cpu.pool.run(tasks.len(), |i| {
         with_scratch(room, |scratch| attend_rows(cpu.level, &call, &tasks[i], scratch));
@@ -100,15 +103,15 @@ fn attend_rows<T: Storage>(
     task: &RowsTask<'_>,
     mut scratch: &mut [f32],
 ) {
-    let RowsCall { op, qkv, cache, out, lse } = call;
+    let RowsCall { op, queries: (queries, width), cache, out, lse } = call;
     let (heads, sequence) = (op.heads, task.sequence);
     let (panels, count) = (panels(heads), task.count);
     let rows = QueryRows::new(op, task.kv_head, sequence.position, task.first, count);
     let q = cut(&mut scratch, matrix(heads));
     let o = cut(&mut scratch, matrix(heads));
     let p = cut(&mut scratch, ROWS * BLOCK);
-    let offsets = rows.offsets(sequence.row * heads.qkv_width(), heads.qkv_width(), heads.head_dim);
-    gather(level, qkv, &offsets[..count], heads.head_dim, q, STRIDE);
+    let offsets = rows.offsets(sequence.row * width, *width, heads.head_dim);
+    gather(level, queries, &offsets[..count], heads.head_dim, q, STRIDE);
     for panel in 0..panels {
         o[panel * STRIDE..][..count * PANEL].fill(0.0);
     }

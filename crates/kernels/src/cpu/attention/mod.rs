@@ -11,6 +11,7 @@
 mod backward;
 mod forward;
 pub(super) mod paged;
+mod shard;
 
 use super::Cpu;
 use super::element::Stored;
@@ -19,7 +20,7 @@ use super::matmul::tile::{Operands, PANEL, tile};
 use super::memory::{Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Level, Simd, multiversion};
-use crate::backend::{Attention, AttentionOps, AttentionSaved, Heads, Segments};
+use crate::backend::{Attention, AttentionOps, AttentionSaved, Heads, RowShard, Segments};
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::shapes;
@@ -155,9 +156,13 @@ impl QueryRows {
     }
     /// Where the rows lie in an array of token rows: `base + token * width + head * head_dim`.
     fn offsets(&self, base: usize, width: usize, head_dim: usize) -> [usize; ROWS] {
+        self.offsets_from(0, base, width, head_dim)
+    }
+    /// The same where token `first` lies at `base`.
+    fn offsets_from(&self, first: usize, base: usize, width: usize, head_dim: usize) -> [usize; ROWS] {
         let mut at = [0; ROWS];
         for (at, (token, head)) in at.iter_mut().zip(self.place).take(self.count) {
-            *at = base + token * width + head * head_dim;
+            *at = base + (token - first) * width + head * head_dim;
         }
         at
     }
@@ -539,5 +544,27 @@ impl AttentionOps for Cpu {
     ) -> Result<()> {
         shapes::attention_backward(self, &op, saved, dout, segments, dqkv)?;
         backward::attention_backward(self, op, saved, dout, segments, dqkv)
+    }
+    fn attention_shard(
+        &self,
+        op: Attention,
+        shard: RowShard<'_>,
+        (q, kv): (&Buffer, &Buffer),
+        out: &mut Buffer,
+        lse: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention_shard(self, &op, shard, (q, kv), [out, lse])?;
+        shard::attention_shard(self, op, shard, (q, kv), out, lse)
+    }
+    fn attention_shard_backward(
+        &self,
+        op: Attention,
+        saved: AttentionSaved<'_>,
+        dout: &Buffer,
+        shard: RowShard<'_>,
+        dqkv: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention_shard_backward(self, &op, saved, dout, shard, dqkv)?;
+        shard::attention_shard_backward(self, op, saved, dout, shard, dqkv)
     }
 }

@@ -51,9 +51,10 @@ impl CacheOps for Cpu {
         out: &mut Buffer,
     ) -> Result<()> {
         shapes::attention_paged(self, &op, qkv, rows, cache, out)?;
+        let width = op.heads.qkv_width();
         match qkv.dtype() {
-            DType::F32 => attend::<f32>(self, op, qkv, (rows, cache), out, None),
-            _ => attend::<u16>(self, op, qkv, (rows, cache), out, None),
+            DType::F32 => attend::<f32>(self, op, (qkv, width), (rows, cache), out, None),
+            _ => attend::<u16>(self, op, (qkv, width), (rows, cache), out, None),
         }
         Ok(())
     }
@@ -67,7 +68,13 @@ struct BlockPiece {
     block: usize,
 }
 
-fn write<T: Storage + Default>(cpu: &Cpu, heads: Heads, qkv: &[T], rows: &PagedRows, cache: &mut [T]) {
+pub(super) fn write<T: Storage + Default>(
+    cpu: &Cpu,
+    heads: Heads,
+    qkv: &[T],
+    rows: &PagedRows,
+    cache: &mut [T],
+) {
     let (width, block_len) = (heads.qkv_width(), block_len(heads));
     let mut pieces = Vec::new();
     for s in &rows.sequences {

@@ -202,7 +202,7 @@ pub fn logits(
 }
 
 multiversion! {
-    /// Goes on with a draw through logits whose tokens are counted from `first`, a multiple of the lanes.
+    /// Continues a draw through logits whose tokens are counted from `first`, a multiple of the lanes.
     pub(super) fn draw_row<S>(s, logits: &[f32], first: u32, lse: f32, uniform: f32, draw: &mut Draw) {
         if draw.token.is_some() {
             return;

@@ -10,14 +10,14 @@
 pub mod pack;
 pub mod tile;
 
-use super::pool::{Disjoint, Pool};
+use super::pool::{Disjoint, ThreadPool};
 use super::simd::{LANES, Level, LevelKind, Simd, multiversion};
 use pack::{Packed, PackedShape, PanelColumns, TokenRows, pack_panels};
 use std::cell::RefCell;
 use std::ops::Range;
 use tile::{Element, Operands, PANEL, tile};
 
-/// Units of k that stay in the first-level cache while a row panel meets the column panels.
+/// Units of k that stay in the first-level cache while a row panel is multiplied with the column panels.
 const K_BLOCK: usize = 256;
 /// Panels of rows, and of columns, in a task at most: their block of the right-hand matrix (256 KiB) and
 /// their unfinished tiles (112 KiB) stay in the second-level cache.
@@ -70,7 +70,7 @@ pub fn tile_rows(level: Level) -> usize {
 /// `out = x · wᵀ + bias`; `x` is `[m, k]`, `out` is `[m, n]`.
 pub fn linear<E: TokenRows>(
     level: Level,
-    pool: &Pool,
+    pool: &ThreadPool,
     x: &[E],
     w: Packed<'_, E>,
     bias: Option<&[f32]>,
@@ -90,7 +90,7 @@ pub fn linear<E: TokenRows>(
     let threads = pool.threads();
     let wanted =
         if threads == 1 { 1 } else { (m * w.shape.n * w.shape.k / (1 << 20)).clamp(threads, 8 * threads) };
-    // Few rows are packed once and meet all columns of the task: only columns are split.
+    // Few rows are packed once and multiplied with all columns of the task: only columns are split.
     let row_chunk =
         if row_panels <= MAX_PANELS { row_panels } else { row_panels.div_ceil(wanted).clamp(2, MAX_PANELS) };
     let row_tasks = row_panels.div_ceil(row_chunk.max(1));
@@ -194,63 +194,61 @@ pub fn product<S: Simd, E: TokenRows>(
     let share = rows.len().div_ceil(row_panels);
     let whole = units <= K_BLOCK;
     let slots = if whole { 4 } else { row_panels * panels.len() };
-    {
-        scratch.a.resize(scratch.a.len().max(MAX_ROWS * K_BLOCK + 2 * LANES), 0);
-        scratch.c.resize(scratch.c.len().max(slots * MAX_ROWS * PANEL), 0.0);
-        let a: *mut E::Unit = scratch.a.as_mut_ptr().cast();
-        for k in (0..units).step_by(K_BLOCK) {
-            let depth = (units - k).min(K_BLOCK);
-            let last = k + depth == units;
-            for i in 0..row_panels {
-                let row = rows.start + i * share;
-                let count = share.min(rows.end.saturating_sub(row));
-                if count == 0 {
-                    continue;
+    scratch.a.resize(scratch.a.len().max(MAX_ROWS * K_BLOCK + 2 * LANES), 0);
+    scratch.c.resize(scratch.c.len().max(slots * MAX_ROWS * PANEL), 0.0);
+    let a: *mut E::Unit = scratch.a.as_mut_ptr().cast();
+    for k in (0..units).step_by(K_BLOCK) {
+        let depth = (units - k).min(K_BLOCK);
+        let last = k + depth == units;
+        for i in 0..row_panels {
+            let row = rows.start + i * share;
+            let count = share.min(rows.end.saturating_sub(row));
+            if count == 0 {
+                continue;
+            }
+            // SAFETY: `a` holds MAX_ROWS rows of K_BLOCK units of four bytes.
+            unsafe { copy_rows(s, (x, w.shape.k), row..row + count, k..k + depth, a) };
+            // Prefetches the rows to be copied next, some with each tile.
+            let (next_row, next_k) =
+                if i + 1 < row_panels { (row + share, k) } else { (rows.start, k + depth) };
+            let next_rows = if next_k < units { share.min(rows.end.saturating_sub(next_row)) } else { 0 };
+            let rows_a_tile = next_rows.div_ceil(panels.len());
+            let mut j = panels.start;
+            while j < panels.end {
+                let step = if count <= 3 && j + 4 <= panels.end { 4 } else { 1 };
+                let slot = if whole { 0 } else { i * panels.len() + (j - panels.start) };
+                let op = Operands::<E> {
+                    units: depth,
+                    a,
+                    // SAFETY: panel j at unit k lies in the packed matrix.
+                    b: unsafe { w.data.as_ptr().add((j * w.stride + k) * PANEL) },
+                    panel_stride: w.stride * PANEL,
+                    // SAFETY: slot + step <= slots.
+                    c: unsafe { scratch.c.as_mut_ptr().add(slot * MAX_ROWS * PANEL) },
+                    c_panel_stride: MAX_ROWS * PANEL,
+                    resume: k > 0,
+                };
+                let first = ((j - panels.start) * rows_a_tile).min(next_rows);
+                for r in first..(first + step * rows_a_tile).min(next_rows) {
+                    let from = (next_row + r) * w.shape.k + next_k * per_unit;
+                    prefetch_run(s, x, from, K_BLOCK * per_unit);
                 }
-                // SAFETY: `a` holds MAX_ROWS rows of K_BLOCK units of four bytes.
-                unsafe { copy_rows(s, (x, w.shape.k), row..row + count, k..k + depth, a) };
-                // The rows to be copied next come nearer meanwhile, a share of them with each tile.
-                let (next_row, next_k) =
-                    if i + 1 < row_panels { (row + share, k) } else { (rows.start, k + depth) };
-                let next_rows = if next_k < units { share.min(rows.end.saturating_sub(next_row)) } else { 0 };
-                let rows_a_tile = next_rows.div_ceil(panels.len());
-                let mut j = panels.start;
-                while j < panels.end {
-                    let step = if count <= 3 && j + 4 <= panels.end { 4 } else { 1 };
-                    let slot = if whole { 0 } else { i * panels.len() + (j - panels.start) };
-                    let op = Operands::<E> {
-                        units: depth,
-                        a,
-                        // SAFETY: panel j at unit k lies in the packed matrix.
-                        b: unsafe { w.data.as_ptr().add((j * w.stride + k) * PANEL) },
-                        panel_stride: w.stride * PANEL,
-                        // SAFETY: slot + step <= slots.
-                        c: unsafe { scratch.c.as_mut_ptr().add(slot * MAX_ROWS * PANEL) },
-                        c_panel_stride: MAX_ROWS * PANEL,
-                        resume: k > 0,
-                    };
-                    let first = ((j - panels.start) * rows_a_tile).min(next_rows);
-                    for r in first..(first + step * rows_a_tile).min(next_rows) {
-                        let from = (next_row + r) * w.shape.k + next_k * per_unit;
-                        prefetch_run(s, x, from, K_BLOCK * per_unit);
+                // SAFETY: the extents are those just described.
+                unsafe { tile_of_rows(s, count, step, op) };
+                if last {
+                    for p in 0..step {
+                        // SAFETY: the tiles of this step.
+                        let done = unsafe { op.c.add(p * MAX_ROWS * PANEL) };
+                        finish(s, row, count, j + p, done);
                     }
-                    // SAFETY: the extents are those just described.
-                    unsafe { tile_of_rows(s, count, step, op) };
-                    if last {
-                        for p in 0..step {
-                            // SAFETY: the tiles of this step.
-                            let done = unsafe { op.c.add(p * MAX_ROWS * PANEL) };
-                            finish(s, row, count, j + p, done);
-                        }
-                    }
-                    j += step;
                 }
+                j += step;
             }
         }
     }
 }
 
-/// Asks for `len` elements from `from` on to come nearer.
+/// Prefetches `len` elements from `from` on.
 #[inline(always)]
 fn prefetch_run<S: Simd, E>(s: S, x: &[E], from: usize, len: usize) {
     let at = x.as_ptr().wrapping_add(from).cast::<u8>();
@@ -317,7 +315,7 @@ impl DwChain<'_> {
 
 /// The same, shared by tasks.
 #[derive(Clone, Copy)]
-struct Open<'a> {
+struct OpenSums<'a> {
     sums: Option<Disjoint<'a, f32>>,
     earlier: bool,
     later: bool,
@@ -330,7 +328,7 @@ struct Open<'a> {
 /// and ends in the same bits; in between `dw` is left alone.
 pub fn accumulate_dw<E: TokenRows>(
     level: Level,
-    pool: &Pool,
+    pool: &ThreadPool,
     dy: &[E],
     x: Packed<'_, E>,
     chain: DwChain<'_>,
@@ -342,7 +340,7 @@ pub fn accumulate_dw<E: TokenRows>(
     assert!(chain.open.is_some() || !(chain.earlier || chain.later));
     assert!(chain.open.as_ref().is_none_or(|open| open.len() == dw.len()));
     let DwChain { open, earlier, later } = chain;
-    let chain = Open { sums: open.map(Disjoint::new), earlier, later };
+    let chain = OpenSums { sums: open.map(Disjoint::new), earlier, later };
     let mr = tile_rows(level);
     let (row_panels, column_panels) = (n.div_ceil(mr), x.shape.panels());
     let wanted = if pool.threads() == 1 { 1 } else { 8 * pool.threads() };
@@ -361,7 +359,7 @@ pub fn accumulate_dw<E: TokenRows>(
 }
 
 multiversion! {
-    fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, block: Block<'_, E>, chain: Open<'_>, dw: Disjoint<'_, f32>) {
+    fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, block: Block<'_, E>, chain: OpenSums<'_>, dw: Disjoint<'_, f32>) {
         // Rows are those of `dw`: columns of `dy`, whose rows are the tokens.
         let Block { x: dy, rows, w: x, panels } = block;
         let n = dy.len() / x.shape.k;
@@ -383,9 +381,9 @@ multiversion! {
             let depth = (units - t).min(K_BLOCK);
             // SAFETY: Unit is a plain four-byte type (f32 or u32).
             let a = unsafe { std::slice::from_raw_parts_mut(scratch.a.as_mut_ptr().cast::<E::Unit>(), row_panels * block) };
-            // All row panels token by token: what they read lies side by side.
+            // All row panels token by token: their reads are contiguous.
             pack_panels(s, PanelColumns { x: dy, ld: n, from: rows.start, lanes: rows.len(), first: t, units: depth }, S::MR, block, a);
-            // The tokens to be packed next come nearer meanwhile, a share of them with each tile.
+            // Prefetches the tokens to be packed next, some with each tile.
             let mut next = (t + depth) * per_unit;
             let end = ((t + depth + K_BLOCK) * per_unit).min(x.shape.k);
             let tokens_a_tile = end.saturating_sub(next).div_ceil(slots);

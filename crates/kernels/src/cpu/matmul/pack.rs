@@ -3,7 +3,7 @@
 //! `[panel][unit][32]`, the columns of the last panel and an odd last bf16 of a pair filled up with zeros.
 
 use super::tile::{Element, PANEL};
-use crate::cpu::pool::{Disjoint, Pool};
+use crate::cpu::pool::{Disjoint, ThreadPool};
 use crate::cpu::simd::{LANES, Level, Simd, multiversion, narrow};
 
 /// Shape of a packed matrix: `n` columns, products of length `k`.
@@ -93,7 +93,7 @@ impl FromMaster for u16 {
 /// Packs a row-major f32 `w` of shape `[n, k]`: the right-hand side of `x · wᵀ`.
 pub fn pack_weight<E: FromMaster>(
     level: Level,
-    pool: &Pool,
+    pool: &ThreadPool,
     w: &[f32],
     shape: PackedShape,
     out: &mut [E::Unit],
@@ -128,7 +128,7 @@ pub fn pack_weight<E: FromMaster>(
 /// `shape` is the packed matrix's: products run along the rows of `w`.
 pub fn pack_transposed<E: FromMaster>(
     level: Level,
-    pool: &Pool,
+    pool: &ThreadPool,
     w: &[f32],
     shape: PackedShape,
     out: &mut [E::Unit],
@@ -161,7 +161,7 @@ pub fn pack_transposed<E: FromMaster>(
 /// Packs activations `x` of shape `[k, n]` (tokens by features) as the right-hand side of `dyᵀ · x`.
 pub fn pack_tokens<E: TokenRows>(
     level: Level,
-    pool: &Pool,
+    pool: &ThreadPool,
     x: &[E],
     shape: PackedShape,
     out: &mut [E::Unit],

@@ -237,7 +237,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Lane by lane `c + a.low * b.low + a.high * b.high`; `c + a * b` where a unit is one element.
     fn dot(self, a: Self::P, b: Self::P, c: Self::V) -> Self::V;
 
-    /// Asks for the cache line at `p`, wherever that points, to come nearer.
+    /// Prefetches the cache line at `p`, which may be any address.
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}
 

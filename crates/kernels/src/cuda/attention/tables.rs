@@ -6,6 +6,7 @@ use crate::backend::{PagedRows, Segments};
 use crate::cuda::Cuda;
 use crate::cuda::memory::CardMemory;
 use crate::error::Result;
+use crate::lock;
 use crate::plain::Plain;
 use std::sync::Arc;
 
@@ -187,7 +188,7 @@ pub(super) fn packed(
     unit: PackedUnit,
     step: usize,
 ) -> Result<Arc<WorkList>> {
-    let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
+    let mut tables = lock(&cuda.tables);
     let known = |(starts, u, s, _): &&(Vec<usize>, PackedUnit, usize, Arc<WorkList>)| {
         *u == unit && *s == step && *starts == segments.starts
     };
@@ -259,7 +260,7 @@ fn paged_work(rows: &PagedRows, cut: PagedCut) -> PagedWork {
 
 /// Work on new tokens.
 pub(super) fn paged(cuda: &Cuda, rows: &PagedRows, cut: PagedCut) -> Result<Arc<Paged>> {
-    let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
+    let mut tables = lock(&cuda.tables);
     if !rows.sequences.is_empty() && rows.sequences.iter().all(|s| s.count == 1) {
         return steady(cuda, &mut tables, rows, cut);
     }
@@ -336,7 +337,7 @@ fn steady(cuda: &Cuda, tables: &mut Tables, rows: &PagedRows, cut: PagedCut) -> 
 
 /// Puts the rows of a batch that only decodes into the lists of its size; a number that changes when any list moved.
 pub(crate) fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
-    let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
+    let mut tables = lock(&cuda.tables);
     let cuts: Vec<PagedCut> =
         tables.steady.iter().map(|s| s.key.cut).filter(|cut| cut.batch == batch).collect();
     for cut in cuts {

@@ -15,6 +15,7 @@ use crate::cuda::launch::{Arg, Grid, args};
 use crate::cuda::memory::{f32_ptr, ptr};
 use crate::cuda::norm::offset;
 use crate::error::Result;
+use crate::lock;
 use crate::shapes;
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -47,8 +48,8 @@ pub const VARIANTS: &[&str] = &[
     "FOURS=1 RING=12 COLUMNS=256 WARPS=1",
 ];
 
-/// What is known of shapes (n, k) without and with a bias, resident and streamed: up to how many rows the kernel serves.
-pub type Known = Mutex<HashMap<(usize, usize, bool, bool), usize>>;
+/// Largest number of rows that the kernel serves, by shape (n, k), bias, and resident or streamed.
+pub type DecodeLimits = Mutex<HashMap<(usize, usize, bool, bool), usize>>;
 
 /// A decode GEMM of `rows` rows with its epilogue: the arguments of the kernels.
 struct DecodeGemm<'a> {
@@ -233,7 +234,7 @@ fn serves(cuda: &Cuda, gemm: &DecodeGemm<'_>) -> Result<Option<DecodePlan>> {
     let (w, biased, ring) =
         (gemm.layer.weight, gemm.layer.bias.is_some(), matches!(plan, DecodePlan::Ring { .. }));
     let key = (w.n, w.k, biased, ring);
-    let known = cuda.decode_gemms.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
+    let known = lock(&cuda.decode_gemms).get(&key).copied();
     if let Some(rows) = known {
         return Ok((gemm.rows <= rows).then_some(plan));
     }
@@ -249,7 +250,7 @@ fn serves(cuda: &Cuda, gemm: &DecodeGemm<'_>) -> Result<Option<DecodePlan>> {
     })?;
     cuda.profile
         .note(|| format!("few rows of {}x{}: the library's sums up to {rows} of {ROWS} rows", w.n, w.k));
-    cuda.decode_gemms.lock().unwrap_or_else(|e| e.into_inner()).insert(key, rows);
+    lock(&cuda.decode_gemms).insert(key, rows);
     Ok((gemm.rows <= rows).then_some(plan))
 }
 

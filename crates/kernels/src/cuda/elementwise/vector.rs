@@ -175,6 +175,21 @@ impl VectorOps for Cuda {
         self.launch_flat("vector", &kernel("axpy", &[x, y]), n.div_ceil(4), &args)?;
         to.put_back(self, y, 0, n)
     }
+    fn axpy_from(&self, a: f32, x: &Buffer, at: usize, y: &mut Buffer) -> Result<()> {
+        shapes::axpy_from(self, x, at, y)?;
+        assert!(at + y.len() <= x.len());
+        let n = y.len();
+        // The kernel loads four elements at a time, from where that is allowed.
+        if !at.is_multiple_of(4) {
+            let mut part = self.alloc(x.dtype(), n)?;
+            self.copy(x, at, &mut part, 0, n)?;
+            return self.axpy(a, &part, y);
+        }
+        let (from, to) = (Whole::of(self, x, at, n)?, Whole::of(self, y, 0, n)?);
+        let args = args![a, from.ptr(), to.ptr(), n];
+        self.launch_flat("vector", &kernel("axpy", &[x, y]), n.div_ceil(4), &args)?;
+        to.put_back(self, y, 0, n)
+    }
     fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64> {
         shapes::dot(self, x, y)?;
         Ok(self.dots(&[(x, y)])?[0])

@@ -18,6 +18,7 @@ use crate::cuda::handles::CudaContext;
 use crate::cuda::libraries::{self, Library};
 use crate::cuda::memory::{CardArena, CardMemory};
 use crate::error::{Error, Result};
+use crate::lock;
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
     cublasLtMatmulAlgoConfigAttributes_t as AlgoAttribute, cublasLtMatmulDesc_t,
@@ -67,7 +68,7 @@ pub struct Gemm {
     pub out: DType,
     /// 1 adds to C, 0 writes it.
     pub beta: f32,
-    /// That many products side by side; each operand's next is `strides` elements on.
+    /// Batch of products; each operand's next one is `strides` elements further.
     pub batch: usize,
     /// From one A, B and C of a batch to the next.
     pub strides: [usize; 3],
@@ -348,7 +349,7 @@ impl Products {
 
     fn plan(&self, g: &Gemm, whole: bool, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Arc<GemmPlan>> {
         let key = GemmKey::of(g, whole, algo);
-        let mut plans = self.plans.lock().unwrap_or_else(|e| e.into_inner());
+        let mut plans = lock(&self.plans);
         if let Some(plan) = plans.get(&key) {
             return Ok(plan.clone());
         }
@@ -539,7 +540,7 @@ fn whole_sums(algo: &cublasLtMatmulAlgo_t) -> bool {
 
 impl Drop for Products {
     fn drop(&mut self) {
-        self.plans.lock().unwrap_or_else(|e| e.into_inner()).clear();
+        lock(&self.plans).clear();
         if self.context.bind().is_ok() {
             // SAFETY: made by `new`; nothing uses it any more.
             unsafe { sys::cublasLtDestroy(self.handle) };

@@ -17,6 +17,7 @@ use crate::cuda::gemm::{Gemm, alignment};
 use crate::cuda::launch::args;
 use crate::cuda::memory::CardMemory;
 use crate::error::Result;
+use crate::lock;
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algo;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -59,11 +60,11 @@ pub(crate) struct CheckedAlgorithms {
     out: DType,
     /// Algorithms for shapes without a tuned one; the first is the reference (the anchor).
     sure: Vec<Algo>,
-    known: Mutex<Known>,
+    known: Mutex<KnownAlgos>,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownAlgos {
     /// Whether an algorithm has the anchor's bits, by its data and the number of rows (0 stands for more than [`EACH`]).
     verdicts: HashMap<([u64; 8], usize), bool>,
     /// The algorithm for a number of rows, by the alignment of operands and result.
@@ -76,7 +77,7 @@ pub(crate) fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<RowInv
         return Ok(RowInvariance::Any);
     }
     let key = (n, k, out);
-    if let Some(known) = cuda.products.rows.lock().unwrap_or_else(|e| e.into_inner()).get(&key) {
+    if let Some(known) = lock(&cuda.products.rows).get(&key) {
         return Ok(known.clone());
     }
     let how = match find(cuda, n, k, out)? {
@@ -90,13 +91,13 @@ pub(crate) fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<RowInv
         };
         format!("rows of {n}x{k} into {}: the same bits by {name}", out.name())
     });
-    cuda.products.rows.lock().unwrap_or_else(|e| e.into_inner()).insert(key, how.clone());
+    lock(&cuda.products.rows).insert(key, how.clone());
     Ok(how)
 }
 
 impl CheckedAlgorithms {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(|e| e.into_inner())
+    fn known(&self) -> MutexGuard<'_, KnownAlgos> {
+        lock(&self.known)
     }
 
     /// The algorithm to name for a product of this weight.
@@ -162,7 +163,7 @@ fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Option<CheckedAlg
     for anchor in anchors {
         if let Some(sure) = trial.anchored(&anchor)? {
             let verdicts = (0..=EACH).map(|rows| ((anchor.data, rows), true)).collect();
-            let known = Mutex::new(Known { verdicts, chosen: HashMap::new() });
+            let known = Mutex::new(KnownAlgos { verdicts, chosen: HashMap::new() });
             return Ok(Some(CheckedAlgorithms { shape: [n, k], out, sure, known }));
         }
     }

@@ -9,6 +9,7 @@ use crate::cuda::gemm::tune::time;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::letter;
 use crate::error::Result;
+use crate::lock;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -39,8 +40,8 @@ pub const VARIANTS: &[&str] = &[
     "RING=5 COLUMNS=128 WARPS=4 N=64",
 ];
 
-/// What is known of shapes: rows, n, k, storage of the result.
-pub type Known = Mutex<HashMap<(usize, usize, usize, DType), Option<StreamPlan>>>;
+/// Tuned plans by shape: rows, n, k, storage of the result.
+pub type StreamPlans = Mutex<HashMap<(usize, usize, usize, DType), Option<StreamPlan>>>;
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -90,14 +91,14 @@ pub(crate) fn product(cuda: &Cuda, g: &Gemm, library: &dyn Fn(&Gemm) -> Result<(
     let plans = StreamPlan::all([g.m, g.n, g.k]);
     let Some(first) = plans.first() else { return Ok(false) };
     let key = (first.rows, g.n, g.k, g.out);
-    let known = cuda.streams.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
+    let known = lock(&cuda.streams).get(&key).copied();
     let best = match known {
         Some(known) => known,
         // Nothing can be tried while a graph is captured.
         None if cuda.capturing.load(Ordering::Relaxed) => return Ok(false),
         None => {
             let best = fastest_plan(cuda, g, &plans, library)?;
-            cuda.streams.lock().unwrap_or_else(|e| e.into_inner()).insert(key, best);
+            lock(&cuda.streams).insert(key, best);
             best
         }
     };

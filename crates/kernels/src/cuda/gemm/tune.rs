@@ -11,6 +11,7 @@ use crate::cuda::gemm::Gemm;
 use crate::cuda::gemm::rows::CheckedAlgorithms;
 use crate::cuda::launch::{Grid, args};
 use crate::error::Result;
+use crate::lock;
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -67,7 +68,7 @@ pub(crate) fn fastest(
         return Ok(advised);
     }
     let kind = ShapeClass::of(g, checked.is_some());
-    let known = cuda.products.tuned.lock().unwrap_or_else(|e| e.into_inner()).get(&kind).copied();
+    let known = lock(&cuda.products.tuned).get(&kind).copied();
     if let Some(known) = known {
         // One that was found for another size may not serve this one.
         return Ok(known.filter(|algo| cuda.products.serves(cuda, g, algo)).or(advised));
@@ -76,7 +77,7 @@ pub(crate) fn fastest(
         return Ok(advised);
     }
     let Some(found) = search(cuda, g, advised, checked)? else { return Ok(advised) };
-    cuda.products.tuned.lock().unwrap_or_else(|e| e.into_inner()).insert(kind, found);
+    lock(&cuda.products.tuned).insert(kind, found);
     Ok(found.or(advised))
 }
 

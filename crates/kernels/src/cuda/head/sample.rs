@@ -9,6 +9,7 @@ use crate::cuda::head::logp::TILE;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{CardMemory, f32_ptr, ptr};
 use crate::error::{Error, Result};
+use crate::lock;
 use crate::shapes;
 use cudarc::driver::sys;
 use std::sync::{Arc, Mutex};
@@ -59,7 +60,7 @@ const KEPT: usize = 4;
 
 /// A list on the card.
 fn listed(cuda: &Cuda, values: Vec<u32>) -> Result<Arc<CardMemory>> {
-    let mut lists = cuda.lists.lock().unwrap_or_else(|e| e.into_inner());
+    let mut lists = lock(&cuda.lists);
     if let Some((_, memory)) = lists.iter().find(|(known, _)| *known == values) {
         return Ok(memory.clone());
     }
@@ -83,13 +84,13 @@ impl Drop for PendingChoices {
         if let Some(slot) = self.slot.take() {
             // Nothing may arrive in memory that somebody else has.
             let _ = slot.event.wait();
-            self.slots.lock().unwrap_or_else(|e| e.into_inner()).push(slot);
+            lock(&self.slots).push(slot);
         }
     }
 }
 
 fn slot(cuda: &Cuda, rows: usize) -> Result<ChoiceSlot> {
-    let mut free = cuda.slots.lock().unwrap_or_else(|e| e.into_inner());
+    let mut free = lock(&cuda.slots);
     if let Some(i) = free.iter().position(|s| s.rows >= rows) {
         return Ok(free.swap_remove(i));
     }

@@ -16,7 +16,7 @@ use ferrl::train::Stage;
 use ferrl_engine::Result;
 use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat};
 use ferrl_kernels::check::CheckOutcome;
-use ferrl_kernels::{Backend, DType, Ranks, comm};
+use ferrl_kernels::{Backend, DType, Ranks};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -87,41 +87,31 @@ impl Curves {
         Ok(())
     }
 
-    /// Trains a few steps alone and on ranks that share the device, each a thread, and counts weights with other bits.
-    pub fn check_ranks(
-        &self,
-        cpu: &Arc<dyn Backend>,
-        device: &str,
+    /// A few steps of a case on ranks, and the bits of the weights afterwards; split over the ranks with `split`.
+    pub fn weights_on(
         case: &CurveCase,
-        size: usize,
-    ) -> Result<CheckOutcome> {
-        let start = self.start(cpu, case.index)?;
+        start: &Path,
+        device: Arc<dyn Backend>,
+        ranks: &Ranks,
+        split: bool,
+    ) -> Result<Vec<u32>> {
         let mut recipe = recipes(case.dtype)?.swap_remove(case.index);
         (recipe.train.steps, recipe.train.micro_batch_tokens) = (Some(4), 512);
-        let weights = |ranks: &Ranks| -> Result<Vec<u32>> {
-            let mut stage = setup::stage(recipe.clone(), ferrl_kernels::open(device, Some(1))?, &start)?;
-            stage.join(ranks)?;
-            for _ in 0..stage.schedules.0.total_steps {
-                stage.step()?;
-            }
-            let model = &stage.policy.model;
-            let all = (0..model.params.len()).map(|i| model.read(i)).collect::<Result<Vec<_>>>()?;
-            Ok(all.into_iter().flatten().map(f32::to_bits).collect())
-        };
-        let alone = weights(Ranks::ALONE)?;
-        let mut other = 0;
-        std::thread::scope(|scope| -> Result<()> {
-            let weights = &weights;
-            let run = |ranks: Ranks| scope.spawn(move || ranks.together(|| weights(&ranks)));
-            let running: Vec<_> = comm::threads(size).into_iter().map(run).collect();
-            for rank in running {
-                let there = rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-                other += there.iter().zip(&alone).filter(|(a, b)| a != b).count()
-                    + there.len().abs_diff(alone.len());
-            }
-            Ok(())
-        })?;
-        Ok(outcome("weights with other bits than one process's", other as f64, 0.0))
+        recipe.parallel.ddp_size = split.into();
+        let mut stage = setup::stage_on(recipe, device, start, ranks)?;
+        stage.join(ranks)?;
+        for _ in 0..stage.schedules.0.total_steps {
+            stage.step()?;
+        }
+        let whole = split.then(|| stage.policy.model.exact_copy()).transpose()?;
+        let model = whole.as_ref().unwrap_or(&stage.policy.model);
+        let all = (0..model.params.len()).map(|i| model.read(i)).collect::<Result<Vec<_>>>()?;
+        Ok(all.into_iter().flatten().map(f32::to_bits).collect())
+    }
+
+    /// The model that a case starts from.
+    pub fn start_of(&self, cpu: &Arc<dyn Backend>, case: &CurveCase) -> Result<PathBuf> {
+        self.start(cpu, case.index)
     }
 
     /// The model a stage starts from, the same for both devices and types: a random one, or what the stages before it

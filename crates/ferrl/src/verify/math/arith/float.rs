@@ -1,7 +1,7 @@
 //! Real numbers of 256 bits with a bound on their error.
 //!
 //! A value is `±m / 2^256 * 2^exp` with `m >= 2^255`, off by about `2^err` at most. The bound leaves out the
-//! last few bits of every rounding; whoever compares allows [`SLACK`] for them.
+//! last few bits of every rounding; comparisons allow [`SLACK`] for them.
 
 use super::rational::Rational;
 

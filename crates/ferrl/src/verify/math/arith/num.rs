@@ -3,7 +3,7 @@
 use super::super::budget::Stop;
 use super::float::Float;
 use super::rational::Rational;
-use super::real::{Out, Real};
+use super::real::{MathResult, Real};
 use super::transcend;
 use std::cmp::Ordering;
 
@@ -52,7 +52,7 @@ impl Num {
     }
 
     /// The value where it is a real number.
-    pub fn real(&self) -> Out<&Real> {
+    pub fn real(&self) -> MathResult<&Real> {
         if self.is_real() { Ok(&self.re) } else { Err(Stop::Undefined) }
     }
 
@@ -95,17 +95,17 @@ impl Num {
     }
 
     /// `self + other`.
-    pub fn add(&self, other: &Num) -> Out<Num> {
+    pub fn add(&self, other: &Num) -> MathResult<Num> {
         Ok(Num { re: self.re.add(&other.re)?, im: self.im.add(&other.im)? })
     }
 
     /// `self - other`.
-    pub fn sub(&self, other: &Num) -> Out<Num> {
+    pub fn sub(&self, other: &Num) -> MathResult<Num> {
         self.add(&other.neg())
     }
 
     /// `self * other`.
-    pub fn mul(&self, other: &Num) -> Out<Num> {
+    pub fn mul(&self, other: &Num) -> MathResult<Num> {
         if self.im.is_exact_zero() && other.im.is_exact_zero() {
             return Ok(self.re.mul(&other.re)?.into());
         }
@@ -115,7 +115,7 @@ impl Num {
     }
 
     /// `1 / self`.
-    pub fn recip(&self) -> Out<Num> {
+    pub fn recip(&self) -> MathResult<Num> {
         if self.im.is_exact_zero() {
             return Ok(Real::from(1).div(&self.re)?.into());
         }
@@ -124,7 +124,7 @@ impl Num {
     }
 
     /// `self / other`.
-    pub fn div(&self, other: &Num) -> Out<Num> {
+    pub fn div(&self, other: &Num) -> MathResult<Num> {
         if self.im.is_exact_zero() && other.im.is_exact_zero() {
             return Ok(self.re.div(&other.re)?.into());
         }
@@ -132,7 +132,7 @@ impl Num {
     }
 
     /// `|self|`.
-    pub fn abs(&self) -> Out<Num> {
+    pub fn abs(&self) -> MathResult<Num> {
         if self.im.is_exact_zero() {
             return Ok(self.re.abs().into());
         }
@@ -140,7 +140,7 @@ impl Num {
     }
 
     /// The angle in `(-pi, pi]`.
-    pub fn arg(&self) -> Out<Real> {
+    pub fn arg(&self) -> MathResult<Real> {
         if self.is_real() {
             return match self.re.sign() {
                 0 => Err(Stop::Undefined),
@@ -152,7 +152,7 @@ impl Num {
     }
 
     /// `e^self`.
-    pub fn exp(&self) -> Out<Num> {
+    pub fn exp(&self) -> MathResult<Num> {
         let size = self.re.exp()?;
         if self.im.is_exact_zero() {
             return Ok(size.into());
@@ -162,7 +162,7 @@ impl Num {
     }
 
     /// The principal natural logarithm.
-    pub fn ln(&self) -> Out<Num> {
+    pub fn ln(&self) -> MathResult<Num> {
         if self.im.is_exact_zero() && self.re.sign() > 0 {
             return Ok(self.re.ln()?.into());
         }
@@ -170,7 +170,7 @@ impl Num {
     }
 
     /// The principal `n`-th root; odd roots of negative reals are real.
-    pub fn root(&self, n: u32) -> Out<Num> {
+    pub fn root(&self, n: u32) -> MathResult<Num> {
         if n == 0 {
             return Err(Stop::Undefined);
         }
@@ -197,7 +197,7 @@ impl Num {
     }
 
     /// `self^n`.
-    pub fn powi(&self, n: i64) -> Out<Num> {
+    pub fn powi(&self, n: i64) -> MathResult<Num> {
         if self.im.is_exact_zero() {
             return Ok(self.re.powi(n)?.into());
         }
@@ -218,7 +218,7 @@ impl Num {
     }
 
     /// `self^power`, the principal value; a rational power of odd denominator of a negative real is real.
-    pub fn pow(&self, power: &Num) -> Out<Num> {
+    pub fn pow(&self, power: &Num) -> MathResult<Num> {
         if let Real::Rat(exponent) = &power.re
             && power.im.is_exact_zero()
         {
@@ -241,7 +241,7 @@ impl Num {
     }
 
     /// Sine and cosine.
-    pub fn sin_cos(&self) -> Out<(Num, Num)> {
+    pub fn sin_cos(&self) -> MathResult<(Num, Num)> {
         let (sin, cos) = self.re.sin_cos()?;
         if self.im.is_exact_zero() {
             return Ok((sin.into(), cos.into()));

@@ -18,9 +18,9 @@ pub enum Real {
 use Real::Rat;
 
 /// A value or the reason why there is none.
-pub type Out<T> = Result<T, Stop>;
+pub type MathResult<T> = Result<T, Stop>;
 
-fn float(value: Option<Float>) -> Out<Real> {
+fn float(value: Option<Float>) -> MathResult<Real> {
     match value {
         Some(value) if value.in_range() => Ok(Real::Float(value)),
         _ => Err(Stop::Undefined),
@@ -103,7 +103,7 @@ impl Real {
     }
 
     /// `self + other`.
-    pub fn add(&self, other: &Real) -> Out<Real> {
+    pub fn add(&self, other: &Real) -> MathResult<Real> {
         match (self, other) {
             (Rat(a), Rat(b)) => Ok(a.add(b).into()),
             (Rat(a), b) | (b, Rat(a)) if a.is_zero() => Ok(b.clone()),
@@ -112,12 +112,12 @@ impl Real {
     }
 
     /// `self - other`.
-    pub fn sub(&self, other: &Real) -> Out<Real> {
+    pub fn sub(&self, other: &Real) -> MathResult<Real> {
         self.add(&other.neg())
     }
 
     /// `self * other`.
-    pub fn mul(&self, other: &Real) -> Out<Real> {
+    pub fn mul(&self, other: &Real) -> MathResult<Real> {
         match (self, other) {
             (Rat(a), Rat(b)) => Ok(a.mul(b).into()),
             (Rat(a), _) | (_, Rat(a)) if a.is_zero() => Ok(Real::ZERO),
@@ -126,7 +126,7 @@ impl Real {
     }
 
     /// `self / other`.
-    pub fn div(&self, other: &Real) -> Out<Real> {
+    pub fn div(&self, other: &Real) -> MathResult<Real> {
         match (self, other) {
             (_, other) if other.maybe_zero() => Err(Stop::Undefined),
             (Rat(a), Rat(b)) => a.div(b).map(Real::from).ok_or(Stop::Undefined),
@@ -136,7 +136,7 @@ impl Real {
     }
 
     /// The `n`-th root of a number that is not negative.
-    pub fn root(&self, n: u32) -> Out<Real> {
+    pub fn root(&self, n: u32) -> MathResult<Real> {
         if let Rat(value) = self
             && let Some(root) = value.root(n)
         {
@@ -152,7 +152,7 @@ impl Real {
     }
 
     /// `self^n`.
-    pub fn powi(&self, n: i64) -> Out<Real> {
+    pub fn powi(&self, n: i64) -> MathResult<Real> {
         if let Rat(value) = self {
             if value.is_zero() && n < 0 {
                 return Err(Stop::Undefined);
@@ -177,7 +177,7 @@ impl Real {
     }
 
     /// `e^self`.
-    pub fn exp(&self) -> Out<Real> {
+    pub fn exp(&self) -> MathResult<Real> {
         if self.is_exact_zero() {
             return Ok(1.into());
         }
@@ -185,7 +185,7 @@ impl Real {
     }
 
     /// The natural logarithm of a positive number.
-    pub fn ln(&self) -> Out<Real> {
+    pub fn ln(&self) -> MathResult<Real> {
         match self {
             Rat(value) if *value == Rational::ONE => Ok(Real::ZERO),
             _ => float(transcend::ln(self.float())),
@@ -193,7 +193,7 @@ impl Real {
     }
 
     /// Sine and cosine.
-    pub fn sin_cos(&self) -> Out<(Real, Real)> {
+    pub fn sin_cos(&self) -> MathResult<(Real, Real)> {
         if self.is_exact_zero() {
             return Ok((Real::ZERO, 1.into()));
         }
@@ -202,7 +202,7 @@ impl Real {
     }
 
     /// The angle of the point `(x, self)`.
-    pub fn atan2(&self, x: &Real) -> Out<Real> {
+    pub fn atan2(&self, x: &Real) -> MathResult<Real> {
         if self.is_exact_zero() && x.sign() > 0 {
             return Ok(Real::ZERO);
         }
@@ -210,7 +210,7 @@ impl Real {
     }
 
     /// The largest integer that is not above, where there is no doubt which.
-    pub fn floor(&self) -> Out<Real> {
+    pub fn floor(&self) -> MathResult<Real> {
         match self {
             Rat(value) => Ok(Rat(value.floor())),
             Real::Float(value) => {

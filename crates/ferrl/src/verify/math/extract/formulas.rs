@@ -229,7 +229,7 @@ pub(super) fn last(text: &str) -> Option<&str> {
     }
 }
 
-/// Whether a formula is an inequality that the next one goes on with.
+/// Whether a formula is an inequality that the next one continues.
 fn parts_of_condition(formula: &str, between: &str) -> bool {
     let order =
         ["<", ">", "\\le", "\\ge", "\\lt", "\\gt", "≤", "≥"].iter().any(|sign| formula.contains(sign));

@@ -19,7 +19,7 @@ pub struct Unit {
 }
 
 /// Names, numerator and denominator of the factor, dimension.
-type Row = (&'static str, i64, i64, Dims);
+type UnitRow = (&'static str, i64, i64, Dims);
 
 const LENGTH: Dims = [1, 0, 0, 0, 0, 0];
 const MASS: Dims = [0, 1, 0, 0, 0, 0];
@@ -28,7 +28,7 @@ const MONEY: Dims = [0, 0, 0, 1, 0, 0];
 const VOLUME: Dims = [3, 0, 0, 0, 0, 0];
 const NONE: Dims = [0; 6];
 
-const TABLE: &[Row] = &[
+const TABLE: &[UnitRow] = &[
     ("m meter metre", 1, 1, LENGTH),
     ("cm centimeter centimetre", 1, 100, LENGTH),
     ("mm millimeter millimetre", 1, 1_000, LENGTH),
@@ -130,7 +130,7 @@ fn singular(word: &str) -> &str {
     }
 }
 
-fn row(word: &str) -> Option<&'static Row> {
+fn row(word: &str) -> Option<&'static UnitRow> {
     let find = |name: &str| TABLE.iter().find(|row| row.0.split(' ').any(|n| n == name));
     let lower = word.to_lowercase();
     find(word).or_else(|| find(singular(word))).or_else(|| {

@@ -216,7 +216,7 @@ fn overline(scan: &mut Scan<'_>) -> String {
     String::new()
 }
 
-/// The period of a decimal that goes on with dots, if its digits show one: `0.1666...` repeats `6`.
+/// The period of a decimal that ends in dots, if its digits show one: `0.1666...` repeats `6`.
 fn dots(scan: &mut Scan<'_>, part: &str) -> String {
     let mark = ["\\ldots", "\\dots", "\\cdots", "..."].into_iter().find(|mark| scan.starts(mark));
     let Some(mark) = mark else { return String::new() };

@@ -19,7 +19,7 @@ use super::lexer::{self, Commas, Tok, Token};
 /// Brackets deeper than this are no answer.
 const MOST_DEPTH: usize = 40;
 /// Operators that nest to the left without brackets, such as `a/b/c` and `a!!`. With [`MOST_DEPTH`] they bound the
-/// depth of a tree, and so the stack of whoever walks over it.
+/// depth of a tree, and so the stack of a recursive function over it.
 const MOST_CHAINED: usize = 80;
 
 /// The tree of a text; none where it is no formula.

@@ -1,0 +1,197 @@
+//! Context parallelism beyond the key heads: ranks share the query rows of attention.
+//!
+//! Where there are more ranks than key heads, heads cannot be handed out. Instead every member gets the keys and values of all rows
+//! and computes some query rows of all heads (as Llama 3 was trained). Under the causal mask later rows cost more: a member has two
+//! chunks of every sequence, one from the front and its mirror image from the back. They are not the rows that it has of the
+//! residual stream, which lie in a row: queries go to the member that computes with them, and outputs return.
+//!
+//! Partial softmaxes are not merged, so forward has the bits of one rank. Backward has them too: a member gets what is
+//! needed of all rows, and computes the gradients of its chunks' queries, keys and values, each a whole sum.
+
+use super::context::{other_batch, slices};
+use super::tensor::{Ranges, Team, packed, unpack, width};
+use super::weights::Model;
+use crate::{Error, Result};
+use ferrl_kernels::backend::{Attention, AttentionSaved, RowShard, Segments};
+use ferrl_kernels::comm::part;
+use ferrl_kernels::{Buffer, DType};
+use std::ops::Range;
+
+/// Which member has which rows of a micro-batch.
+struct RowPlan<'a> {
+    segments: &'a Segments,
+    member: usize,
+    size: usize,
+}
+
+impl RowPlan<'_> {
+    /// Rows of the residual stream that a member has.
+    fn stream(&self, member: usize) -> Range<usize> {
+        part(self.segments.rows(), member, self.size)
+    }
+
+    /// Rows of which a member computes attention.
+    fn zigzag(&self, member: usize) -> Ranges {
+        let chunks = [member, 2 * self.size - 1 - member];
+        let of = |rows: Range<usize>| {
+            chunks.map(|chunk| {
+                let own = part(rows.len(), chunk, 2 * self.size);
+                rows.start + own.start..rows.start + own.end
+            })
+        };
+        self.segments.iter().flat_map(of).filter(|rows| !rows.is_empty()).collect()
+    }
+
+    /// Rows that `from` has of the stream and `to` of attention.
+    fn shared(&self, from: usize, to: usize) -> Ranges {
+        let stream = self.stream(from);
+        let common = |rows: Range<usize>| rows.start.max(stream.start)..rows.end.min(stream.end);
+        self.zigzag(to).into_iter().map(common).filter(|rows| !rows.is_empty()).collect()
+    }
+}
+
+impl Model {
+    /// Whether ranks that share tokens share the query rows of attention; else they share its heads.
+    pub(super) fn shares_queries(&self) -> bool {
+        let sizes = self.team().map(Team::sizes);
+        sizes.is_some_and(|(tp, sp)| sp > 1 && !self.config.shares_heads(tp, sp))
+    }
+
+    fn row_plan<'a>(&self, segments: &'a Segments) -> Result<RowPlan<'a>> {
+        let (member, size) = self.place_in_context().ok_or_else(|| Error::usage("no team shares tokens"))?;
+        Ok(RowPlan { segments, member, size })
+    }
+
+    /// Output and log-sum-exp of attention for this rank's rows of the stream. All members call it together.
+    pub(super) fn attention_by_rows(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        segments: &Segments,
+    ) -> Result<(Buffer, Buffer)> {
+        let (plan, queries) = (self.row_plan(segments)?, op.heads.out_width());
+        let (q, kv) = self.queries_for_rows(op, &plan, qkv)?;
+        let ranges = plan.zigzag(plan.member);
+        let shard = RowShard { segments, ranges: &ranges };
+        let mut att = self.activations(shard.rows() * queries)?;
+        let mut lse = self.f32s(shard.rows() * op.heads.heads)?;
+        self.backend.attention_shard(op, shard, (&q, &kv), &mut att, &mut lse)?;
+        drop((q, kv));
+        let [att, lse] = self.to_stream(&plan, [(&att, queries), (&lse, op.heads.heads)])?;
+        Ok((att, lse))
+    }
+
+    /// Gradients of this rank's rows of `qkv`, from what it has of the operands. All members call it together.
+    pub(super) fn attention_by_rows_backward(
+        &self,
+        op: Attention,
+        own: AttentionSaved<'_>,
+        datt: &Buffer,
+        segments: &Segments,
+    ) -> Result<Buffer> {
+        let (plan, width) = (self.row_plan(segments)?, op.heads.qkv_width());
+        let ranges = plan.zigzag(plan.member);
+        let shard = RowShard { segments, ranges: &ranges };
+        let (qkv, out, lse) = (self.all_rows(own.qkv)?, self.all_rows(own.out)?, self.all_rows(own.lse)?);
+        let dout = self.all_rows(datt)?;
+        let mut dqkv = self.activations(shard.rows() * width)?;
+        let saved = AttentionSaved { qkv: &qkv, out: &out, lse: &lse };
+        self.backend.attention_shard_backward(op, saved, &dout, shard, &mut dqkv)?;
+        drop((qkv, out, lse, dout));
+        let [dqkv] = self.to_stream(&plan, [(&dqkv, width)])?;
+        Ok(dqkv)
+    }
+
+    /// From this rank's rows of `qkv` to the queries of its rows of attention, and keys and values of all rows.
+    fn queries_for_rows(&self, op: Attention, plan: &RowPlan<'_>, qkv: &Buffer) -> Result<(Buffer, Buffer)> {
+        let (dtype, values) = (qkv.dtype(), self.read_f32s(qkv)?);
+        let (wide, queries) = (op.heads.qkv_width(), op.heads.out_width());
+        let kv: Vec<f32> = values.chunks_exact(wide).flat_map(|row| &row[queries..]).copied().collect();
+        let (kv, first) = (packed(dtype, &kv), plan.stream(plan.member).start);
+        let message = |to: usize| {
+            let rows = plan.shared(plan.member, to).into_iter().flatten();
+            let q: Vec<f32> =
+                rows.flat_map(|row| &values[(row - first) * wide..][..queries]).copied().collect();
+            [&kv[..], &packed(dtype, &q)].concat()
+        };
+        let messages: Vec<Vec<u8>> = (0..plan.size).map(message).collect();
+        let (mut all_q, mut all_kv) = (Vec::new(), Vec::new());
+        for (from, bytes) in self.exchanged(&slices(&messages))?.iter().enumerate() {
+            let kv_bytes = plan.stream(from).len() * op.heads.kv_width() * dtype.size();
+            let (kv, q) = bytes.split_at_checked(kv_bytes).ok_or_else(other_batch)?;
+            all_kv.extend(unpack(dtype, kv)?);
+            all_q.extend(unpack(dtype, q)?);
+        }
+        Ok((self.stored(dtype, &all_q)?, self.stored(dtype, &all_kv)?))
+    }
+
+    /// From this rank's rows of attention to its rows of the stream, for buffers given with the elements of a row.
+    fn to_stream<const N: usize>(
+        &self,
+        plan: &RowPlan<'_>,
+        own: [(&Buffer, usize); N],
+    ) -> Result<[Buffer; N]> {
+        let mut messages = vec![Vec::new(); plan.size];
+        for (buffer, wide) in own {
+            let values = self.read_f32s(buffer)?;
+            let mut rest = &values[..];
+            for (to, message) in messages.iter_mut().enumerate() {
+                let (here, after) = rest.split_at(width(&plan.shared(to, plan.member)) * wide);
+                message.extend(packed(buffer.dtype(), here));
+                rest = after;
+            }
+        }
+        let arrived = self.exchanged(&slices(&messages))?;
+        let mut unread: Vec<&[u8]> = arrived.iter().map(Vec::as_slice).collect();
+        let stream = plan.stream(plan.member);
+        let mut stored = own.map(|_| Vec::new());
+        for (values, (buffer, wide)) in stored.iter_mut().zip(own) {
+            values.resize(stream.len() * wide, 0.0);
+            for (from, bytes) in unread.iter_mut().enumerate() {
+                for rows in plan.shared(plan.member, from) {
+                    let to = (rows.start - stream.start) * wide..(rows.end - stream.start) * wide;
+                    values[to].copy_from_slice(&front(bytes, buffer.dtype(), rows.len() * wide)?);
+                }
+            }
+        }
+        let mut buffers = Vec::with_capacity(N);
+        for (values, (buffer, _)) in stored.iter().zip(own) {
+            buffers.push(self.stored(buffer.dtype(), values)?);
+        }
+        buffers.try_into().map_err(|_| other_batch())
+    }
+}
+
+/// The first `count` numbers of a message, removed from its front.
+fn front(bytes: &mut &[u8], dtype: DType, count: usize) -> Result<Vec<f32>> {
+    let (here, after) = bytes.split_at_checked(count * dtype.size()).ok_or_else(other_batch)?;
+    *bytes = after;
+    unpack(dtype, here)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_computed_by_one_member_and_each_has_about_the_same_work() {
+        let segments = Segments::of([1, 64, 3, 400]);
+        for size in [2, 3, 4, 8] {
+            let plan = |member| RowPlan { segments: &segments, member, size };
+            let mut seen = vec![0; segments.rows()];
+            let mut work = vec![0; size];
+            for (member, work) in work.iter_mut().enumerate() {
+                for row in plan(member).zigzag(member).into_iter().flatten() {
+                    seen[row] += 1;
+                    let start = segments.starts.iter().rev().find(|start| **start <= row).unwrap();
+                    *work += row - start + 1;
+                }
+                let home: usize = (0..size).map(|from| width(&plan(member).shared(from, member))).sum();
+                assert_eq!(home, width(&plan(member).zigzag(member)));
+            }
+            assert!(seen.iter().all(|n| *n == 1), "{size} members");
+            let (least, most) = (work.iter().min().unwrap(), work.iter().max().unwrap());
+            assert!((most - least) * 20 < *most, "{work:?}");
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Numbers of buffers for other ranks. They go from device to device where the ranks are connected so ([`Ranks::connect`]), and
+//! through host memory elsewhere; whoever packs and unpacks them need not know which.
+//!
+//! A parcel is a note of a few bytes and pieces of numbers. Both sides know the pieces from the note and from shapes, so nothing
+//! but numbers travels. On a device all parcels of an exchange lie in one buffer for each storage type, pieces at aligned places.
+
+mod inbox;
+
+pub use inbox::Inbox;
+
+use super::device::{Devices, FORMATS, Mover, Section, Shipment, announce};
+use super::line::{Brought, Job};
+use super::{Group, Pending, Ranks, give_back, room};
+use crate::backend::Backend;
+use crate::buffer::{Buffer, DType};
+use crate::error::Result;
+use crate::narrow;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Numbers in a row, and how they are stored on their way: f32 or bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParcelPiece {
+    /// How many.
+    pub len: usize,
+    /// Storage type.
+    pub format: DType,
+}
+
+impl ParcelPiece {
+    /// That many of f32.
+    pub fn f32s(len: usize) -> Self {
+        ParcelPiece { len, format: DType::F32 }
+    }
+
+    fn bytes(self) -> usize {
+        self.len * self.format.size()
+    }
+
+    /// Which section of a shipment it belongs to.
+    fn section(self) -> usize {
+        FORMATS.iter().position(|&f| f == self.format).expect("f32 or bf16")
+    }
+
+    /// Elements that it takes there: vector loads begin at multiples of eight.
+    fn padded(self) -> usize {
+        self.len.next_multiple_of(8)
+    }
+}
+
+/// What one parcel holds.
+pub struct ParcelContents {
+    /// Bytes that are read first.
+    pub note: Vec<u8>,
+    /// In the order in which they are pushed and taken.
+    pub pieces: Vec<ParcelPiece>,
+}
+
+/// Who gets which slot.
+pub enum Route {
+    /// ParcelContents `r` is for rank `r`.
+    Each,
+    /// The only slot is for each of these ranks.
+    Same(Range<usize>),
+}
+
+impl Route {
+    fn slot(&self, rank: usize) -> Option<usize> {
+        match self {
+            Route::Each => Some(rank),
+            Route::Same(to) => to.contains(&rank).then_some(0),
+        }
+    }
+}
+
+/// Parcels that are being packed.
+pub struct Outbox {
+    backend: Arc<dyn Backend>,
+    route: Route,
+    slots: Vec<ParcelContents>,
+    /// Pieces that were pushed, by slot.
+    pushed: Vec<usize>,
+    packed: ParcelStorage,
+}
+
+enum ParcelStorage {
+    /// Notes and numbers as bytes, by slot, and how far each is filled.
+    Host { bytes: Vec<Vec<u8>>, filled: Vec<usize>, numbers: Vec<f32> },
+    /// A buffer for each storage type, and where the numbers of each slot begin and end in it so far.
+    Device { mover: Arc<dyn Mover>, buffers: [Buffer; 2], filled: Vec<[Range<usize>; 2]> },
+}
+
+impl Outbox {
+    /// Room for parcels of these contents.
+    pub fn new(
+        ranks: &Ranks,
+        backend: &Arc<dyn Backend>,
+        route: Route,
+        slots: Vec<ParcelContents>,
+    ) -> Result<Self> {
+        let mover = ranks.0.as_ref().and_then(|group| group.mover());
+        let packed = match mover {
+            None => ParcelStorage::host(&slots),
+            Some(mover) => ParcelStorage::device(mover, &**backend, &slots)?,
+        };
+        let pushed = vec![0; slots.len()];
+        Ok(Outbox { backend: backend.clone(), route, slots, pushed, packed })
+    }
+
+    /// The next piece of a slot: numbers of a buffer from element `at` on.
+    pub fn push(&mut self, slot: usize, from: &Buffer, at: usize) -> Result<()> {
+        let piece = self.slots[slot].pieces[self.pushed[slot]];
+        self.pushed[slot] += 1;
+        match &mut self.packed {
+            ParcelStorage::Host { bytes, filled, numbers } => {
+                numbers.resize(piece.len, 0.0);
+                self.backend.read(from, at, numbers)?;
+                write(numbers, piece.format, &mut bytes[slot][filled[slot]..][..piece.bytes()]);
+                filled[slot] += piece.bytes();
+            }
+            ParcelStorage::Device { buffers, filled, .. } => {
+                let range = &mut filled[slot][piece.section()];
+                let to = &mut buffers[piece.section()];
+                self.backend.copy(from, at, to, range.end, piece.len)?;
+                range.end += piece.padded();
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self) {
+        let all = self.slots.iter().zip(&self.pushed).all(|(slot, &pushed)| slot.pieces.len() == pushed);
+        assert!(all, "every piece is pushed before the parcels leave");
+    }
+}
+
+impl ParcelStorage {
+    fn host(slots: &[ParcelContents]) -> Self {
+        let packed = |slot: &ParcelContents| {
+            let numbers: usize = slot.pieces.iter().map(|p| p.bytes()).sum();
+            let mut bytes = room(slot.note.len() + numbers);
+            bytes[..slot.note.len()].copy_from_slice(&slot.note);
+            bytes
+        };
+        let filled = slots.iter().map(|slot| slot.note.len()).collect();
+        ParcelStorage::Host { bytes: slots.iter().map(packed).collect(), filled, numbers: Vec::new() }
+    }
+
+    fn device(mover: Arc<dyn Mover>, backend: &dyn Backend, slots: &[ParcelContents]) -> Result<Self> {
+        let mut totals = [0; 2];
+        let filled = slots.iter().map(|slot| begin(&mut totals, &slot.pieces).map(|r| r.start..r.start));
+        let filled = filled.collect();
+        Ok(ParcelStorage::Device { mover, buffers: buffers(backend, totals)?, filled })
+    }
+}
+
+/// Where these pieces lie in each section behind what is there; `totals` counts them.
+fn begin(totals: &mut [usize; 2], pieces: &[ParcelPiece]) -> [Range<usize>; 2] {
+    let starts = *totals;
+    pieces.iter().for_each(|piece| totals[piece.section()] += piece.padded());
+    [0, 1].map(|i| starts[i]..totals[i])
+}
+
+fn buffers(backend: &dyn Backend, totals: [usize; 2]) -> Result<[Buffer; 2]> {
+    Ok([backend.alloc(FORMATS[0], totals[0])?, backend.alloc(FORMATS[1], totals[1])?])
+}
+
+/// Numbers as bytes that travel.
+fn write(values: &[f32], format: DType, bytes: &mut [u8]) {
+    match format {
+        DType::Bf16 => {
+            let pairs = bytes.as_chunks_mut::<2>().0.iter_mut();
+            pairs.zip(values).for_each(|(b, &x)| *b = narrow(x).to_le_bytes());
+        }
+        _ => bytes.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(b, x)| *b = x.to_le_bytes()),
+    }
+}
+
+/// Parcels on their way.
+#[must_use]
+pub struct ComingParcels {
+    pending: Pending,
+    backend: Arc<dyn Backend>,
+}
+
+impl Ranks {
+    /// Begins to send parcels; [`Ranks::receive`] returns what others have sent. `expected` are the most pieces that each rank
+    /// may send. All ranks begin and receive in the same order, as with [`Ranks::begin`].
+    pub fn begin_parcels(&self, outbox: Outbox, expected: &[Vec<ParcelPiece>]) -> Result<ComingParcels> {
+        outbox.check();
+        let Outbox { backend, route, slots, packed, .. } = outbox;
+        let pending = match (packed, route) {
+            (ParcelStorage::Host { bytes, .. }, Route::Each) => self.begin(bytes),
+            (ParcelStorage::Host { mut bytes, .. }, Route::Same(to)) => {
+                self.begin_gather(bytes.swap_remove(0), to)
+            }
+            (ParcelStorage::Device { mover, buffers, filled }, route) => {
+                let group = self.0.as_ref().expect("devices belong to a group");
+                group.ship(&backend, mover, PackedParcels { route, slots, buffers, filled }, expected)?
+            }
+        };
+        Ok(ComingParcels { pending, backend })
+    }
+
+    /// What all ranks have sent.
+    pub fn receive(&self, coming: ComingParcels) -> Result<Inbox> {
+        let ComingParcels { pending, backend } = coming;
+        match &self.0 {
+            None => Ok(Inbox::host(backend, self.wait(pending)?)),
+            Some(group) => group.unpack(backend, group.waiting(|line| line.wait(pending.number))?),
+        }
+    }
+
+    /// Sends parcels, and returns what others have sent.
+    pub fn exchange_parcels(&self, outbox: Outbox, expected: &[Vec<ParcelPiece>]) -> Result<Inbox> {
+        let Outbox { backend, route, packed: ParcelStorage::Host { bytes, .. }, .. } = &outbox else {
+            let ComingParcels { backend, .. } = self.begin_parcels(outbox, expected)?;
+            let group = self.0.as_ref().expect("devices belong to a group");
+            return group.unpack(backend, group.waiting(|line| line.last())?);
+        };
+        outbox.check();
+        let part = |rank: usize| route.slot(rank).map_or(&[][..], |slot| &bytes[slot]);
+        let parts: Vec<&[u8]> = (0..self.size()).map(part).collect();
+        let inbox = Inbox::host(backend.clone(), self.all_to_all(&parts)?);
+        if let ParcelStorage::Host { bytes, .. } = outbox.packed {
+            give_back(bytes);
+        }
+        Ok(inbox)
+    }
+}
+
+/// Parcels in a device's memory.
+struct PackedParcels {
+    route: Route,
+    slots: Vec<ParcelContents>,
+    buffers: [Buffer; 2],
+    filled: Vec<[Range<usize>; 2]>,
+}
+
+impl PackedParcels {
+    /// Which elements of a section go to a rank.
+    fn range(&self, rank: usize, section: usize) -> Range<usize> {
+        self.route.slot(rank).map_or(0..0, |slot| self.filled[slot][section].clone())
+    }
+}
+
+impl Group {
+    pub(super) fn mover(&self) -> Option<Arc<dyn Mover>> {
+        self.devices.get().and_then(|Devices { mover, .. }| mover.clone())
+    }
+
+    fn unpack(&self, backend: Arc<dyn Backend>, (number, mut brought): Brought) -> Result<Inbox> {
+        let shipment = brought.shipment.take();
+        let messages = self.read((number, brought))?;
+        match shipment {
+            None => Ok(Inbox::host(backend, messages)),
+            Some(shipment) => Inbox::device(backend, messages, shipment, self.comm.rank()),
+        }
+    }
+
+    /// Begins an exchange whose numbers go from device to device.
+    fn ship(
+        &self,
+        backend: &Arc<dyn Backend>,
+        mover: Arc<dyn Mover>,
+        packing: PackedParcels,
+        expected: &[Vec<ParcelPiece>],
+    ) -> Result<Pending> {
+        let (own, size) = (self.comm.rank(), self.comm.size());
+        let mut totals = [0; 2];
+        let none = Vec::new();
+        let coming = |rank: usize| if rank == own { &none } else { &expected[rank] };
+        let rooms: Vec<_> = (0..size).map(|rank| begin(&mut totals, coming(rank))).collect();
+        let into = buffers(&**backend, totals)?.into_iter().enumerate();
+        let into = into.map(|(i, buffer)| {
+            let ranges = rooms.iter().map(|room| room[i].clone()).collect();
+            Section { buffer, ranges }
+        });
+        let into = into.collect();
+        let message = |rank: usize| {
+            let mut message = announce([0, 1].map(|section| packing.range(rank, section).len()));
+            let note = packing.route.slot(rank).map(|slot| &packing.slots[slot].note);
+            message.extend(note.into_iter().flatten());
+            message
+        };
+        let messages: Vec<Vec<u8>> = (0..size).map(message).collect();
+        // What stays here keeps its range: it is read from where it was packed.
+        let ranges = [0, 1].map(|s| (0..size).map(|rank| packing.range(rank, s)).collect::<Vec<_>>());
+        let elements =
+            |rank: usize| [0, 1].map(|s| ranges[s][rank].len() * FORMATS[s].size()).iter().sum::<usize>();
+        self.count_sent((0..size).map(|rank| messages[rank].len() + elements(rank)));
+        let out = packing.buffers.into_iter().zip(ranges);
+        let out = out.map(|(buffer, ranges)| Section { buffer, ranges }).collect();
+        let shipment = Shipment::new(mover.prepare(backend)?, out, into);
+        let number = self.line().begin(&self.comm, Job::announced(messages, shipment));
+        Ok(Pending { number, alone: None })
+    }
+}
