@@ -15,7 +15,7 @@ mod terminal;
 mod text;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use ferrl_engine::Class;
+use ferrl_engine::{Class, Error};
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -82,13 +82,16 @@ fn main() -> ExitCode {
     let result = std::panic::catch_unwind(AssertUnwindSafe(|| dispatch(parsed.command)));
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(e)) => {
-            let e = ferrl::fixes::worded(e);
-            eprintln!("error: {}", output::visible(&ferrl::secrets::redact(&e.to_string())));
-            ExitCode::from(exit_code(e.class))
-        }
+        Ok(Err(e)) => ExitCode::from(report(e)),
         Err(_) => output::exit(BUG),
     }
+}
+
+/// Prints an error with its fix; its exit code.
+pub(crate) fn report(e: Error) -> u8 {
+    let e = ferrl::fixes::worded(e);
+    eprintln!("error: {}", output::visible(&ferrl::secrets::redact(&e.to_string())));
+    exit_code(e.class)
 }
 
 /// The exit code of each class of errors.

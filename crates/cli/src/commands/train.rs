@@ -1,9 +1,9 @@
 //! `ferrl train`: a recipe from beginning to end, or from where it was stopped.
 
-use crate::exit_code;
 use crate::output::{exit, print, visible};
 use crate::progress::ProgressLine;
 use crate::terminal::{INTERRUPTED, SHOWN, Terminal, figure};
+use crate::{exit_code, report};
 use clap::Parser;
 use ferrl::evaluate::Evaluation;
 use ferrl::preflight::{self, Checked, Standing};
@@ -11,7 +11,7 @@ use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{Disk, RunFolder, disk};
 use ferrl::runner::{self, Follower, RunOptions, RunOutcome, RunPosition, RunWatch, accept};
 use ferrl::verify::VERIFIERS;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Class, Error, Result};
 use ferrl_kernels::comm::Launched;
 use ferrl_kernels::{AUTO, Backend, Ranks};
 use indicatif::HumanCount;
@@ -73,21 +73,38 @@ impl Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let ranks = match Ranks::open() {
-        // One of the ranks says it.
-        Err(e) if Launched::from_env().ok().flatten().is_some_and(|l| l.rank > 0) => {
-            exit(i32::from(exit_code(e.class)))
-        }
-        opened => opened?,
-    };
+    let ranks = Ranks::open().unwrap_or_else(|e| unopened(e));
     if ranks.rank() > 0 {
         let done = follow(args, &ranks);
         ranks.finish();
-        exit(done.map_or_else(|e| i32::from(exit_code(e.class)), |()| 0)); // rank 0 says why
+        // Bug: a launcher ends all ranks once one has failed, so a follower's exit code could come before rank 0's error was
+        // printed. Rank 0's code is the run's; only a follower that has lost the others has one of its own.
+        let lost = done.is_err_and(|e| e.class == Class::Rank);
+        exit(if lost { i32::from(exit_code(Class::Rank)) } else { 0 });
     }
     let done = runner::lead(&ranks, || lead(args, &ranks));
-    ranks.finish();
-    done?.map_or(Ok(()), |outcome| conclude(&outcome))
+    match done {
+        // Printed while the others still wait for this rank.
+        Err(e) if !ranks.is_alone() => {
+            let code = report(e);
+            ranks.finish();
+            exit(i32::from(code))
+        }
+        done => {
+            ranks.finish();
+            done?.map_or(Ok(()), |outcome| conclude(&outcome))
+        }
+    }
+}
+
+/// Ends a rank that cannot join the others. Rank 0 speaks first, and with its end the launcher ends the others; where rank 0 has
+/// no error, the rank that has one says it.
+fn unopened(e: Error) -> ! {
+    if let Some(rank) = Launched::from_env().ok().flatten().map(|l| l.rank).filter(|&rank| rank > 0) {
+        std::thread::sleep(Duration::from_secs(2));
+        eprintln!("rank {rank}:");
+    }
+    exit(i32::from(report(e)))
 }
 
 /// Looks for the file that `ferrl launch` makes at Ctrl-C.
