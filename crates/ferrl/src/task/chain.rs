@@ -2,8 +2,7 @@
 //! true reward and every line is right or wrong, so the task gives demonstrations, pairs, labels, soft targets, pairs of
 //! steps, and prompts.
 
-use super::{Entry, StepPair, Task, TaskExample, options};
-use crate::reward::{QUESTION, RATIONALE};
+use super::{DemonstrationKind, Entry, StepPair, Task, TaskExample, options};
 use crate::verify::chain::Chain;
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
@@ -30,25 +29,13 @@ struct Options {
     noise: f64,
     /// What a demonstration is: `solutions`, `verdicts` on a solution (GenRM), or `rationales` that work the sum out again before
     /// the verdict (GenRM-CoT).
-    kind: ChainKind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-enum ChainKind {
-    Solutions,
-    Verdicts,
-    Rationales,
+    kind: DemonstrationKind,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { steps: 3, max_number: 9, noise: 0.0, kind: ChainKind::Solutions }
+        Options { steps: 3, max_number: 9, noise: 0.0, kind: DemonstrationKind::Solutions }
     }
-}
-
-fn verdict(slips: bool) -> &'static str {
-    if slips { "No" } else { "Yes" }
 }
 
 struct ChainTask {
@@ -98,15 +85,8 @@ impl Task for ChainTask {
         let slip = self.slip(&mut draw);
         let answer = chain.lines(slips.then_some(slip)).concat();
         let columns = json!({ "terms": chain.terms }).as_object().cloned().unwrap_or_default();
-        let (prompt, answer) = match self.options.kind {
-            ChainKind::Solutions => (chain.prompt(), answer),
-            ChainKind::Verdicts => (format!("{}{answer}{QUESTION}", chain.prompt()), verdict(slips).into()),
-            ChainKind::Rationales => {
-                let again = chain.lines(None).concat();
-                let thought = format!("{}{QUESTION}{}", again.trim_end(), verdict(slips));
-                (format!("{}{answer}{RATIONALE}", chain.prompt()), thought)
-            }
-        };
+        let worked_out = chain.lines(None).concat();
+        let (prompt, answer) = self.options.kind.demonstrate(chain.prompt(), answer, !slips, &worked_out);
         Ok(TaskExample { prompt, answer, columns, ..Default::default() })
     }
 

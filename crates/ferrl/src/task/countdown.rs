@@ -1,9 +1,10 @@
 //! Countdown: reach a target from a few numbers, each used once. The prompt is `5,7,12:24=`, the answer `(7-5)*12`.
 
-use super::{Entry, Task, TaskExample, options};
-use crate::verify::countdown::expression::CountdownOp;
+use super::{DemonstrationKind, Entry, Task, TaskExample, options};
+use crate::verify::countdown::expression::{CountdownExpr, CountdownOp};
 use crate::verify::countdown::{
-    AnswerFormat, CountdownOptions, DemonstrationOptions, PuzzleSplit, demonstrate, generate,
+    AnswerFormat, CountdownOptions, CountdownVerdict, DemonstrationOptions, Puzzle, PuzzleSplit, TaskDraw,
+    demonstrate, generate, judge,
 };
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -32,19 +33,27 @@ struct Options {
     noise: f64,
     /// Combinations tried aloud before the answer.
     tries: usize,
+    /// What a demonstration is: `solutions`, `verdicts` on an expression (GenRM), or `rationales` that work it out before the verdict
+    /// (GenRM-CoT). Some of the wrong expressions have a number that was not given.
+    kind: DemonstrationKind,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { numbers: 3, max_number: 20, max_target: 100, ops: "+-*".into(), noise: 0.0, tries: 0 }
+        let kind = DemonstrationKind::Solutions;
+        Options { numbers: 3, max_number: 20, max_target: 100, ops: "+-*".into(), noise: 0.0, tries: 0, kind }
     }
 }
 
 struct CountdownTask {
     puzzles: CountdownOptions,
     demonstrations: DemonstrationOptions,
+    kind: DemonstrationKind,
     seed: u64,
 }
+
+/// Fraction of the random expressions under a verdict that have a number which was not given.
+const FOREIGN: f64 = 0.2;
 
 impl CountdownTask {
     fn new(values: &Map<String, Value>, seed: u64) -> Result<Self> {
@@ -61,7 +70,33 @@ impl CountdownTask {
         puzzles.check()?;
         let demonstrations = DemonstrationOptions { format, tries: o.tries, noise: o.noise, ops };
         demonstrations.check()?;
-        Ok(CountdownTask { puzzles, demonstrations, seed })
+        if o.kind != DemonstrationKind::Solutions && o.tries > 0 {
+            return Err(Error::usage("a verdict is on an expression alone, without tries")
+                .at("data.task.tries")
+                .fix("data.task.tries = 0"));
+        }
+        Ok(CountdownTask { puzzles, demonstrations, kind: o.kind, seed })
+    }
+
+    /// An expression, whether it is right, and how it is worked out: its numbers, then its operations in their order.
+    fn candidate(&self, puzzle: &Puzzle, index: u64) -> Result<(String, bool, String)> {
+        let mut draw = TaskDraw::new("countdown candidate", self.seed, index);
+        let mut numbers = puzzle.numbers.clone();
+        if draw.chance(self.demonstrations.noise * FOREIGN) {
+            let changed = draw.below(numbers.len());
+            numbers[changed] = 1 + draw.below(self.puzzles.max_number as usize) as i64;
+        }
+        let foreign = numbers != puzzle.numbers;
+        let noise = if foreign { 1.0 } else { self.demonstrations.noise };
+        let drawn_from = Puzzle { numbers, ..puzzle.clone() };
+        let options = DemonstrationOptions { noise, ..self.demonstrations.clone() };
+        let text = demonstrate(&drawn_from, self.seed, index, &options)?;
+        let right = judge(&text, &puzzle.numbers, puzzle.target, true) == CountdownVerdict::Right;
+        let worked_out = CountdownExpr::parse(&text).and_then(|expr| {
+            let used: Vec<String> = expr.numbers().iter().map(i64::to_string).collect();
+            Some(format!("{}\n{}", used.join(","), expr.steps()?.join("\n")))
+        });
+        Ok((text, right, worked_out.unwrap_or_default()))
     }
 }
 
@@ -69,18 +104,50 @@ impl Task for CountdownTask {
     fn example(&self, index: u64, held_out: bool) -> Result<TaskExample> {
         let split = if held_out { PuzzleSplit::HeldOut } else { PuzzleSplit::Train };
         let puzzle = generate(self.seed, index, &CountdownOptions { split, ..self.puzzles.clone() })?;
-        let answer = demonstrate(&puzzle, self.seed, index, &self.demonstrations)?;
-        Ok(TaskExample {
-            prompt: puzzle.short_prompt(),
-            answer,
-            columns: puzzle.columns(),
-            ..Default::default()
-        })
+        let (prompt, answer) = match self.kind {
+            DemonstrationKind::Solutions => {
+                (puzzle.short_prompt(), demonstrate(&puzzle, self.seed, index, &self.demonstrations)?)
+            }
+            kind => {
+                let (expression, right, worked_out) = self.candidate(&puzzle, index)?;
+                kind.demonstrate(puzzle.short_prompt(), expression, right, &worked_out)
+            }
+        };
+        Ok(TaskExample { prompt, answer, columns: puzzle.columns(), ..Default::default() })
     }
 
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
         let format = if self.demonstrations.tries > 0 { "line" } else { "plain" };
         let options = json!({ "format": format, "format_reward": 0.0 });
         Some(("countdown", options.as_object().cloned().unwrap_or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_are_true_and_rationales_work_the_expression_out() {
+        let settings = json!({ "kind": "rationales", "noise": 0.5 });
+        let task = CountdownTask::new(settings.as_object().expect("a table"), 3).expect("a task");
+        let (mut right, mut foreign) = (0, 0);
+        for index in 0..400 {
+            let example = task.example(index, false).expect("an example");
+            let puzzle = generate(3, index, &task.puzzles).expect("a puzzle");
+            let (asked, _) = example.prompt.split_once('\n').expect("a rationale is asked for");
+            let expression = asked.strip_prefix(&puzzle.short_prompt()).expect("an expression");
+            let verdict = judge(expression, &puzzle.numbers, puzzle.target, true);
+            let says_yes = example.answer.ends_with("Yes");
+            assert_eq!(says_yes, verdict == CountdownVerdict::Right, "{example:?}");
+            let result = CountdownExpr::parse(expression).and_then(|e| e.value()).and_then(|v| v.as_whole());
+            let last = example.answer.lines().nth(puzzle.numbers.len() - 1).expect("two operations");
+            assert!(last.ends_with(&format!("={}", result.expect("whole"))), "{example:?}");
+            right += usize::from(says_yes);
+            let used = CountdownExpr::parse(expression).map(|e| e.numbers()).unwrap_or_default();
+            foreign += usize::from(used.iter().any(|n| !puzzle.numbers.contains(n)));
+        }
+        assert!((170..260).contains(&right), "{right} of 400");
+        assert!((10..70).contains(&foreign), "{foreign} of 400");
     }
 }

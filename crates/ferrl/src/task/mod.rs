@@ -17,12 +17,14 @@ use crate::episode::EpisodeKey;
 use crate::experience::{Evidence, Sequence};
 use crate::fixes::unknown;
 use crate::recipe::read_settings;
+use crate::reward::{QUESTION, RATIONALE};
 use crate::source::{Item, Prompt};
 use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::sync::Arc;
@@ -88,7 +90,9 @@ pub trait Task: Send + Sync {
     fn example(&self, index: u64, held_out: bool) -> Result<TaskExample>;
     /// The verifier that scores completions, with its settings; none where the task plays episodes, which have rewards of
     /// their own.
-    fn reward(&self) -> Option<(&'static str, Map<String, Value>)>;
+    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
+        None
+    }
     /// Episode `index`, where the task has several turns. Its first observation is the prompt of example `index`.
     fn episode(&self, _index: u64, _held_out: bool) -> Option<Box<dyn Environment>> {
         None
@@ -108,6 +112,38 @@ pub trait Task: Send + Sync {
     }
 }
 
+/// What a demonstration is, where answers can be checked: a solution, a verdict on one (GenRM), or a rationale with a verdict behind
+/// it (GenRM-CoT).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum DemonstrationKind {
+    #[default]
+    Solutions,
+    Verdicts,
+    Rationales,
+}
+
+impl DemonstrationKind {
+    /// Prompt and answer of a demonstration. `worked_out` is how the solution is checked.
+    fn demonstrate(
+        self,
+        prompt: String,
+        solution: String,
+        right: bool,
+        worked_out: &str,
+    ) -> (String, String) {
+        let verdict = if right { "Yes" } else { "No" };
+        match self {
+            DemonstrationKind::Solutions => (prompt, solution),
+            DemonstrationKind::Verdicts => (format!("{prompt}{solution}{QUESTION}"), verdict.into()),
+            DemonstrationKind::Rationales => {
+                let rationale = format!("{}{QUESTION}{verdict}", worked_out.trim_end());
+                (format!("{prompt}{solution}{RATIONALE}"), rationale)
+            }
+        }
+    }
+}
+
 /// Two ways to go on from the same beginning of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepPair {
@@ -122,7 +158,7 @@ pub struct StepPair {
 /// One question.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TaskExample {
-    /// What is asked.
+    /// The prompt.
     pub prompt: String,
     /// How a demonstration answers; not always right where the settings say so.
     pub answer: String,

@@ -44,6 +44,15 @@ impl Fraction {
     }
 }
 
+impl fmt::Display for Fraction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bottom {
+            1 => write!(f, "{}", self.top),
+            bottom => write!(f, "({}/{bottom})", self.top),
+        }
+    }
+}
+
 fn gcd(mut a: u128, mut b: u128) -> u128 {
     while b != 0 {
         (a, b) = (b, a % b);
@@ -132,6 +141,21 @@ impl CountdownExpr {
             CountdownExpr::Number(number) => Some(Fraction::whole(*number)),
             CountdownExpr::Binary(op, left, right) => op.apply(left.value()?, right.value()?),
         }
+    }
+
+    /// Its operations with their results in the order of evaluation, such as `7-5=2`, `2*12=24`; nothing where there is no value.
+    pub fn steps(&self) -> Option<Vec<String>> {
+        let mut lines = Vec::new();
+        self.work_out(&mut lines)?;
+        Some(lines)
+    }
+
+    fn work_out(&self, lines: &mut Vec<String>) -> Option<Fraction> {
+        let CountdownExpr::Binary(op, left, right) = self else { return self.value() };
+        let (a, b) = (left.work_out(lines)?, right.work_out(lines)?);
+        let result = op.apply(a, b)?;
+        lines.push(format!("{a}{}{b}={result}", op.sign()));
+        Some(result)
     }
 
     /// The numbers in it, from left to right.
@@ -272,6 +296,14 @@ mod tests {
         assert_eq!(value("1/(2-2)"), None);
         let large = ["9223372036854775807"; 3].join("*");
         assert_eq!(value(&large), None, "larger than can be held");
+    }
+
+    #[test]
+    fn steps_are_in_the_order_of_evaluation() {
+        let steps = |text: &str| CountdownExpr::parse(text).expect("an expression").steps();
+        assert_eq!(steps("(7-5)*12"), Some(vec!["7-5=2".into(), "2*12=24".into()]));
+        assert_eq!(steps("8/(3-8/3)").expect("steps").join(" "), "8/3=(8/3) 3-(8/3)=(1/3) 8/(1/3)=24");
+        assert_eq!(steps("4/(2-2)"), None);
     }
 
     #[test]
