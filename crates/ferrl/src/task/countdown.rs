@@ -78,7 +78,8 @@ impl CountdownTask {
         Ok(CountdownTask { puzzles, demonstrations, kind: o.kind, seed })
     }
 
-    /// An expression, whether it is right, and how it is worked out: its numbers, then its operations in their order.
+    /// An expression, whether it is right, and how it is worked out: its numbers, its operations in their order, and its
+    /// value beside the target: a small model that has to look for the target itself says yes to all.
     fn candidate(&self, puzzle: &Puzzle, index: u64) -> Result<(String, bool, String)> {
         let mut draw = TaskDraw::new("countdown candidate", self.seed, index);
         let mut numbers = puzzle.numbers.clone();
@@ -94,7 +95,8 @@ impl CountdownTask {
         let right = judge(&text, &puzzle.numbers, puzzle.target, true) == CountdownVerdict::Right;
         let worked_out = CountdownExpr::parse(&text).and_then(|expr| {
             let used: Vec<String> = expr.numbers().iter().map(i64::to_string).collect();
-            Some(format!("{}\n{}", used.join(","), expr.steps()?.join("\n")))
+            let (steps, value) = (expr.steps()?.join("\n"), expr.value()?);
+            Some(format!("{}\n{steps}\n{value} for {}", used.join(","), puzzle.target))
         });
         Ok((text, right, worked_out.unwrap_or_default()))
     }
