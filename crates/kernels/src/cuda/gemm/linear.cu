@@ -1,14 +1,15 @@
 // Products for what tensor cores do not serve: f32, and shapes that cuBLASLt has no whole rows for.
 
-// C[m, n] = A[m, k] · B[n, k]ᵀ (+ bias) (+ C), element (i, j) of A at i * a_row + j * a_col. Each element of C is one
-// chain of multiply-adds over ascending k, whatever m is and wherever the row stands: 64 x 64 a block, 4 x 4 a thread.
+// C[m, n] = A[m, k] · B[n, k]ᵀ (+ bias) (+ C), element (i, j) of A at i * a_row + j * a_col. Each element of C is
+// chains of 1024 multiply-adds over ascending k, added up in order (a single chain over a vocabulary loses digits), whatever m
+// is and wherever the row stands: 64 x 64 a block, 4 x 4 a thread.
 template <class T, class U>
 __device__ void product(const T* a, u64 a_row, u64 a_col, const T* b, u64 b_row, u64 b_col, const float* bias, U* c,
                         u32 m, u32 n, u32 k, bool add) {
     __shared__ float left[16][65], right[16][65];
     const u32 row0 = blockIdx.y * 64, col0 = blockIdx.x * 64;
     const u32 ty = threadIdx.x / 16, tx = threadIdx.x % 16;
-    float sum[4][4] = {};
+    float sum[4][4] = {}, total[4][4] = {};
     for (u32 k0 = 0; k0 < k; k0 += 16) {
         for (u32 e = threadIdx.x; e < 1024; e += 256) {
             // Neighbouring threads read along the direction in which memory is dense.
@@ -29,6 +30,13 @@ __device__ void product(const T* a, u64 a_row, u64 a_col, const T* b, u64 b_row,
                 for (int j = 0; j < 4; j++) sum[i][j] = fmaf(x[i], y[j], sum[i][j]);
             }
         }
+        if (k0 % 1024 == 1008) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) total[i][j] += sum[i][j], sum[i][j] = 0.0f;
+            }
+        }
         __syncthreads();
     }
 #pragma unroll
@@ -37,7 +45,7 @@ __device__ void product(const T* a, u64 a_row, u64 a_col, const T* b, u64 b_row,
         for (int j = 0; j < 4; j++) {
             const u32 row = row0 + ty + 16 * i, col = col0 + tx + 16 * j;
             if (row >= m || col >= n) continue;
-            float x = sum[i][j];
+            float x = total[i][j] + sum[i][j];
             if (bias) x += bias[col];
             const u64 at = (u64)row * n + col;
             store(c, at, add ? load(c, at) + x : x);
