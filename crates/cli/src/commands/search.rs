@@ -14,7 +14,8 @@ use ferrl::reward::Rewards;
 use ferrl::rollout::{self, Actor};
 use ferrl::search::paths::Pipeline;
 use ferrl::search::{
-    self, Driver, LogpScorer, Oracle, Record, RewardScorer, SCORERS, Scorer, SearchBudget, StepOracle,
+    self, ChoiceRule, Driver, LogpScorer, Oracle, Record, RewardScorer, SCORERS, Scorer, SearchBudget,
+    StepOracle,
 };
 use ferrl::setup;
 use ferrl::source::{Item, Prompt};
@@ -91,6 +92,13 @@ pub struct Args {
     /// Compute the numbers of saved trees again: a folder or one file
     #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "list"])]
     replay: Option<PathBuf>,
+    /// Choose again among the completions of saved trees: the highest score, the most frequent answer, the answer with the
+    /// largest sum of scores, or the most visited path
+    #[arg(long, value_name = "RULE", requires = "replay", conflicts_with = "model", value_parser = ["best", "vote", "weighted", "visits"])]
+    choose: Option<String>,
+    /// Of each saved tree only the first N completions, which must be independent; needs --choose
+    #[arg(long, value_name = "N", requires = "choose", value_parser = at_least_one)]
+    first: Option<usize>,
     /// JSON lines to write, one for each path of the trees: prompt, completion, steps with score and advantage, weight
     #[arg(long, value_name = "FILE")]
     paths: Option<PathBuf>,
@@ -123,7 +131,7 @@ pub fn run(args: &Args) -> Result<()> {
         return print(&if args.json { show::list_json() } else { show::list() });
     }
     if let Some(dir) = &args.replay {
-        return results(args, &search::replay(dir)?.records);
+        return results(args, &replayed(args, dir)?);
     }
     let Some(model) = &args.model else { return Err(Error::usage("a model or --replay is missing")) };
     pipeline(args)?;
@@ -209,6 +217,22 @@ fn grow(
     drop(progress);
     records.sort_by_key(|r| r.index);
     Ok(records)
+}
+
+/// Saved searches, with the result that the flags choose.
+fn replayed(args: &Args, dir: &Path) -> Result<Vec<Record>> {
+    let records = search::replay(dir)?.records;
+    let Some(rule) = &args.choose else { return Ok(records) };
+    let rule: ChoiceRule = serde_json::from_value(json!(rule))
+        .map_err(|e| Error::usage(format!("--choose: {e}")).at("--choose"))?;
+    let again = |record: Record| {
+        let record = match args.first {
+            Some(count) => record.first(count)?,
+            None => record,
+        };
+        Ok(record.rechosen(rule))
+    };
+    records.into_iter().map(again).collect()
 }
 
 /// The figures, and the page where one is wanted.

@@ -118,6 +118,49 @@ fn tables_pages_and_paths_come_from_saved_trees() {
 }
 
 #[test]
+fn saved_completions_are_chosen_among_again() {
+    let folder = Folder::new("search-choose");
+    let run = tiny_run(&folder);
+    let common = ["search", &run, "--prompts", "3", "--seed", "4", "--threads", "1", "--json"];
+    let sampled = |strategy: &str, samples: &str, dir: &str| {
+        let samples = format!("samples={samples}");
+        parsed(&ok(&[
+            &common[..],
+            &["--strategy", strategy, "--option", &samples, "--save", &folder.path(dir)],
+        ]
+        .concat()))
+    };
+    let chosen = |flags: &[&str]| {
+        parsed(&ok(&[&["search", "--json", "--replay", &folder.path("eight"), "--choose"], flags].concat()))
+    };
+    let result = |of: &Value| -> Vec<Value> {
+        let rows = of["results"].as_array().unwrap().iter();
+        rows.map(|r| json!([r["answer"], r["correct"], r["answer_node"], r["generated_tokens"]])).collect()
+    };
+    let eight = sampled("best_of_n", "8", "eight");
+    assert_eq!(result(&chosen(&["best"])), result(&eight));
+    // The first three of eight completions are the three that a search for three samples.
+    for (strategy, rule) in [("majority", "vote"), ("best_of_n", "best"), ("weighted_best_of_n", "weighted")]
+    {
+        assert_eq!(
+            result(&chosen(&[rule, "--first", "3"])),
+            result(&sampled(strategy, "3", "three")),
+            "{rule}"
+        );
+    }
+    fails(
+        &["search", "--replay", &folder.path("eight"), "--choose", "best", "--first", "9"],
+        2,
+        &["8 completions"],
+    );
+    fails(&["search", "--replay", &folder.path("eight"), "--choose", "most"], 2, &["vote"]);
+    fails(&["search", &run, "--choose", "best"], 2, &["--choose", "cannot be used with"]);
+    ok(&[&common[..], &["--strategy", "mcts", "--save", &folder.path("mcts")]].concat());
+    let first = ["search", "--replay", &folder.path("mcts"), "--choose", "vote", "--first", "2"];
+    fails(&first, 2, &["no independent completions", "majority"]);
+}
+
+#[test]
 fn mistakes_are_named_before_the_model_is_read() {
     let folder = Folder::new("search-errors");
     let run = tiny_run(&folder);

@@ -1,7 +1,7 @@
 //! What is kept of a search: its tree and figures, as `tree-N.json`, and the replay of such files without a model.
 
-use super::Tree;
 use super::strategy;
+use super::{ChoiceRule, Node, Tree};
 use crate::evaluate::estimate::{interval, mean};
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -91,17 +91,46 @@ impl Record {
         self.nodes.check(backup, prior)?;
         let mut again = self.clone();
         again.nodes.recompute(backup, prior);
-        again.answer_node = built.strategy.answer(&again.nodes);
-        let node = again.answer_node.map(|id| again.nodes.node(id));
-        again.reward = node.and_then(|n| n.reward);
-        again.correct = node.and_then(|n| n.correct);
-        again.answer = node.and_then(|n| n.answer.clone()).unwrap_or_default();
+        let result = built.strategy.answer(&again.nodes);
+        again.set_result(result);
         if again.answer_node != self.answer_node {
             let what =
                 format!("the result is node {:?}, the nodes give {:?}", self.answer_node, again.answer_node);
             return Err(Error::data(what).fix("save the tree again: this one was changed by hand"));
         }
         Ok(again)
+    }
+
+    /// The record with another result: what `rule` chooses among the completions.
+    pub fn rechosen(mut self, rule: ChoiceRule) -> Record {
+        self.set_result(rule.of(&self.nodes));
+        self
+    }
+
+    /// The search as it would have been with so many completions; of independent completions only.
+    pub fn first(mut self, count: usize) -> Result<Record> {
+        let nodes = self.nodes.nodes();
+        let ends = nodes.len() - 1;
+        let independent = nodes[1..].iter().all(|n| n.parent == Some(0) && n.terminal && n.samples == 1);
+        if !independent || ends < count {
+            let what =
+                if independent { format!("{ends} completions") } else { "no independent completions".into() };
+            return Err(Error::usage(format!("the tree of prompt {} has {what}", self.index))
+                .at("--first")
+                .fix("trees of cot, majority or best_of_n with at least this many `samples`"));
+        }
+        let kept: Vec<Node> = nodes[..=count].to_vec();
+        self.generated_tokens = kept.iter().map(|n| n.sampled() as u64).sum();
+        self.nodes = Tree::try_from(kept)?;
+        Ok(self)
+    }
+
+    fn set_result(&mut self, node: Option<usize>) {
+        self.answer_node = node;
+        let node = node.map(|id| self.nodes.node(id));
+        self.reward = node.and_then(|n| n.reward);
+        self.correct = node.and_then(|n| n.correct);
+        self.answer = node.and_then(|n| n.answer.clone()).unwrap_or_default();
     }
 }
 
