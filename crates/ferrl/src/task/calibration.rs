@@ -41,9 +41,9 @@ enum CalibrationKind {
 struct Options {
     /// Stage: `paragraph`, `extract` or `forecast`.
     kind: CalibrationKind,
-    /// Things that are asked about. [1, 676] [1, 676]
+    /// Things that are asked about. [1, 676]
     entities: usize,
-    /// Draws that the paragraph of a demonstration summarises. [1, 100] [1, 100]
+    /// Draws that the paragraph of a demonstration summarises. [1, 100]
     samples: usize,
 }
 
