@@ -503,9 +503,10 @@ impl Model {
         Ok(RotaryTable { dim: rope.rotary_dim, cos: self.upload(&cos)?, sin: self.upload(&sin)? })
     }
 
-    /// Parameters whose gradient a backward adds to more than once: embeddings and the language-model head.
-    pub(crate) fn tables(&self) -> impl Iterator<Item = usize> {
-        self.params.iter().enumerate().filter(|(_, p)| p.shape.id.slot.is_table()).map(|(i, _)| i)
+    /// Parameters whose gradient a backward adds to more than once: the weight of the language-model head, which is the
+    /// embedding where they are tied. A table of its own gets one sum a backward.
+    pub(crate) fn summed_in_parts(&self) -> impl Iterator<Item = usize> {
+        self.layout.head.map(|head| head.weight).into_iter()
     }
 
     /// The f32 master.

@@ -97,7 +97,7 @@ impl MemoryTable<'_> {
             );
         }
         let apart = if several { self.sum(|c| i.often(c)) } else { 0 };
-        let copies = if several { "f32, tables and head once more for a micro-batch" } else { "f32" };
+        let copies = if several { "f32, the head once more for a micro-batch" } else { "f32" };
         let copies = if i.vectors() > 1 { "f32, and vectors of conjugate gradients" } else { copies };
         let vectors = (i.vectors() - 1) * i.trained(&i.config);
         self.add("gradients", 4 * (count + apart + vectors as u64), copies.into());
@@ -439,7 +439,8 @@ fn between(c: &ModelConfig) -> usize {
 
 /// Weights whose gradient a backward adds to more than once: tables and the head.
 fn met_often(c: &ModelConfig) -> usize {
-    c.params().iter().filter(|p| p.id.slot.is_table()).map(|p| p.len()).sum()
+    let is_head = |p: &&ParamShape| c.is_multiplied(p.id) && p.id.slot.is_vocabulary();
+    c.params().iter().filter(is_head).map(|p| p.len()).sum()
 }
 
 /// Bytes of gradients alive while one layer goes backward, with the packed rows of a weight's gradient.
