@@ -200,8 +200,17 @@ impl MemoryTable<'_> {
             0 => (0, ""),
             left => (left, ", and what earlier stages leave"),
         };
-        let what = format!("{slack} % of the above{also}");
-        let bytes = self.total() * slack / 100 + left;
+        // On a card what stays takes what it needs; what comes and goes is rounded up and kept for reuse.
+        let stays = |p: &&MemoryPart| {
+            i.device.own_memory && !["activations", "evaluation", "cache"].contains(&p.name)
+        };
+        let stays: u64 = self.parts.iter().filter(stays).map(|p| p.bytes).sum();
+        let what = match i.device.own_memory {
+            true => format!("{slack} % of what comes and goes{also}"),
+            false => format!("{slack} % of the above{also}"),
+        };
+        let experts = stays * (slack - i.device.slack) / 100;
+        let bytes = (self.total() - stays) * slack / 100 + experts + left;
         self.parts.push(MemoryPart { name: "allocator", bytes, what });
         if i.device.own_memory {
             let what = "driver, kernels, libraries".into();
