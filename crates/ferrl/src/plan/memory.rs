@@ -9,7 +9,7 @@ use super::Inputs;
 use crate::recipe::Recipe;
 use ferrl_engine::model::ModelConfig;
 use ferrl_engine::model::ParamShape;
-use ferrl_engine::model::adapter::{AdapterOptions, BaseHome, adapter_weights, lora_modules};
+use ferrl_engine::model::adapter::{AdapterOptions, BaseHome, adapter_weights, frozen_params, lora_modules};
 use ferrl_kernels::codes::NF4_BLOCK;
 use ferrl_kernels::{DType, Footprint};
 
@@ -86,7 +86,7 @@ impl MemoryTable<'_> {
             Some(a) => format!("the base ({}), and in {} for products", a.base, i.dtype().name()),
             None => format!("f32 masters, and in {} for products", i.dtype().name()),
         };
-        self.add("weights", self.sum(|c| i.masters(c) + i.forms(c, true)), what);
+        self.add("weights", self.sum(|c| i.masters(c) - i.frozen_saving(c) + i.forms(c, true)), what);
         if count < all && i.recipe.adapter.is_some() {
             // A and B, and what products of backward read of them; one weight while it is merged.
             let low = self.sum(|c| (4 + e) * i.low_rank(c)) + 8 * self.sum(largest_inside);
@@ -276,6 +276,17 @@ impl Inputs {
         if home == Some(BaseHome::Nf4) { 4 } else { self.dtype().size() }
     }
 
+    /// Bytes less that weights which are neither adapted nor trained beside an adapter take on a card: bf16 is taken to hold them.
+    pub(super) fn frozen_saving(&self, c: &ModelConfig) -> usize {
+        let (Some(options), DType::Bf16, 2) = (self.adapter(), self.dtype(), self.device.frozen) else {
+            return 0;
+        };
+        let params = c.params();
+        let read = |p: &ParamShape| c.is_multiplied(p.id) || p.id.slot.is_table();
+        let frozen = frozen_params(c, &options).unwrap_or_default().into_iter().map(|i| &params[i]);
+        frozen.filter(|p| read(p) && !p.id.slot.is_f32()).map(|p| 2 * p.len()).sum()
+    }
+
     /// Bytes of the masters of a model that is trained: f32, but for the base of an adapter, which has a home of its own.
     pub(super) fn masters(&self, c: &ModelConfig) -> usize {
         let base: usize = self.bases(c).iter().map(|p| p.len()).sum();
@@ -446,7 +457,7 @@ fn between(c: &ModelConfig) -> usize {
     (0..c.layers).map(of).max().unwrap_or(0)
 }
 
-/// Weights whose gradient a backward adds to more than once: tables and the head.
+/// Weights whose gradient a backward adds to more than once: those of the language-model head.
 fn met_often(c: &ModelConfig) -> usize {
     let is_head = |p: &&ParamShape| c.is_multiplied(p.id) && p.id.slot.is_vocabulary();
     c.params().iter().filter(is_head).map(|p| p.len()).sum()

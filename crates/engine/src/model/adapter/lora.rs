@@ -13,6 +13,7 @@ use crate::model::{ModelConfig, ParamId, ParamKind, ParamShape};
 use ferrl_kernels::backend::{ColumnsOf, LinearGrads, LowRank, LowRankGrad};
 use ferrl_kernels::philox::{name_words, normals, philox4x32, uniform};
 use ferrl_kernels::{Buffer, DType, Purpose, Weight};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// An adapter of a model.
@@ -139,10 +140,35 @@ impl Model {
         seed: u64,
         first: impl FnMut(&LoraModule) -> Result<Option<Values>>,
     ) -> Result<()> {
+        self.put_on(options, seed, first)?;
+        frozen_params(&self.config, options)?.into_iter().try_for_each(|i| self.store_again(i, true))
+    }
+
+    /// The same with everything but the base as it is.
+    pub(in crate::model) fn put_on(
+        &mut self,
+        options: &AdapterOptions,
+        seed: u64,
+        first: impl FnMut(&LoraModule) -> Result<Option<Values>>,
+    ) -> Result<()> {
         for weight in adapted_weights(&self.config, options)? {
             self.set_base(weight, options.base)?;
         }
         self.put_adapter(options, seed, first)
+    }
+
+    /// Stores a parameter that a device holds in fewer bytes where it is `frozen` in the form for that, or in the other one.
+    fn store_again(&mut self, param: usize, frozen: bool) -> Result<()> {
+        let shape = self.params[param].shape;
+        if !self.training || !self.rounds_where_frozen(&shape) {
+            return Ok(());
+        }
+        let _weights = Purpose::Weights.on(&self.backend.clone());
+        let values = self.read(param)?;
+        self.params[param].derived = None; // the old memory goes first
+        self.params[param].master = self.backend.alloc(DType::F32, 0)?;
+        self.params[param] = self.param_with(shape, &ParamValues::F32(values), frozen)?;
+        Ok(())
     }
 
     /// The same on weights that were made as bases.
@@ -333,7 +359,10 @@ impl Model {
             self.params[weight] = self.param(shape, &ParamValues::F32(values))?;
         }
         self.params.truncate(self.config.params().len());
-        Ok(())
+        // Whatever was frozen beside the adapter may be trained from now on.
+        frozen_params(&self.config, &adapter.options)?
+            .into_iter()
+            .try_for_each(|i| self.store_again(i, false))
     }
 
     /// How much of the adapter's change of one layer arrives in its weights, where these are rounded to bf16; layers take
@@ -397,3 +426,11 @@ fn fresh(module: &LoraModule, init: Init, seed: u64) -> Values {
     }
     [a, vec![0.0; module.r * module.rows]]
 }
+/// The parameters of a configuration that are neither adapted nor trained beside an adapter with these options.
+pub fn frozen_params(config: &ModelConfig, options: &AdapterOptions) -> Result<BTreeSet<usize>> {
+    let adapted = lora_modules(config, options)?.into_iter().map(|m| m.param);
+    let saved = saved_tensors(config, options)?.into_iter().map(|t| t.param);
+    let changes: BTreeSet<usize> = adapted.chain(saved).collect();
+    Ok((0..config.params().len()).filter(|i| !changes.contains(i)).collect())
+}
+
