@@ -89,7 +89,7 @@ impl MemoryTable<'_> {
         self.add("weights", self.sum(|c| i.masters(c) - i.frozen_saving(c) + i.forms(c, true)), what);
         if count < all && i.recipe.adapter.is_some() {
             // A and B, and what products of backward read of them; one weight while it is merged.
-            let low = self.sum(|c| (4 + e) * i.low_rank(c)) + 8 * self.sum(largest_inside);
+            let low = self.sum(|c| (4 + e) * i.low_rank(c) + i.merge_width() * largest_inside(c));
             self.add(
                 "adapter",
                 low,
@@ -274,6 +274,17 @@ impl Inputs {
     pub(super) fn base_width(&self) -> usize {
         let home = self.adapter().map(|options| options.base);
         if home == Some(BaseHome::Nf4) { 4 } else { self.dtype().size() }
+    }
+
+    /// Bytes per weight of what a merge and the metric `adapter/arrived` work on: a merge on f32 copies, where the device has no kernel
+    /// for it; the metric in bf16 on two of f32 and one of bf16, and on what NF4 is decoded to.
+    fn merge_width(&self) -> usize {
+        let decoded = self.adapter().is_some_and(|o| o.base == BaseHome::Nf4);
+        match self.device.own_memory {
+            true if self.dtype() == DType::F32 => 4 * usize::from(decoded),
+            true => 10 + 8 * usize::from(decoded),
+            false => 8,
+        }
     }
 
     /// Bytes less that weights which are neither adapted nor trained beside an adapter take on a card: bf16 is taken to hold them.

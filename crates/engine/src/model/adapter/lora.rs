@@ -223,11 +223,18 @@ impl Model {
         Ok(ModuleAdapter { module, a, b, scaled_a, scaled_b })
     }
 
-    /// Lengths of what [`Model::merge`] works on.
-    pub(crate) fn merge_lengths(&self) -> Vec<usize> {
-        let Some(adapter) = &self.adapter else { return Vec::new() };
-        let weights = adapter.weights().into_iter().map(|w| self.params[w].shape.len());
-        weights.chain(adapter.parts.iter().map(|part| part.module.elements().len())).collect()
+    /// [`Model::room`] for [`Model::merge`]: copies of a weight where the device works on such, and what NF4 is decoded to.
+    pub(crate) fn merge_room(&self) -> Result<()> {
+        let Some(adapter) = &self.adapter else { return Ok(()) };
+        let in_place = |weight: &Weight| !self.backend.merges_in_copies(weight);
+        let in_place = |w: &usize| self.params[*w].derived.as_ref().is_some_and(in_place);
+        let (in_place, copied): (BTreeSet<usize>, BTreeSet<usize>) =
+            adapter.weights().into_iter().partition(in_place);
+        let len = |w: &usize| self.params[*w].shape.len();
+        let parts = adapter.parts.iter().filter(|part| copied.contains(&part.module.param));
+        let parts = parts.map(|part| part.module.elements().len());
+        self.room(copied.iter().map(len).chain(parts), 2)?;
+        self.room(in_place.iter().filter(|w| self.is_nf4(**w)).map(len), 1)
     }
 
     /// Derives the adapted weights from base and adapter; those of a model that is split, or that ranks compute with together,
@@ -382,7 +389,6 @@ impl Model {
             if self.params[weight].shape.id.layer != Some(layer) {
                 continue;
             }
-            let base = self.base_f32(weight)?;
             let rounded = |x: &Buffer| -> Result<Buffer> {
                 let (mut half, mut out) = (b.alloc(DType::Bf16, x.len())?, self.f32s(x.len())?);
                 b.copy(x, 0, &mut half, 0, x.len())?;
@@ -391,8 +397,16 @@ impl Model {
             };
             let mut intended = self.merged(adapter, weight)?;
             let mut arrived = rounded(&intended)?;
-            b.axpy(-1.0, &rounded(&base)?, &mut arrived)?;
-            b.axpy(-1.0, &base, &mut intended)?;
+            let master = self.master(weight);
+            if master.dtype() == DType::Bf16 && !self.is_nf4(weight) {
+                // Rounding leaves such a base as it is: no copies of it, which would be most of the memory here.
+                b.axpy(-1.0, master, &mut arrived)?;
+                b.axpy(-1.0, master, &mut intended)?;
+            } else {
+                let base = self.base_f32(weight)?;
+                b.axpy(-1.0, &rounded(&base)?, &mut arrived)?;
+                b.axpy(-1.0, &base, &mut intended)?;
+            }
             let dots = b.dots(&[(&intended, &intended), (&intended, &arrived)])?;
             (sum.intended, sum.arrived) = (sum.intended + dots[0], sum.arrived + dots[1]);
         }
