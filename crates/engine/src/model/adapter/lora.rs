@@ -289,7 +289,7 @@ impl Model {
         for part in adapter.parts.iter_mut().filter(|part| weights.contains(&part.module.param)) {
             for (i, form) in [(part.a, &mut part.scaled_a), (part.b, &mut part.scaled_b)] {
                 let scaled = self.scaled(i, part.module.scale)?;
-                self.backend.load_weight(&scaled, form)?;
+                self.backend.load_weight(scaled.as_ref().unwrap_or_else(|| self.master(i)), form)?;
             }
         }
         Ok(())
@@ -317,21 +317,26 @@ impl Model {
     ) -> Result<T> {
         let scaled = adapter.of(weight).map(|part| self.scaled(part.b, part.module.scale));
         let scaled = scaled.collect::<Result<Vec<_>>>()?;
-        let part = |(part, b)| {
-            let &ModuleAdapter { ref module, a, .. } = part;
-            LowRank { row: module.row, a: self.master(a), b, r: module.r }
-        };
-        let parts: Vec<LowRank<'_>> = adapter.of(weight).zip(&scaled).map(part).collect();
+        let parts = adapter.of(weight).zip(&scaled).map(|(part, scaled)| LowRank {
+            row: part.module.row,
+            a: self.master(part.a),
+            b: scaled.as_ref().unwrap_or_else(|| self.master(part.b)),
+            r: part.module.r,
+        });
+        let parts: Vec<LowRank<'_>> = parts.collect();
         let decoded = self.decoded_base(weight)?;
         f(decoded.as_ref().unwrap_or_else(|| self.master(weight)), &parts)
     }
 
-    /// A parameter times a number.
-    fn scaled(&self, param: usize, scale: f32) -> Result<Buffer> {
+    /// A parameter times a number; `None` where that is the parameter itself.
+    fn scaled(&self, param: usize, scale: f32) -> Result<Option<Buffer>> {
+        if scale == 1.0 {
+            return Ok(None); // hundreds of modules with three small kernels each are a hundredth of a step
+        }
         let mut scaled = self.f32s(self.params[param].shape.len())?;
         self.backend.fill(&mut scaled, 0.0)?;
         self.backend.axpy(scale, self.master(param), &mut scaled)?;
-        Ok(scaled)
+        Ok(Some(scaled))
     }
 
     /// `base + s B A` of a weight, f32.
@@ -424,6 +429,14 @@ pub(in crate::model) fn adapted_weights(
     Ok(all)
 }
 
+/// The parameters of a configuration that are neither adapted nor trained beside an adapter with these options.
+pub fn frozen_params(config: &ModelConfig, options: &AdapterOptions) -> Result<BTreeSet<usize>> {
+    let adapted = lora_modules(config, options)?.into_iter().map(|m| m.param);
+    let saved = saved_tensors(config, options)?.into_iter().map(|t| t.param);
+    let changes: BTreeSet<usize> = adapted.chain(saved).collect();
+    Ok((0..config.params().len()).filter(|i| !changes.contains(i)).collect())
+}
+
 /// First values: `A` at random by seed, name and place alone, `B` zero.
 fn fresh(module: &LoraModule, init: Init, seed: u64) -> Values {
     let key = [seed as u32, (seed >> 32) as u32];
@@ -440,11 +453,3 @@ fn fresh(module: &LoraModule, init: Init, seed: u64) -> Values {
     }
     [a, vec![0.0; module.r * module.rows]]
 }
-/// The parameters of a configuration that are neither adapted nor trained beside an adapter with these options.
-pub fn frozen_params(config: &ModelConfig, options: &AdapterOptions) -> Result<BTreeSet<usize>> {
-    let adapted = lora_modules(config, options)?.into_iter().map(|m| m.param);
-    let saved = saved_tensors(config, options)?.into_iter().map(|t| t.param);
-    let changes: BTreeSet<usize> = adapted.chain(saved).collect();
-    Ok((0..config.params().len()).filter(|i| !changes.contains(i)).collect())
-}
-
