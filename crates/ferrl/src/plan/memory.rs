@@ -97,7 +97,7 @@ impl MemoryTable<'_> {
             );
         }
         let apart = if several { self.sum(|c| i.often(c)) } else { 0 };
-        let copies = if several { "f32, the head once more for a micro-batch" } else { "f32" };
+        let copies = if apart > 0 { "f32, the head once more for a micro-batch" } else { "f32" };
         let copies = if i.vectors() > 1 { "f32, and vectors of conjugate gradients" } else { copies };
         let vectors = (i.vectors() - 1) * i.trained(&i.config);
         self.add("gradients", 4 * (count + apart + vectors as u64), copies.into());

@@ -5,7 +5,7 @@ use crate::footprint::Footprint;
 
 /// Measured on one H200 in bf16, when weights, gradients and moments were still rounded up by a 50th: a training step of 16 x 1024
 /// tokens of half a billion weights took 21.0 GiB of the card and of three times as many with 8192 tokens at once 38.3 GiB. The
-/// plan says 20.9 and 37.9 GiB.
+/// plan says 20.9 and 38.0 GiB.
 pub const FOOTPRINT: Footprint = Footprint {
     own_memory: true,
     // One form serves forward and backward; that of bf16 is the upper half of the master.
