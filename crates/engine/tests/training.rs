@@ -8,7 +8,7 @@ use ferrl_engine::train::{
 };
 use ferrl_kernels::cpu::Cpu;
 use ferrl_kernels::cpu::Level;
-use ferrl_kernels::{Backend, Class, DType};
+use ferrl_kernels::{Backend, Class, DType, Purpose};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -180,6 +180,38 @@ fn another_micro_batch_budget_changes_no_statistic_and_gradients_only_by_roundin
                 let worst = a.iter().zip(b).fold(0f32, |m, (a, b)| m.max((a - b).abs() / scale));
                 assert!(worst < 1e-5, "{dtype:?} {budget}: {worst:e}");
             }
+        }
+    }
+}
+
+/// An embedding of its own gets one sum a backward and needs no second gradient. The total is that of micro-batches
+/// which were summed each by itself.
+#[test]
+fn the_head_alone_has_a_second_gradient_while_a_later_micro_batch_adds_to_it() {
+    for tied in [false, true] {
+        let backend = best();
+        let mut init = tiny("qwen2");
+        (init.vocab, init.hidden, init.tied) = (512, 32, Some(tied)); // sizes that no allocator rounds
+        let mut t = trainer(backend.clone(), &init, DType::F32, OptimizerOptions::default());
+        let micro: Vec<Batch> = (0..3).map(|seed| batch(seed, 512)).collect();
+        let mut own = Vec::new();
+        for b in &micro {
+            let flow = StatGrads { logp: vec![0.01; b.tokens()], ..Default::default() };
+            t.forward_backward(b, &flow).unwrap();
+            own.push(gradients(&t));
+            t.zero_grads();
+        }
+        let one = backend.books().unwrap().at_peak.of(Purpose::Gradients);
+        for b in &micro {
+            let flow = StatGrads { logp: vec![0.01; b.tokens()], ..Default::default() };
+            t.forward_backward(b, &flow).unwrap();
+        }
+        let more = backend.books().unwrap().at_peak.of(Purpose::Gradients) - one;
+        assert_eq!(more, 4 * 512 * 32, "tied: {tied}");
+        for (i, got) in gradients(&t).iter().enumerate() {
+            let want = (0..got.len()).map(|j| own[0][i][j] + own[1][i][j] + own[2][i][j]);
+            let same = want.zip(got).all(|(want, got)| want.to_bits() == got.to_bits());
+            assert!(same || !t.model.params[i].shape.id.slot.is_table(), "{}", t.model.params[i].shape.id);
         }
     }
 }

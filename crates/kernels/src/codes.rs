@@ -97,6 +97,19 @@ impl CodeTable {
         CodeTable { values, bounds }
     }
 
+    /// The bounds as [`CodeTable::code`] comes to them: the first at 1, those after entry `k` at `2k` (`x` is not above it) and
+    /// `2k + 1`; entry 0 is unused. Bounds that are compared in the same step lie side by side, in different banks of a
+    /// card's shared memory; in sorted order many of them lie in the same one.
+    pub fn tree(&self) -> Vec<f32> {
+        let (mut tree, half) = (vec![f32::INFINITY], self.values.len() / 2);
+        let mut step = half;
+        while step > 0 {
+            tree.extend((0..half / step).map(|i| self.bounds[(2 * i + 1) * step - 1]));
+            step /= 2;
+        }
+        tree
+    }
+
     /// The code of a fraction; 0 of what is not a number. Tables have a power of two entries.
     #[inline]
     pub fn code(&self, x: f32) -> u8 {
@@ -158,6 +171,22 @@ mod tests {
             }
             assert_eq!(table.code(f32::NAN), 0);
             assert_eq!((table.code(-9.0), table.code(9.0)), (0, 255));
+        }
+    }
+
+    /// As the kernel adamw8 of a card finds codes.
+    #[test]
+    fn a_walk_down_the_tree_finds_the_same_codes() {
+        for table in [&*SIGNED, &*UNSIGNED] {
+            let tree = table.tree();
+            assert_eq!(tree.len(), 256);
+            let walk = |x: f32| (0..8).fold(1, |k, _| 2 * k + usize::from(tree[k] < x)) - 256;
+            let random = |i: u32| f32::from_bits(i.wrapping_mul(0x9e37_79b1));
+            let near = |x: f32| [x.next_down(), x, x.next_up(), -x];
+            let all = table.values.iter().chain(&table.bounds).flat_map(|&x| near(x));
+            for x in all.chain((0..200_000).map(random)).chain([f32::NAN, f32::INFINITY, f32::NEG_INFINITY]) {
+                assert_eq!(walk(x), table.code(x) as usize, "{x:e}");
+            }
         }
     }
 

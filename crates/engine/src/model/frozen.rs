@@ -136,7 +136,8 @@ impl Model {
     fn take_weights(&mut self, host: &[(ParamShape, Buffer)]) -> Result<()> {
         let mut params = Vec::with_capacity(host.len());
         for (shape, values) in host {
-            let rounds = values.dtype() == DType::Bf16 || self.rounds_to_read(shape);
+            let fits = values.dtype() == DType::Bf16 || self.rounds_to_read(shape);
+            let rounds = fits && !self.training;
             let backend = &self.backend;
             params.push(self.param_from(*shape, rounds, |master| {
                 (0..values.len())

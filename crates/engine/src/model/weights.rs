@@ -3,7 +3,7 @@
 //! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
 
 use super::adapter::base::Nf4Base;
-use super::adapter::{Adapter, AdapterOptions, BaseHome, adapted_weights};
+use super::adapter::{Adapter, AdapterOptions, BaseHome, adapted_weights, frozen_params};
 use super::config::{LayerRope, ModelConfig, Position, Rope};
 use super::frozen::fits_bf16;
 use super::layout::Layout;
@@ -133,7 +133,7 @@ impl Model {
         }
         let mut model = Model::load_base(backend, dir, options, (None, None))?;
         if let Some(adapter) = dir.adapter() {
-            model.adapt(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
+            model.put_on(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
             model.fold()?;
         }
         Ok(model)
@@ -187,6 +187,7 @@ impl Model {
         let bases =
             adapted.map(|wanted| adapted_weights(&dir.config, wanted)).transpose()?.unwrap_or_default();
         let home = adapted.map_or(BaseHome::Device, |wanted| wanted.base);
+        let frozen = adapted.map(|wanted| frozen_params(&dir.config, wanted)).transpose()?;
         let mut next = 0;
         model.rounds = !options.training;
         dir.load_stored(|shape, numbers| {
@@ -196,7 +197,10 @@ impl Model {
                     let block = dir.nf4_block(next)?;
                     model.base_param(next, *shape, numbers, (home, block))?
                 }
-                false => model.param(*shape, &numbers)?,
+                false => {
+                    let frozen = !options.training || frozen.as_ref().is_some_and(|all| all.contains(&next));
+                    model.param_with(*shape, &numbers, frozen)?
+                }
             };
             model.params.push(param);
             match split {
@@ -314,11 +318,21 @@ impl Model {
 
     /// A parameter with these numbers.
     pub(super) fn param(&self, shape: ParamShape, numbers: &ParamValues<'_>) -> Result<Param> {
-        let rounds = self.rounds_to_read(&shape)
-            || match numbers {
-                ParamValues::Bf16(_) => true,
-                ParamValues::F32(values) => values.iter().all(|&x| fits_bf16(x)),
-            };
+        self.param_with(shape, numbers, !self.training)
+    }
+
+    /// The same; where it is `frozen`, nothing trains it as long as it lies there.
+    pub(super) fn param_with(
+        &self,
+        shape: ParamShape,
+        numbers: &ParamValues<'_>,
+        frozen: bool,
+    ) -> Result<Param> {
+        let fits = || match numbers {
+            ParamValues::Bf16(_) => true,
+            ParamValues::F32(values) => values.iter().all(|&x| fits_bf16(x)),
+        };
+        let rounds = frozen && (self.rounds_to_read(&shape) || self.rounds_where_frozen(&shape) && fits());
         self.param_from(shape, rounds, |master| numbers.write(&*self.backend, master))
     }
 
@@ -327,7 +341,7 @@ impl Model {
         self.rounds && !shape.id.slot.is_table()
     }
 
-    /// A parameter with the numbers that `write` writes; in two bytes a weight with `rounds`, where the device can and nothing trains it.
+    /// A parameter with the numbers that `write` writes; in two bytes a weight with `rounds`, where the device can.
     pub(super) fn param_from(
         &self,
         shape: ParamShape,
@@ -335,7 +349,7 @@ impl Model {
         write: impl FnOnce(&mut Buffer) -> Result<()>,
     ) -> Result<Param> {
         let _weights = Purpose::Weights.on(&self.backend);
-        let rounded = if rounds && !self.training { self.rounded_forms(&shape)? } else { None };
+        let rounded = if rounds { self.rounded_forms(&shape)? } else { None };
         let (mut derived, mut master) = rounded.map_or_else(|| self.forms(&shape, self.training), Ok)?;
         write(&mut master)?;
         if let Some(weight) = &mut derived {
@@ -344,16 +358,20 @@ impl Model {
         Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived, turned: None })
     }
 
-    /// The same as [`Model::forms`] in two bytes a weight, for a model that is not trained; `None` where the device cannot.
+    /// Whether the device holds it in two bytes a weight where nothing trains it and bf16 holds its numbers exactly.
+    pub(super) fn rounds_where_frozen(&self, shape: &ParamShape) -> bool {
+        let read = self.config.is_multiplied(shape.id) || shape.id.slot.is_table();
+        self.dtype == DType::Bf16 && self.backend.rounds_masters() && read && !shape.id.slot.is_f32()
+    }
+
+    /// The same as [`Model::forms`] in two bytes a weight, for what is not trained; `None` where the device cannot.
     fn rounded_forms(&self, shape: &ParamShape) -> Result<Option<(Option<Weight>, Buffer)>> {
-        let multiplied = self.config.is_multiplied(shape.id);
-        let possible = !self.training && self.dtype == DType::Bf16 && self.backend.rounds_masters();
-        if !possible || shape.id.slot.is_f32() || !(multiplied || shape.id.slot.is_table()) {
+        if !self.rounds_where_frozen(shape) {
             return Ok(None);
         }
-        let weight = self.backend.weight(shape.rows, shape.cols, self.dtype, false)?;
+        let weight = self.backend.weight(shape.rows, shape.cols, self.dtype, self.training)?;
         let master = self.backend.rounded_master(&weight)?;
-        Ok(master.map(|master| (multiplied.then_some(weight), master)))
+        Ok(master.map(|master| (self.config.is_multiplied(shape.id).then_some(weight), master)))
     }
 
     /// A weight as its own master, where no more of it is kept than products read.
@@ -503,9 +521,10 @@ impl Model {
         Ok(RotaryTable { dim: rope.rotary_dim, cos: self.upload(&cos)?, sin: self.upload(&sin)? })
     }
 
-    /// Parameters whose gradient a backward adds to more than once: embeddings and the language-model head.
-    pub(crate) fn tables(&self) -> impl Iterator<Item = usize> {
-        self.params.iter().enumerate().filter(|(_, p)| p.shape.id.slot.is_table()).map(|(i, _)| i)
+    /// Parameters whose gradient a backward adds to more than once: the weight of the language-model head, which is the
+    /// embedding where they are tied. A table of its own gets one sum a backward.
+    pub(crate) fn summed_in_parts(&self) -> impl Iterator<Item = usize> {
+        self.layout.head.map(|head| head.weight).into_iter()
     }
 
     /// The f32 master.

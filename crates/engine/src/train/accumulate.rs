@@ -52,7 +52,7 @@ impl ModelTrainer {
     /// Calls `f` with the slots that a batch's gradient is added to, then adds what was summed apart to the totals. The
     /// slots are returned on errors too.
     ///
-    /// Embeddings and the head, which a backward adds to more than once, are summed apart where they were added to before.
+    /// The head's weight, which a backward adds to more than once, is summed apart where it was added to before.
     pub(super) fn accumulate<T>(
         &mut self,
         f: impl FnOnce(&mut dyn Layers, Grads<'_>) -> Result<Option<T>>,
@@ -67,7 +67,7 @@ impl ModelTrainer {
             return self.accumulate_split(f);
         }
         let added_to = |i: &usize| self.grads[*i].as_ref().is_some_and(|slot| !slot.is_empty());
-        let often: Vec<usize> = self.model.tables().filter(added_to).collect();
+        let often: Vec<usize> = self.model.summed_in_parts().filter(added_to).collect();
         let rooms = often.iter().map(|&i| self.slot(i)).collect::<Result<Vec<_>>>()?;
         let apart = often.into_iter().zip(rooms);
         let totals: Vec<_> =

@@ -199,7 +199,7 @@ impl ModelTrainer {
             let same = |logp: &[f32]| stats.logp.iter().zip(logp).all(|(a, b)| a.to_bits() == b.to_bits());
             if !logp.is_none_or(same) {
                 // Only the head was added to, and apart from its total.
-                model.tables().for_each(|i| sum[i].iter_mut().for_each(Gradient::clear));
+                model.summed_in_parts().for_each(|i| sum[i].iter_mut().for_each(Gradient::clear));
                 return Ok(None);
             }
             add_load(&mut load, &p.kept);

@@ -195,7 +195,7 @@ impl Optimizer {
         }
         let copies = if average { copies.max(2) } else { copies };
         model.room(moved.iter().map(|&i| model.params[i].master.len()), copies)?;
-        model.room(model.merge_lengths(), 2)?;
+        model.merge_room()?;
         Ok(all)
     }
 

@@ -9,7 +9,7 @@ use super::Inputs;
 use crate::recipe::Recipe;
 use ferrl_engine::model::ModelConfig;
 use ferrl_engine::model::ParamShape;
-use ferrl_engine::model::adapter::{AdapterOptions, BaseHome, adapter_weights, lora_modules};
+use ferrl_engine::model::adapter::{AdapterOptions, BaseHome, adapter_weights, frozen_params, lora_modules};
 use ferrl_kernels::codes::NF4_BLOCK;
 use ferrl_kernels::{DType, Footprint};
 
@@ -86,10 +86,10 @@ impl MemoryTable<'_> {
             Some(a) => format!("the base ({}), and in {} for products", a.base, i.dtype().name()),
             None => format!("f32 masters, and in {} for products", i.dtype().name()),
         };
-        self.add("weights", self.sum(|c| i.masters(c) + i.forms(c, true)), what);
+        self.add("weights", self.sum(|c| i.masters(c) - i.frozen_saving(c) + i.forms(c, true)), what);
         if count < all && i.recipe.adapter.is_some() {
             // A and B, and what products of backward read of them; one weight while it is merged.
-            let low = self.sum(|c| (4 + e) * i.low_rank(c)) + 8 * self.sum(largest_inside);
+            let low = self.sum(|c| (4 + e) * i.low_rank(c) + i.merge_width() * largest_inside(c));
             self.add(
                 "adapter",
                 low,
@@ -97,7 +97,7 @@ impl MemoryTable<'_> {
             );
         }
         let apart = if several { self.sum(|c| i.often(c)) } else { 0 };
-        let copies = if several { "f32, tables and head once more for a micro-batch" } else { "f32" };
+        let copies = if apart > 0 { "f32, the head once more for a micro-batch" } else { "f32" };
         let copies = if i.vectors() > 1 { "f32, and vectors of conjugate gradients" } else { copies };
         let vectors = (i.vectors() - 1) * i.trained(&i.config);
         self.add("gradients", 4 * (count + apart + vectors as u64), copies.into());
@@ -200,8 +200,17 @@ impl MemoryTable<'_> {
             0 => (0, ""),
             left => (left, ", and what earlier stages leave"),
         };
-        let what = format!("{slack} % of the above{also}");
-        let bytes = self.total() * slack / 100 + left;
+        // On a card what stays takes what it needs; what comes and goes is rounded up and kept for reuse.
+        let stays = |p: &&MemoryPart| {
+            i.device.own_memory && !["activations", "evaluation", "cache"].contains(&p.name)
+        };
+        let stays: u64 = self.parts.iter().filter(stays).map(|p| p.bytes).sum();
+        let what = match i.device.own_memory {
+            true => format!("{slack} % of what comes and goes{also}"),
+            false => format!("{slack} % of the above{also}"),
+        };
+        let experts = stays * (slack - i.device.slack) / 100;
+        let bytes = (self.total() - stays) * slack / 100 + experts + left;
         self.parts.push(MemoryPart { name: "allocator", bytes, what });
         if i.device.own_memory {
             let what = "driver, kernels, libraries".into();
@@ -265,6 +274,28 @@ impl Inputs {
     pub(super) fn base_width(&self) -> usize {
         let home = self.adapter().map(|options| options.base);
         if home == Some(BaseHome::Nf4) { 4 } else { self.dtype().size() }
+    }
+
+    /// Bytes per weight of what a merge and the metric `adapter/arrived` work on: a merge on f32 copies, where the device has no kernel
+    /// for it; the metric in bf16 on two of f32 and one of bf16, and on what NF4 is decoded to.
+    fn merge_width(&self) -> usize {
+        let decoded = self.adapter().is_some_and(|o| o.base == BaseHome::Nf4);
+        match self.device.own_memory {
+            true if self.dtype() == DType::F32 => 4 * usize::from(decoded),
+            true => 10 + 8 * usize::from(decoded),
+            false => 8,
+        }
+    }
+
+    /// Bytes less that weights which are neither adapted nor trained beside an adapter take on a card: bf16 is taken to hold them.
+    pub(super) fn frozen_saving(&self, c: &ModelConfig) -> usize {
+        let (Some(options), DType::Bf16, 2) = (self.adapter(), self.dtype(), self.device.frozen) else {
+            return 0;
+        };
+        let params = c.params();
+        let read = |p: &ParamShape| c.is_multiplied(p.id) || p.id.slot.is_table();
+        let frozen = frozen_params(c, &options).unwrap_or_default().into_iter().map(|i| &params[i]);
+        frozen.filter(|p| read(p) && !p.id.slot.is_f32()).map(|p| 2 * p.len()).sum()
     }
 
     /// Bytes of the masters of a model that is trained: f32, but for the base of an adapter, which has a home of its own.
@@ -437,9 +468,10 @@ fn between(c: &ModelConfig) -> usize {
     (0..c.layers).map(of).max().unwrap_or(0)
 }
 
-/// Weights whose gradient a backward adds to more than once: tables and the head.
+/// Weights whose gradient a backward adds to more than once: those of the language-model head.
 fn met_often(c: &ModelConfig) -> usize {
-    c.params().iter().filter(|p| p.id.slot.is_table()).map(|p| p.len()).sum()
+    let is_head = |p: &&ParamShape| c.is_multiplied(p.id) && p.id.slot.is_vocabulary();
+    c.params().iter().filter(is_head).map(|p| p.len()).sum()
 }
 
 /// Bytes of gradients alive while one layer goes backward, with the packed rows of a weight's gradient.

@@ -82,7 +82,9 @@ impl RankTable<'_> {
         let (i, optim) = (self.i, &self.i.recipe.optim);
         let (trained, over) = (self.sum(|c| i.trained(c)), self.over());
         let low = self.sum(|c| i.low_rank(c));
-        let masters = self.sum(|c| i.masters(c)) + 4 * low;
+        // A part of a weight is f32.
+        let frozen = if self.l.fsdp * self.l.tp == 1 { self.sum(|c| i.frozen_saving(c)) } else { 0 };
+        let masters = self.sum(|c| i.masters(c)) - frozen + 4 * low;
         // What backward multiplies with is whole; one weight at a time is merged: as it came, on the device, and with the adapter.
         let adapter = if low > 0 { self.e * low + 12 * self.sum(memory::largest_inside) } else { 0 };
         let moments = self.sum(|c| i.moments(c));

@@ -19,6 +19,10 @@ pub trait LowRankOps: LinearOps {
         shapes::load_adapted(self.as_home(), base, parts, weight)?;
         composed::load_adapted(self, base, parts, weight)
     }
+    /// Whether [`LowRankOps::load_adapted`] works on copies of the weight in f32: two at most, and one of each part's rows.
+    fn merges_in_copies(&self, _weight: &Weight) -> bool {
+        true
+    }
     /// The gradient `(x wᵀ)ᵀ y` of one factor, over all rows of `x` and `y`, of which columns may be left out.
     fn low_rank_dw(&self, of: LowRankGrad<'_>, grads: LinearGrads<'_>) -> Result<()> {
         shapes::low_rank_dw(self.as_home(), of, &grads)?;

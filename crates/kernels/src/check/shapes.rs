@@ -535,6 +535,7 @@ mod tests {
         "weight",
         "master",
         "rounds_masters",
+        "merges_in_copies",
         "rounded_master",
         "as_home",
         "as_card",

@@ -2,7 +2,9 @@
 //!
 //! Asking the driver for memory costs as much as a small kernel and freeing waits for the card, so blocks are kept.
 //! All work is on one stream: a block that is freed may be reused at once, because what reads it was started before
-//! what will write it. (What a transfer to another card uses is freed after that stream waits for it: `exchange`.) Sizes are rounded up to classes; a slightly larger block serves where none fits exactly.
+//! what will write it. (What a transfer to another card uses is freed after that stream waits for it: `exchange`.) Sizes of what
+//! comes and goes are rounded up to classes, and a slightly larger block serves where none fits exactly. Weights, gradients and
+//! moments stay and keep their sizes: they take what they need.
 
 use super::context::check;
 use super::handles::{CudaContext, Pinned};
@@ -88,10 +90,20 @@ impl Data {
     }
 }
 
-/// The next of 32 sizes between powers of two: at most a 32nd is wasted.
-fn class(bytes: usize) -> usize {
-    let step = (bytes.next_power_of_two() / 64).max(ALIGN);
+/// Bytes of a new block. For what comes and goes the next of 32 sizes between powers of two, of which at most a 32nd is wasted.
+fn rounded(bytes: usize, purpose: Purpose) -> usize {
+    let step = if stays(purpose) { ALIGN } else { (bytes.next_power_of_two() / 64).max(ALIGN) };
     bytes.next_multiple_of(step)
+}
+
+/// Whether memory is for what lives as long as the model and always has the same sizes.
+fn stays(purpose: Purpose) -> bool {
+    matches!(purpose, Purpose::Weights | Purpose::Gradients | Purpose::Optimizer)
+}
+
+/// Sizes of blocks that may serve where one of `wanted` bytes was asked for.
+fn serving(wanted: usize, purpose: Purpose) -> std::ops::RangeInclusive<usize> {
+    wanted..=wanted + wanted / if stays(purpose) { 64 } else { 4 }
 }
 
 impl CardArena {
@@ -121,16 +133,17 @@ impl CardArena {
         if bytes > isize::MAX as usize / 2 {
             return Err(Error::resource("a buffer of that size cannot exist"));
         }
-        let wanted = class(bytes.max(1));
         let mut state = self.state();
+        let wanted = rounded(bytes.max(1), state.books.purpose);
+        let near = serving(wanted, state.books.purpose);
         if let Some(kept) = &mut state.kept {
-            let fits = |b: &MemoryBlock| (wanted..=wanted + wanted / 4).contains(&b.bytes);
+            let fits = |b: &MemoryBlock| near.contains(&b.bytes);
             if let Some(i) = kept.iter().position(fits) {
                 let block = kept.swap_remove(i);
                 return Ok(CardMemory { block, arena: self.clone(), host: None });
             }
         }
-        let near = state.free.range(wanted..=wanted + wanted / 4).find(|(_, blocks)| !blocks.is_empty());
+        let near = state.free.range(near).find(|(_, blocks)| !blocks.is_empty());
         let bytes = near.map_or(wanted, |(&bytes, _)| bytes);
         let at = match state.free.get_mut(&bytes).and_then(Vec::pop) {
             Some(at) => {
@@ -425,4 +438,25 @@ pub fn letter(dtype: DType) -> char {
 pub fn kernel(name: &str, buffers: &[&Buffer]) -> String {
     let letters: String = buffers.iter().map(|b| letter(b.dtype())).collect();
     format!("{name}_{letters}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stays_is_not_rounded_and_what_goes_is_by_a_32nd_at_most() {
+        // Gate and up of a 7B model in bf16.
+        let bytes = 2 * 37888 * 3584;
+        assert_eq!(rounded(bytes, Purpose::Weights), bytes);
+        assert_eq!(rounded(bytes + 1, Purpose::Gradients), bytes + ALIGN);
+        assert_eq!(rounded(bytes, Purpose::Activations), 33 << 23);
+        for bytes in (1..1 << 22).step_by(4099) {
+            let class = rounded(bytes, Purpose::Cache);
+            assert!(class - bytes < (class / 32).max(ALIGN) && rounded(class, Purpose::Cache) == class);
+        }
+        // A block of another size must not be used up by what is never given back.
+        assert!(!serving(bytes, Purpose::Optimizer).contains(&(33 << 23)));
+        assert!(serving(bytes, Purpose::Activations).contains(&(33 << 23)));
+    }
 }

@@ -13,6 +13,7 @@ use crate::model::{ModelConfig, ParamId, ParamKind, ParamShape};
 use ferrl_kernels::backend::{ColumnsOf, LinearGrads, LowRank, LowRankGrad};
 use ferrl_kernels::philox::{name_words, normals, philox4x32, uniform};
 use ferrl_kernels::{Buffer, DType, Purpose, Weight};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// An adapter of a model.
@@ -139,10 +140,35 @@ impl Model {
         seed: u64,
         first: impl FnMut(&LoraModule) -> Result<Option<Values>>,
     ) -> Result<()> {
+        self.put_on(options, seed, first)?;
+        frozen_params(&self.config, options)?.into_iter().try_for_each(|i| self.store_again(i, true))
+    }
+
+    /// The same with everything but the base as it is.
+    pub(in crate::model) fn put_on(
+        &mut self,
+        options: &AdapterOptions,
+        seed: u64,
+        first: impl FnMut(&LoraModule) -> Result<Option<Values>>,
+    ) -> Result<()> {
         for weight in adapted_weights(&self.config, options)? {
             self.set_base(weight, options.base)?;
         }
         self.put_adapter(options, seed, first)
+    }
+
+    /// Stores a parameter that a device holds in fewer bytes where it is `frozen` in the form for that, or in the other one.
+    fn store_again(&mut self, param: usize, frozen: bool) -> Result<()> {
+        let shape = self.params[param].shape;
+        if !self.training || !self.rounds_where_frozen(&shape) {
+            return Ok(());
+        }
+        let _weights = Purpose::Weights.on(&self.backend.clone());
+        let values = self.read(param)?;
+        self.params[param].derived = None; // the old memory goes first
+        self.params[param].master = self.backend.alloc(DType::F32, 0)?;
+        self.params[param] = self.param_with(shape, &ParamValues::F32(values), frozen)?;
+        Ok(())
     }
 
     /// The same on weights that were made as bases.
@@ -197,11 +223,18 @@ impl Model {
         Ok(ModuleAdapter { module, a, b, scaled_a, scaled_b })
     }
 
-    /// Lengths of what [`Model::merge`] works on.
-    pub(crate) fn merge_lengths(&self) -> Vec<usize> {
-        let Some(adapter) = &self.adapter else { return Vec::new() };
-        let weights = adapter.weights().into_iter().map(|w| self.params[w].shape.len());
-        weights.chain(adapter.parts.iter().map(|part| part.module.elements().len())).collect()
+    /// [`Model::room`] for [`Model::merge`]: copies of a weight where the device works on such, and what NF4 is decoded to.
+    pub(crate) fn merge_room(&self) -> Result<()> {
+        let Some(adapter) = &self.adapter else { return Ok(()) };
+        let in_place = |weight: &Weight| !self.backend.merges_in_copies(weight);
+        let in_place = |w: &usize| self.params[*w].derived.as_ref().is_some_and(in_place);
+        let (in_place, copied): (BTreeSet<usize>, BTreeSet<usize>) =
+            adapter.weights().into_iter().partition(in_place);
+        let len = |w: &usize| self.params[*w].shape.len();
+        let parts = adapter.parts.iter().filter(|part| copied.contains(&part.module.param));
+        let parts = parts.map(|part| part.module.elements().len());
+        self.room(copied.iter().map(len).chain(parts), 2)?;
+        self.room(in_place.iter().filter(|w| self.is_nf4(**w)).map(len), 1)
     }
 
     /// Derives the adapted weights from base and adapter; those of a model that is split, or that ranks compute with together,
@@ -256,7 +289,7 @@ impl Model {
         for part in adapter.parts.iter_mut().filter(|part| weights.contains(&part.module.param)) {
             for (i, form) in [(part.a, &mut part.scaled_a), (part.b, &mut part.scaled_b)] {
                 let scaled = self.scaled(i, part.module.scale)?;
-                self.backend.load_weight(&scaled, form)?;
+                self.backend.load_weight(scaled.as_ref().unwrap_or_else(|| self.master(i)), form)?;
             }
         }
         Ok(())
@@ -284,21 +317,26 @@ impl Model {
     ) -> Result<T> {
         let scaled = adapter.of(weight).map(|part| self.scaled(part.b, part.module.scale));
         let scaled = scaled.collect::<Result<Vec<_>>>()?;
-        let part = |(part, b)| {
-            let &ModuleAdapter { ref module, a, .. } = part;
-            LowRank { row: module.row, a: self.master(a), b, r: module.r }
-        };
-        let parts: Vec<LowRank<'_>> = adapter.of(weight).zip(&scaled).map(part).collect();
+        let parts = adapter.of(weight).zip(&scaled).map(|(part, scaled)| LowRank {
+            row: part.module.row,
+            a: self.master(part.a),
+            b: scaled.as_ref().unwrap_or_else(|| self.master(part.b)),
+            r: part.module.r,
+        });
+        let parts: Vec<LowRank<'_>> = parts.collect();
         let decoded = self.decoded_base(weight)?;
         f(decoded.as_ref().unwrap_or_else(|| self.master(weight)), &parts)
     }
 
-    /// A parameter times a number.
-    fn scaled(&self, param: usize, scale: f32) -> Result<Buffer> {
+    /// A parameter times a number; `None` where that is the parameter itself.
+    fn scaled(&self, param: usize, scale: f32) -> Result<Option<Buffer>> {
+        if scale == 1.0 {
+            return Ok(None); // hundreds of modules with three small kernels each are a hundredth of a step
+        }
         let mut scaled = self.f32s(self.params[param].shape.len())?;
         self.backend.fill(&mut scaled, 0.0)?;
         self.backend.axpy(scale, self.master(param), &mut scaled)?;
-        Ok(scaled)
+        Ok(Some(scaled))
     }
 
     /// `base + s B A` of a weight, f32.
@@ -333,7 +371,10 @@ impl Model {
             self.params[weight] = self.param(shape, &ParamValues::F32(values))?;
         }
         self.params.truncate(self.config.params().len());
-        Ok(())
+        // Whatever was frozen beside the adapter may be trained from now on.
+        frozen_params(&self.config, &adapter.options)?
+            .into_iter()
+            .try_for_each(|i| self.store_again(i, false))
     }
 
     /// How much of the adapter's change of one layer arrives in its weights, where these are rounded to bf16; layers take
@@ -353,7 +394,6 @@ impl Model {
             if self.params[weight].shape.id.layer != Some(layer) {
                 continue;
             }
-            let base = self.base_f32(weight)?;
             let rounded = |x: &Buffer| -> Result<Buffer> {
                 let (mut half, mut out) = (b.alloc(DType::Bf16, x.len())?, self.f32s(x.len())?);
                 b.copy(x, 0, &mut half, 0, x.len())?;
@@ -362,8 +402,16 @@ impl Model {
             };
             let mut intended = self.merged(adapter, weight)?;
             let mut arrived = rounded(&intended)?;
-            b.axpy(-1.0, &rounded(&base)?, &mut arrived)?;
-            b.axpy(-1.0, &base, &mut intended)?;
+            let master = self.master(weight);
+            if master.dtype() == DType::Bf16 && !self.is_nf4(weight) {
+                // Rounding leaves such a base as it is: no copies of it, which would be most of the memory here.
+                b.axpy(-1.0, master, &mut arrived)?;
+                b.axpy(-1.0, master, &mut intended)?;
+            } else {
+                let base = self.base_f32(weight)?;
+                b.axpy(-1.0, &rounded(&base)?, &mut arrived)?;
+                b.axpy(-1.0, &base, &mut intended)?;
+            }
             let dots = b.dots(&[(&intended, &intended), (&intended, &arrived)])?;
             (sum.intended, sum.arrived) = (sum.intended + dots[0], sum.arrived + dots[1]);
         }
@@ -379,6 +427,14 @@ pub(in crate::model) fn adapted_weights(
     let mut all: Vec<usize> = lora_modules(config, options)?.iter().map(|m| m.param).collect();
     all.dedup();
     Ok(all)
+}
+
+/// The parameters of a configuration that are neither adapted nor trained beside an adapter with these options.
+pub fn frozen_params(config: &ModelConfig, options: &AdapterOptions) -> Result<BTreeSet<usize>> {
+    let adapted = lora_modules(config, options)?.into_iter().map(|m| m.param);
+    let saved = saved_tensors(config, options)?.into_iter().map(|t| t.param);
+    let changes: BTreeSet<usize> = adapted.chain(saved).collect();
+    Ok((0..config.params().len()).filter(|i| !changes.contains(i)).collect())
 }
 
 /// First values: `A` at random by seed, name and place alone, `B` zero.

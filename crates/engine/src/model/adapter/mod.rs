@@ -13,7 +13,7 @@ mod modules;
 
 pub use base::BaseHome;
 pub(in crate::model) use lora::adapted_weights;
-pub use lora::{Adapter, AdapterRounding, Values};
+pub use lora::{Adapter, AdapterRounding, Values, frozen_params};
 pub use modules::{LoraModule, SavedTensor, adapter_weights, lora_modules, saved_tensors};
 
 use crate::model::ModelConfig;

@@ -25,7 +25,7 @@ impl LowRankOps for Cuda {
         shapes::load_adapted(self, base, parts, weight)?;
         let (n, k) = (weight.n, weight.k);
         assert!(base.len() == n * k && parts.iter().all(|p| p.a.len() == p.r * k && p.rows().end <= n));
-        if !k.is_multiple_of(4) || split_parts(base, 0).is_some() {
+        if self.merges_in_copies(weight) || split_parts(base, 0).is_some() {
             return composed::load_adapted(self, base, parts, weight);
         }
         let (to, out) = stored(weight);
@@ -49,6 +49,11 @@ impl LowRankOps for Cuda {
             self.launch("low_rank", &name, grid, &all)?;
         }
         if done < n { plain(done..n) } else { Ok(()) }
+    }
+
+    // The kernel has four columns a thread, and reads the base as it lies.
+    fn merges_in_copies(&self, weight: &Weight) -> bool {
+        !weight.k.is_multiple_of(4)
     }
 
     // Sums may be cut here: gradients of a micro-batch need not have the bits of another's.

@@ -42,6 +42,8 @@ const CHUNK: usize = 2048;
 /// Threads of a block.
 const THREADS: u32 = 256;
 const _: () = assert!(CHUNK == BLOCK * THREADS as usize / 32);
+/// The same where moments are codes: before the first element a block loads the tables.
+const CODED_CHUNK: usize = 8 * CHUNK;
 
 /// What a step multiplies with, in the order of `AdamW` in optim.cu.
 fn factors(op: AdamW) -> [f32; 9] {
@@ -60,14 +62,19 @@ fn factors(op: AdamW) -> [f32; 9] {
 }
 
 /// Stretches of parameters for one launch, as `Stretch` in optim.cu.
-#[derive(Default)]
 struct Stretches {
     words: Vec<u64>,
     count: u32,
     chunks: usize,
+    /// Elements of a chunk.
+    chunk: usize,
 }
 
 impl Stretches {
+    fn in_chunks_of(chunk: usize) -> Self {
+        Stretches { words: Vec::new(), count: 0, chunks: 0, chunk }
+    }
+
     /// Adds those of a parameter.
     fn add(&mut self, p: &AdamWParam<'_>) {
         let n = p.param.len();
@@ -103,14 +110,14 @@ impl Stretches {
             self.words.extend([derived, range.len() as u64, self.chunks as u64]);
             self.words.extend(absmax.unwrap_or_default());
             self.words.extend(numbers.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32));
-            (self.count, self.chunks) = (self.count + 1, self.chunks + range.len().div_ceil(CHUNK));
+            (self.count, self.chunks) = (self.count + 1, self.chunks + range.len().div_ceil(self.chunk));
         }
     }
 }
 
 /// The tables of first and second moments, as `CodeTable` in optim.cu.
 fn code_tables() -> Vec<f32> {
-    let table = |t: &CodeTable| [&t.values[..], &t.bounds[..], &[f32::INFINITY]].concat();
+    let table = |t: &CodeTable| [&t.values[..], &t.tree()].concat();
     [table(&SIGNED), table(&UNSIGNED)].concat()
 }
 
@@ -119,18 +126,18 @@ impl OptimizerOps for Cuda {
     // would take longer than some of them.
     fn adamw(&self, params: &mut [AdamWParam<'_>]) -> Result<()> {
         shapes::adamw(self, params)?;
-        let (mut whole, mut coded) = (Stretches::default(), Stretches::default());
+        let (mut whole, mut coded) = (Stretches::in_chunks_of(CHUNK), Stretches::in_chunks_of(CODED_CHUNK));
         for p in params.iter() {
             if p.absmax.is_some() { &mut coded } else { &mut whole }.add(p);
         }
         if whole.chunks > 0 {
             let table = self.uploaded(&whole.words)?;
-            let args = args![&table, whole.count, CHUNK as u32];
+            let args = args![&table, whole.count, whole.chunk as u32];
             self.launch("optim", "adamw", Grid::new(whole.chunks, THREADS), &args)?;
         }
         if coded.chunks > 0 {
             let (table, codes) = (self.uploaded(&coded.words)?, self.uploaded(&code_tables())?);
-            let args = args![&table, coded.count, CHUNK as u32, &codes];
+            let args = args![&table, coded.count, coded.chunk as u32, &codes];
             self.launch("optim", "adamw8", Grid::new(coded.chunks, THREADS), &args)?;
         }
         Ok(())

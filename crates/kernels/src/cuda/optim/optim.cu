@@ -81,17 +81,18 @@ extern "C" __global__ void __launch_bounds__(256) adamw(const Stretch* stretches
     }
 }
 
-// A table of codes: entries and the midpoints between neighbours, for first and second moments.
+// A table of codes: entries, and the midpoints between neighbours as `CodeTable::tree` of codes.rs orders them, so that the lanes
+// of a warp find what they compare with in different banks.
 struct CodeTable {
-    float values[256], bounds[256];
+    float values[256], tree[256];
 };
 
-// As on the CPU: the number of bounds below `x`, 0 of what is not a number.
-__device__ __forceinline__ u32 code_of(const float* bounds, float x) {
-    u32 low = 0;
+// As on the CPU: the number of midpoints below `x`, 0 of what is not a number.
+__device__ __forceinline__ u32 code_of(const float* tree, float x) {
+    u32 k = 1;
 #pragma unroll
-    for (u32 step = 128; step > 0; step /= 2) low += bounds[low + step - 1] < x ? step : 0;
-    return low;
+    for (int step = 0; step < 8; step++) k = 2 * k + (tree[k] < x ? 1 : 0);
+    return k - 256;
 }
 
 // What numbers of a block are multiplied with before they are looked up.
@@ -148,9 +149,9 @@ __device__ __forceinline__ void adamw_coded(const Stretch& stretch, const P& par
     u32 m_codes[LANE], v_codes[LANE];
 #pragma unroll
     for (int k = 0; k < LANE; k++) {
-        m_codes[k] = code_of(tables[0].bounds, m[k] * m_factor);
+        m_codes[k] = code_of(tables[0].tree, m[k] * m_factor);
         // Rounded to zero it would divide a later step by almost nothing.
-        v_codes[k] = max(code_of(tables[1].bounds, v[k] * v_factor), v[k] > 0.0f ? 1u : 0u);
+        v_codes[k] = max(code_of(tables[1].tree, v[k] * v_factor), v[k] > 0.0f ? 1u : 0u);
     }
     if (threadIdx.x % WARP == 0) stretch.first_absmax[block] = m_most, stretch.second_absmax[block] = v_most;
     if (n == LANE) {
@@ -177,24 +178,26 @@ __device__ __forceinline__ void adamw_coded(const Stretch& stretch, const P& par
     }
 }
 
-// As `adamw`, where moments are codes: a warp has a block of them.
+// As `adamw`, where moments are codes: a warp has one block of them after the other, so that tables and stretch are loaded once.
 extern "C" __global__ void __launch_bounds__(256)
     adamw8(const Stretch* stretches, u32 count, u32 chunk, const CodeTable* tables) {
     __shared__ CodeTable room[2];
+    __shared__ Stretch stretch;
+    if (threadIdx.x == 0) stretch = stretch_of(stretches, count);
     for (u32 i = threadIdx.x; i < sizeof(room) / sizeof(float); i += blockDim.x)
         ((float*)room)[i] = ((const float*)tables)[i];
     __syncthreads();
-    const Stretch& stretch = stretch_of(stretches, count);
-    const u64 from = chunk * (blockIdx.x - stretch.start) + CODES * (threadIdx.x / WARP);
-    if (from >= stretch.n) return;
-    const u64 to = min(from + CODES, stretch.n);
-    if (stretch.storage == SPLIT) {
-        const SplitMaster split = {(u16*)stretch.param, (u16*)stretch.derived};
-        adamw_coded(stretch, split, (float*)nullptr, from, to, room);
-    } else if (stretch.storage == COPIED) {
-        adamw_coded(stretch, (float*)stretch.param, (bf16*)stretch.derived, from, to, room);
-    } else {
-        adamw_coded(stretch, (float*)stretch.param, (float*)stretch.derived, from, to, room);
+    const u64 start = chunk * (blockIdx.x - stretch.start), end = min(start + chunk, stretch.n);
+    for (u64 from = start + CODES * (threadIdx.x / WARP); from < end; from += CODES * (blockDim.x / WARP)) {
+        const u64 to = min(from + CODES, stretch.n);
+        if (stretch.storage == SPLIT) {
+            const SplitMaster split = {(u16*)stretch.param, (u16*)stretch.derived};
+            adamw_coded(stretch, split, (float*)nullptr, from, to, room);
+        } else if (stretch.storage == COPIED) {
+            adamw_coded(stretch, (float*)stretch.param, (bf16*)stretch.derived, from, to, room);
+        } else {
+            adamw_coded(stretch, (float*)stretch.param, (float*)stretch.derived, from, to, room);
+        }
     }
 }
 
