@@ -54,12 +54,11 @@ impl RankLayout {
         all.into_iter().filter(|(_, size)| *size > 1).collect()
     }
 
-    /// Refuses what a run of the recipe in this layout would refuse: groups on a card, models whose work the groups cannot share, a
-    /// trust region over an adapter whose base is split. The one place that says so, for runs and for plans.
+    /// Refuses what a run of the recipe in this layout would refuse: models whose work the groups cannot share, a trust region over an
+    /// adapter whose base is split. The one place that says so, for runs and for plans.
     pub fn serves<'a>(
         &self,
         recipe: &Recipe,
-        on_card: bool,
         models: impl IntoIterator<Item = &'a ModelConfig>,
     ) -> Result<()> {
         let trusts = || recipe.algorithm().is_ok_and(|a| a.updates().trust_region.is_some());
@@ -67,9 +66,6 @@ impl RankLayout {
             let what = "a trust region compares with a copy of the policy, which is not made of an adapter whose base is split";
             let fix = "parallel.ddp_size = 0, and parallel.tp_size and parallel.sp_size = 1";
             return Err(Error::usage(what).at("parallel").fix(fix));
-        }
-        if let Some((key, _)) = self.teams().first().filter(|_| on_card) {
-            return Err(on_a_card(key));
         }
         models.into_iter().try_for_each(|config| self.shares(config))
     }
@@ -110,20 +106,12 @@ pub fn check_stages(resolved: &Resolved, ranks: usize) -> Result<()> {
 pub fn check(recipe: &Recipe, ranks: usize) -> Result<RankLayout> {
     let layout = RankLayout::of(recipe, ranks)?;
     let named = Some(&recipe.device).filter(|device| *device != ferrl_kernels::AUTO);
-    let on_card = named.map(|device| ferrl_kernels::footprint(device)).transpose()?;
-    let on_card = on_card.is_some_and(|device| device.own_memory);
+    named.map(|device| ferrl_kernels::footprint(device)).transpose()?;
     // Any model can be computed with by a rank alone, and its configuration need not be read.
     let groups = !layout.teams().is_empty();
     let models = groups.then(|| [known_config(recipe), known_critic(recipe)]);
-    layout.serves(recipe, on_card, models.iter().flatten().flatten())?;
+    layout.serves(recipe, models.iter().flatten().flatten())?;
     Ok(layout)
-}
-
-fn on_a_card(key: &str) -> Error {
-    let what = "tensor and context parallelism on a card are not built yet";
-    Error::usage(what)
-        .at(key)
-        .fix(format!("device = \"cpu\", or {key} = 1 and parallel.ddp_size = 1 (ZeRO-3)"))
 }
 
 /// The model's configuration where it can be read before anything else is.
@@ -210,13 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn groups_on_a_named_card_are_refused_before_it_is_opened() {
+    fn a_layout_is_taken_on_every_device() {
         let on = |device: &str, r: Recipe| check(&Recipe { device: device.into(), ..r }, 4);
-        let error = on("cuda", recipe(0, 1, 2, 0)).unwrap_err().to_string();
-        assert!(error.contains("parallel.sp_size") && error.contains("on a card are not built"), "{error}");
-        assert!(on("cuda:1", recipe(0, 1, 1, 2)).unwrap_err().to_string().contains("rollout.tp_size"));
-        assert!(on("cuda", recipe(1, 1, 1, 1)).is_ok(), "ZeRO-3 runs on cards");
-        assert!(on("cpu", recipe(0, 2, 2, 0)).is_ok());
+        for device in ["cpu", "cuda", "cuda:1"] {
+            for r in [recipe(1, 1, 1, 1), recipe(0, 2, 2, 0), recipe(0, 1, 1, 2), recipe(0, 1, 4, 1)] {
+                assert!(on(device, r).is_ok(), "{device}");
+            }
+        }
+        assert!(on("abacus", recipe(0, 2, 2, 0)).is_err());
     }
 
     #[test]

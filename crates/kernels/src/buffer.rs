@@ -89,13 +89,15 @@ pub struct Weight {
     pub k: usize,
     /// Compute type: of the rows that they multiply.
     pub compute: DType,
+    /// Output features of the weight that this one is a part of, or its own: products of a part have the bits of the whole's.
+    pub whole: usize,
     data: Box<dyn Any + Send + Sync>,
 }
 
 impl Weight {
     /// For backends: wraps what they allocated.
     pub fn new(n: usize, k: usize, compute: DType, data: Box<dyn Any + Send + Sync>) -> Self {
-        Weight { n, k, compute, data }
+        Weight { n, k, compute, whole: n, data }
     }
     /// For backends: what they allocated.
     pub fn data(&self) -> &dyn Any {

@@ -10,6 +10,10 @@ pub struct Footprint {
     pub frozen: usize,
     /// Bytes that the head needs beside its result for `rows` rows of `hidden` numbers of `size` bytes.
     pub head: fn(rows: usize, hidden: usize, vocab: usize, size: usize) -> usize,
+    /// Tokens of the vocabulary that the head folds at a time.
+    pub vocab_tile: usize,
+    /// Whether draws go through a vocabulary that ranks share part by part; elsewhere the logits of a row are put together.
+    pub draws_by_parts: bool,
     /// Tokens of prompts that are read at once.
     pub busy_tokens: usize,
     /// Bytes that are taken before anything is computed, where it has memory of its own.

@@ -300,8 +300,7 @@ pub struct LogpGrads<'a> {
     pub others: Option<&'a Buffer>,
 }
 
-/// Tokens of the vocabulary that the head processes at a time. Their numbers are folded in order, so a head may be split at
-/// multiples of it without a change in any bit.
+/// Tokens of the vocabulary that the CPU's head processes at a time: see [`Home::vocab_tile`](crate::backend::Home::vocab_tile).
 pub const VOCAB_TILE: usize = 256;
 
 /// Tokens `from..to` of a vocabulary, cut at tiles, with the head's rows for them: what one of several ranks computes of a
@@ -323,9 +322,9 @@ impl VocabPart<'_> {
     pub fn width(&self) -> usize {
         self.to - self.from
     }
-    /// Number of tiles.
-    pub fn tiles(&self) -> usize {
-        self.width().div_ceil(VOCAB_TILE)
+    /// Number of tiles of that many tokens.
+    pub fn tiles(&self, tile: usize) -> usize {
+        self.width().div_ceil(tile)
     }
 }
 

@@ -127,6 +127,18 @@ fn a_check_trains_on_two_devices() {
     }
 }
 
+/// Ranks that compute with one model together: on the CPU every bit is that of one process, also in bf16.
+#[test]
+fn a_check_trains_on_groups_of_ranks() {
+    let table = ok(&["bench", "--check", "--device", "cpu", "--ranks", "2", "--only", "2 ranks tp 2"]);
+    assert_eq!(table.lines().filter(|l| l.starts_with("2 ranks tp 2 sp 1")).count(), 4, "{table}");
+    let other: Vec<&str> =
+        table.lines().filter(|l| l.contains("other bits") || l.contains("distance")).collect();
+    assert_eq!(other.len(), 4 * 6, "{table}");
+    assert!(other.iter().all(|l| l.contains(": 0.000e0, allowed ")), "{table}");
+    assert!(table.contains("sampled and trained logp: 0.000e0") && table.contains("all passed"), "{table}");
+}
+
 #[test]
 fn ranks_leave_the_weights_of_one_process() {
     for (ranks, dtype) in [("2", "f32"), ("3", "bf16")] {

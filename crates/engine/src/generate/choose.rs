@@ -53,7 +53,8 @@ pub(super) struct HeadOrder {
 }
 
 impl HeadOrder {
-    fn choose(&self, model: &Model, h: &Buffer) -> Result<TokenGroup> {
+    /// The tokens, and the logits where the host has to look at them.
+    pub(super) fn choose(&self, model: &Model, h: &Buffer) -> Result<TokenGroup> {
         let all = self.rows.len() * model.config.hidden == h.len() && self.rows.is_sorted();
         let selected = if all { None } else { Some(model.select_rows(h, &self.rows)?) };
         let (logits, lse) = model.logits(selected.as_ref().unwrap_or(h), self.divisor)?;

@@ -41,10 +41,11 @@ fn bucket(rows: usize) -> usize {
 
 impl DecodeGraphs {
     /// Whether a model's steps can be captured: none copies to or from the host. Which experts compute is decided there,
-    /// and so are the rows of queries and keys that are normalised all together.
+    /// and so are the rows of queries and keys that are normalised all together; ranks of a team wait for each other.
     pub fn serve(model: &Model) -> bool {
         let config = &model.config;
-        model.backend.captures() && config.experts.is_none() && config.qk_norm != Some(QkNorm::Whole)
+        let alone = model.team().is_none() && model.backend.captures();
+        alone && config.experts.is_none() && config.qk_norm != Some(QkNorm::Whole)
     }
 
     /// What follows is of this model: steps of another, or of weights that lie elsewhere now, are dropped.

@@ -3,7 +3,7 @@
 //! Logits stay where they are computed. A plain draw goes through the vocabulary in order, so its running sum goes from rank to
 //! rank: twenty bytes a row. For the largest token, `top_k` and `min_p` a rank sends the first one the tokens that can be
 //! chosen. Only `top_p` without `top_k`, penalties and the log-probabilities of other tokens need every logit of a row: those
-//! rows are sent to the first rank.
+//! rows are sent to the first rank. So are all rows of a device whose draws cannot go from part to part.
 
 use super::choose::{HeadOrder, TokenGroup};
 use crate::model::Model;
@@ -67,10 +67,13 @@ pub(super) fn choose_together(
 ) -> Result<TokenGroup> {
     let (x, op, (member, size)) =
         (model.select_rows(h, &order.rows)?, model.logp_head(order.divisor), team.member());
-    let (rows, tokens) = (order.rows.len(), model.config.vocab_of((member, size)));
+    let (rows, tokens) = (order.rows.len(), model.vocab_of((member, size)));
     let mut logits = model.f32s(rows * tokens.len())?;
     let folded =
         model.fold_together(team, (op, &x), &[], Some(&mut logits).filter(|_| !tokens.is_empty()))?;
+    if !model.backend.draws_by_parts() {
+        return choose_whole(model, team, (&logits, &folded.lse), order);
+    }
     let draws = drawn(model, team, (&logits, &folded.lse), &order.asks)?;
     let here = LocalLogits { rows: model.read_f32s(&logits)?, tokens };
     let lists = listed(team, &here, order)?;
@@ -100,6 +103,20 @@ pub(super) fn choose_together(
     Ok(TokenGroup { logits: whole, choices: Choices::new(Box::new(choices)) })
 }
 
+/// The same where a device draws from whole rows alone: the first rank puts them together.
+fn choose_whole(
+    model: &Model,
+    team: &Team,
+    (logits, lse): (&Buffer, &Buffer),
+    order: &HeadOrder,
+) -> Result<TokenGroup> {
+    let Some(whole) = model.logits_on_first(team, logits, order.rows.len())? else {
+        return Ok(TokenGroup { logits: None, choices: Choices::new(Box::new(Vec::<TokenChoice>::new())) });
+    };
+    let choices = model.backend.choose(&whole, lse, &order.asks)?;
+    Ok(TokenGroup { logits: order.looked_at.contains(&true).then_some(whole), choices })
+}
+
 /// Whether a token is drawn from all of them.
 fn is_drawn(ask: &Ask) -> bool {
     ask.draw.is_some() && !ask.truncates()
@@ -113,7 +130,7 @@ fn drawn(model: &Model, team: &Team, (logits, lse): (&Buffer, &Buffer), asks: &[
     if !asks.iter().any(is_drawn) {
         return Ok(draws);
     }
-    let ((member, size), tokens) = (team.member(), |m| model.config.vocab_of((m, team.member().1)));
+    let ((member, size), tokens) = (team.member(), |m| model.vocab_of((m, team.member().1)));
     let uniform: Vec<f32> = asks.iter().map(|ask| ask.draw.unwrap_or(0.0)).collect();
     let with_tokens: Vec<usize> = (0..size).filter(|&m| !tokens(m).is_empty()).collect();
     for (i, &from) in with_tokens.iter().enumerate() {
@@ -195,4 +212,72 @@ fn listed(team: &Team, here: &LocalLogits, order: &HeadOrder) -> Result<Vec<Vec<
         }
     }
     Ok(lists)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::checkpoint::InitOptions;
+    use crate::model::Options;
+    use ferrl_kernels::comm::threads;
+    use ferrl_kernels::{DType, Ranks};
+
+    const ROWS: usize = 5;
+
+    fn model(vocab: usize) -> Model {
+        let init = InitOptions { vocab, hidden: 16, layers: 1, std: 0.5, ..InitOptions::new("qwen2") };
+        let options = Options { dtype: DType::F32, training: false, context: 0 };
+        Model::random(ferrl_kernels::open("cpu", Some(1)).unwrap(), &init, options).unwrap()
+    }
+
+    /// Tokens with their logits, and the logits that the host looks at.
+    fn chosen(model: &Model, group: &TokenGroup) -> (Vec<(u32, u32, u32)>, Vec<u32>) {
+        let choices = model.backend.chosen(&group.choices).unwrap();
+        let logits = model.read_f32s(group.logits.as_ref().unwrap()).unwrap();
+        let bits = |c: &TokenChoice| (c.token, c.logit.to_bits(), c.lse.to_bits());
+        (choices.iter().map(bits).collect(), logits.into_iter().map(f32::to_bits).collect())
+    }
+
+    fn choices(ranks: &Ranks, vocab: usize, order: &HeadOrder) -> Option<(Vec<(u32, u32, u32)>, Vec<u32>)> {
+        let mut m = model(vocab);
+        let hidden: Vec<f32> = (0..ROWS * 16).map(|i| ((i * 37 % 23) as f32 - 11.0) / 7.0).collect();
+        m.set_team(Team::new(ranks, 1, ranks.size(), false)).unwrap();
+        m.gather_to_read().unwrap();
+        let h = m.upload(&hidden).unwrap();
+        let Some(team) = m.team().cloned() else { return Some(chosen(&m, &order.choose(&m, &h).unwrap())) };
+        let (x, op, tokens) =
+            (m.select_rows(&h, &order.rows).unwrap(), m.logp_head(order.divisor), m.vocab_of(team.member()));
+        let mut logits = m.f32s(ROWS * tokens.len()).unwrap();
+        let own = Some(&mut logits).filter(|_| !tokens.is_empty());
+        let lse = m.fold_together(&team, (op, &x), &[], own).unwrap().lse;
+        let group = choose_whole(&m, &team, (&logits, &lse), order).unwrap();
+        (team.member().0 == 0).then(|| chosen(&m, &group))
+    }
+
+    #[test]
+    fn rows_that_are_put_together_give_the_choices_of_one_rank() {
+        let asks = vec![
+            Ask::plain(None),
+            Ask::plain(Some(0.3)),
+            Ask { top_k: 9, ..Ask::plain(Some(0.8)) },
+            Ask { top_p: 0.7, ..Ask::plain(Some(0.5)) },
+            Ask { min_p: 0.05, ..Ask::plain(Some(0.99)) },
+        ];
+        let order =
+            HeadOrder { divisor: 0.7, rows: (0..ROWS as u32).collect(), asks, looked_at: vec![true; ROWS] };
+        // Parts of one tile and of several, and a rank without any.
+        for (vocab, size) in [(700, 2), (700, 3), (300, 3)] {
+            let want = choices(Ranks::ALONE, vocab, &order).unwrap();
+            let got: Vec<_> = std::thread::scope(|scope| {
+                let order = &order;
+                let run = |ranks: Ranks| scope.spawn(move || choices(&ranks, vocab, order));
+                let running: Vec<_> = threads(size).into_iter().map(run).collect();
+                running.into_iter().map(|rank| rank.join().unwrap()).collect()
+            });
+            assert_eq!(got[0].as_ref(), Some(&want), "{vocab} tokens on {size} ranks");
+            assert!(got[1..].iter().all(Option::is_none));
+        }
+    }
 }

@@ -49,7 +49,8 @@ impl Sampler {
                 break step;
             }
         };
-        if self.schedule_ahead(&*model.backend, &step.ids)? {
+        // The ranks of a team are told the tokens of a step, which are not known ahead.
+        if model.team().is_none() && self.schedule_ahead(&*model.backend, &step.ids)? {
             self.ahead = Some(self.launch(model, Some(&step))?);
         }
         self.take_tokens(model, &step, events)

@@ -38,7 +38,7 @@ impl Layout {
             position: index.find(ParamId::model(Slot::Position)),
             layers: (0..config.layers).map(|l| index.layer(config, l)).collect(),
             final_norm: index.norm(ParamId::model(Slot::FinalNorm)).expect("every model has a final norm"),
-            head: if tied { Some(Linear { weight: embed, bias: None }) } else { own_head() },
+            head: if tied { Some(Linear { weight: embed, bias: None, rotated: false }) } else { own_head() },
             value: index.linear(ParamId::model(Slot::Value)),
         }
     }
@@ -55,7 +55,7 @@ impl Index {
         self.find(id).expect("every decoder has it")
     }
     fn linear(&self, id: ParamId) -> Option<Linear> {
-        Some(Linear { weight: self.find(id)?, bias: self.find(id.bias()) })
+        Some(Linear { weight: self.find(id)?, bias: self.find(id.bias()), rotated: false })
     }
     fn norm(&self, id: ParamId) -> Option<NormLayer> {
         Some(NormLayer { weight: self.find(id)?, bias: self.find(id.bias()) })

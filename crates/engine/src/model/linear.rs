@@ -22,6 +22,8 @@ pub(super) type Rotated<'a> = (Heads, Option<Rotation<'a>>);
 pub(super) struct Linear {
     pub weight: usize,
     pub bias: Option<usize>,
+    /// Whether the gradient of its output has been rotated back, in which case the bias is summed as the rotation sums it.
+    pub rotated: bool,
 }
 
 impl Linear {
@@ -168,7 +170,10 @@ impl Linear {
     fn add_weight(self, m: &Model, (dy, x): (&Buffer, &Buffer), rows: usize, grads: Grads<'_>) -> Result<()> {
         let b = &*m.backend;
         Taken::with(self.weight, self.bias, grads, |taken| {
-            let (add, [weight, bias]) = taken.sums(b)?;
+            let (add, [weight, mut bias]) = taken.sums(b)?;
+            if let Some(bias) = bias.take_if(|_| self.rotated) {
+                b.rotated_bias(m.config.head_dim, dy, rows, add, bias)?;
+            }
             b.linear_dw(dy, x, rows, LinearGrads { weight, bias, add })
         })
     }
@@ -184,7 +189,7 @@ impl Linear {
     ) -> Result<Linear> {
         if m.place_in_context().is_some() {
             m.backend.qkv_backward(heads, rotation, dqkv, false, None)?; // the bias is summed over all tokens later
-            return Ok(self);
+            return Ok(Linear { rotated: rotation.is_some_and(|r| r.dim == heads.head_dim), ..self });
         }
         let mut bias = self.bias.and_then(|i| grads[i].as_mut());
         let add = bias.as_ref().is_some_and(|sum| !sum.is_empty());

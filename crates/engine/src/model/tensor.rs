@@ -183,14 +183,27 @@ impl Model {
     }
 
     fn forget_forms(&mut self) {
+        // What one rank computes with lies within the masters there, and is the same again afterwards.
+        let within = self.split.is_none() && self.team.is_none() && self.holds_weights_in_masters();
         for param in &mut self.params {
+            if within {
+                param.aside = param.derived.take();
+            }
             (param.whole, param.derived, param.turned) = (None, None, None);
         }
+    }
+
+    fn holds_weights_in_masters(&self) -> bool {
+        self.dtype == DType::Bf16 && self.backend.rounds_masters()
     }
 
     /// The form that products read of a parameter that this rank has all of, where it was given back.
     fn rederive(&mut self, i: usize) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend);
+        if let Some(aside) = self.params[i].aside.take() {
+            self.params[i].derived = Some(aside);
+            return Ok(());
+        }
         let Param { shape, derived, .. } = &self.params[i];
         if derived.is_some() || !self.config.is_multiplied(shape.id) {
             return Ok(());
@@ -324,7 +337,7 @@ impl Model {
             return vec![part(shape.len(), member, tp * sp)];
         }
         if shape.id.slot.is_vocabulary() {
-            return vec![elements(shape, &self.config.vocab_of((member, tp * sp)))];
+            return vec![elements(shape, &self.vocab_of((member, tp * sp)))];
         }
         let (layer, context) = ((member % tp, tp), (member / tp, sp));
         let Some(rows) = self.config.outputs(shape.id.slot, layer) else {
@@ -363,8 +376,9 @@ impl Model {
             return Ok(true);
         }
         let columns = self.config.inputs(shape.id.slot, at);
-        let derived = self.packed_weight(width(&rows), shape.cols, &own)?;
-        let turned = self.turned_columns(&shape, columns, values)?;
+        let mut derived = self.packed_weight(param, [width(&rows), shape.cols], &own)?;
+        derived.whole = shape.rows;
+        let turned = self.turned_columns(param, columns, values)?;
         (self.params[param].derived, self.params[param].turned) = (Some(derived), turned);
         Ok(true)
     }
@@ -372,10 +386,11 @@ impl Model {
     /// Rows of the transposed weight, where gradients are computed: what `dy W` multiplies with for some columns of its result.
     pub(super) fn turned_columns(
         &self,
-        shape: &ParamShape,
+        param: usize,
         columns: Range<usize>,
         values: &[f32],
     ) -> Result<Option<Weight>> {
+        let shape = self.params[param].shape;
         let back = self.team.as_ref().is_some_and(|team| team.backward) && self.training;
         if !back || columns.is_empty() {
             return Ok(None);
@@ -383,12 +398,18 @@ impl Model {
         let width = columns.len();
         let turned: Vec<f32> =
             columns.flat_map(|c| values[c..].iter().step_by(shape.cols)).copied().collect();
-        self.packed_weight(width, shape.rows, &turned).map(Some)
+        self.packed_weight(param, [width, shape.rows], &turned).map(Some)
     }
 
-    pub(super) fn packed_weight(&self, n: usize, k: usize, values: &[f32]) -> Result<Weight> {
+    /// Some weights of a parameter in the form that products read, rounded as one rank rounds them.
+    pub(super) fn packed_weight(&self, param: usize, [n, k]: [usize; 2], values: &[f32]) -> Result<Weight> {
         let mut weight = self.backend.weight(n, k, self.dtype, false)?;
-        self.backend.load_weight(&self.upload(values)?, &mut weight)?;
+        // Where a device holds weights within their masters, it rounds them in its own way; those under an adapter have none there.
+        let within = if self.is_base(param) { None } else { self.backend.rounded_master(&weight)? };
+        match within {
+            Some(mut rounded) => self.backend.write(&mut rounded, 0, values)?,
+            None => self.backend.load_weight(&self.upload(values)?, &mut weight)?,
+        }
         Ok(weight)
     }
 

@@ -16,7 +16,7 @@ use super::tensor::{Team, elements, packed, unpack};
 use super::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::backend::{
-    LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VOCAB_TILE, VocabPart,
+    LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart,
 };
 use ferrl_kernels::comm::part;
 use ferrl_kernels::{Buffer, DType, Purpose};
@@ -32,9 +32,9 @@ pub(crate) struct Folded {
 
 impl ModelConfig {
     /// Tokens whose rows of embedding and head a member of a team has: whole tiles, so that some may have none.
-    pub(crate) fn vocab_of(&self, (member, size): (usize, usize)) -> Range<usize> {
-        let tiles = part(self.vocab.div_ceil(VOCAB_TILE), member, size);
-        tiles.start * VOCAB_TILE..(tiles.end * VOCAB_TILE).min(self.vocab)
+    fn vocab_of(&self, (member, size): (usize, usize), tile: usize) -> Range<usize> {
+        let tiles = part(self.vocab.div_ceil(tile), member, size);
+        tiles.start * tile..(tiles.end * tile).min(self.vocab)
     }
 }
 
@@ -61,12 +61,22 @@ fn take(bytes: &mut &[u8], count: usize) -> Result<Vec<f32>> {
 }
 
 impl Model {
+    /// Tokens whose rows of embedding and head a member of a team has, by the tiles of the device.
+    pub(crate) fn vocab_of(&self, at: (usize, usize)) -> Range<usize> {
+        self.config.vocab_of(at, self.backend.vocab_tile())
+    }
+
+    /// The same in tiles.
+    fn vocab_tiles_of(&self, at: (usize, usize)) -> usize {
+        self.vocab_of(at).len().div_ceil(self.backend.vocab_tile())
+    }
+
     /// The forms that this rank reads of embedding or head: its tokens' rows, and its columns of the head.
     pub(super) fn make_vocabulary_readable(&mut self, param: usize, values: &[f32]) -> Result<()> {
         let Some(at) = self.team().map(Team::member) else { return Ok(()) };
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
-        let tokens = self.config.vocab_of(at);
+        let tokens = self.vocab_of(at);
         let own = &values[elements(&shape, &tokens)];
         if param == self.layout.embed || tokens.is_empty() {
             self.params[param].whole = Some(self.upload(own)?);
@@ -75,10 +85,13 @@ impl Model {
             return Ok(());
         }
         if !tokens.is_empty() {
-            self.params[param].derived = Some(self.packed_weight(tokens.len(), shape.cols, own)?);
+            let mut derived = self.packed_weight(param, [tokens.len(), shape.cols], own)?;
+            derived.whole = shape.rows;
+            self.params[param].derived = Some(derived);
         }
-        self.params[param].turned =
-            self.turned_columns(&shape, part(self.config.hidden, at.0, at.1), values)?;
+        let mut turned = self.turned_columns(param, part(self.config.hidden, at.0, at.1), values)?;
+        turned.iter_mut().for_each(|turned| turned.whole = shape.cols);
+        self.params[param].turned = turned;
         Ok(())
     }
 
@@ -87,7 +100,7 @@ impl Model {
         let (b, (member, size), (tp, sp)) = (&*self.backend, team.member(), team.sizes());
         let (ids, _) = all.list.as_ref().ok_or_else(|| Error::usage("tokens of another layout"))?;
         let wanted = |place: usize| &ids[part(ids.len(), place, sp)];
-        let (own, hidden) = (self.config.vocab_of((member, size)), self.config.hidden);
+        let (own, hidden) = (self.vocab_of((member, size)), self.config.hidden);
         let mut rows_for = Vec::with_capacity(sp);
         for place in 0..sp {
             let here = wanted(place).iter().filter(|id| own.contains(&(**id as usize)));
@@ -103,7 +116,7 @@ impl Model {
         let arrived = team.ranks().all_to_all(&parts)?;
         let mut values = vec![0.0; x.len()];
         for (from, bytes) in arrived.iter().enumerate() {
-            let (theirs, mut rest) = (self.config.vocab_of((from, size)), &bytes[..]);
+            let (theirs, mut rest) = (self.vocab_of((from, size)), &bytes[..]);
             for (id, row) in wanted(member / tp).iter().zip(values.chunks_exact_mut(hidden)) {
                 if theirs.contains(&(*id as usize)) {
                     row.copy_from_slice(&take(&mut rest, hidden)?);
@@ -118,7 +131,7 @@ impl Model {
         let (b, hidden) = (&*self.backend, self.config.hidden);
         let Some((team, sum)) = self.team().zip(grads[self.layout.embed].as_mut()) else { return Ok(()) };
         let (ids, _) = t.list.as_ref().ok_or_else(|| Error::usage("tokens of another layout"))?;
-        let own = self.config.vocab_of(team.member());
+        let own = self.vocab_of(team.member());
         let rows: Vec<u32> =
             (0..ids.len() as u32).filter(|&row| own.contains(&(ids[row as usize] as usize))).collect();
         let sum = sum.added_to(b)?;
@@ -153,8 +166,8 @@ impl Model {
         let (b, (member, size)) = (&*self.backend, team.member());
         let (rows, per_row) =
             (x.len() / self.config.hidden, ids.len() / (x.len() / self.config.hidden).max(1));
-        let tokens = self.config.vocab_of((member, size));
-        let tiles_of = |m: usize| self.config.vocab_of((m, size)).len().div_ceil(VOCAB_TILE);
+        let tokens = self.vocab_of((member, size));
+        let tiles_of = |m: usize| self.vocab_tiles_of((m, size));
         let (mut tiles, mut found) = (self.f32s(3 * rows * tiles_of(member))?, self.f32s(ids.len())?);
         if let Some(part) = self.head_part(&tokens)?.filter(|_| rows > 0) {
             let wanted = b.indices(ids)?;
@@ -187,7 +200,7 @@ impl Model {
         let (mut lse, mut entropy) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
         let mut found = vec![0.0; per_row * rows];
         for (from, bytes) in team.ranks().all_gather(&bytes_of(&numbers))?.iter().enumerate() {
-            let (theirs, mut rest) = (self.config.vocab_of((from, size)), &bytes[..]);
+            let (theirs, mut rest) = (self.vocab_of((from, size)), &bytes[..]);
             lse.extend(take(&mut rest, rows_of(from).len())?);
             entropy.extend(take(&mut rest, rows_of(from).len())?);
             let at: Vec<usize> = (0..found.len()).filter(|&i| inside(&theirs, ids[i])).collect();
@@ -195,6 +208,20 @@ impl Model {
             at.into_iter().zip(values).for_each(|(i, logit)| found[i] = logit);
         }
         Ok(Folded { lse: self.upload(&lse)?, entropy: self.upload(&entropy)?, found })
+    }
+
+    /// All logits of rows on the first rank, of which each has those of its tokens; none on the others. All members call it together.
+    pub(crate) fn logits_on_first(&self, team: &Team, own: &Buffer, rows: usize) -> Result<Option<Buffer>> {
+        let (member, size) = team.member();
+        let bytes = if member == 0 { Vec::new() } else { bytes_of(&self.read_f32s(own)?) };
+        let parts: Vec<&[u8]> = (0..size).map(|to| if to == 0 { &bytes[..] } else { &[] }).collect();
+        let mut arrived = team.ranks().all_to_all(&parts)?;
+        if member > 0 {
+            return Ok(None);
+        }
+        arrived[0] = bytes_of(&self.read_f32s(own)?);
+        let cuts: Vec<Range<usize>> = (0..size).map(|m| self.vocab_of((m, size))).collect();
+        self.upload(&joined(DType::F32, &arrived, &cuts, rows)?).map(Some)
     }
 
     /// [`Model::score`] by all members of a team.
@@ -237,7 +264,7 @@ impl Model {
         grads: Grads<'_>,
     ) -> Result<()> {
         let head = self.layout.head.expect("scored rows come from a language-model head").weight;
-        let part = self.head_part(&self.config.vocab_of(team.member()))?;
+        let part = self.head_part(&self.vocab_of(team.member()))?;
         let input = PartInput { op: s.op, x: &s.x, part, targets: &s.targets };
         let dw = grads[head].as_mut();
         let add = dw.as_ref().is_some_and(|slot| !slot.is_empty());
@@ -261,7 +288,7 @@ impl Model {
         let (member, size) = team.member();
         let rows = dx.len() / self.config.hidden;
         let columns: Vec<Range<usize>> = (0..size).map(|m| part(self.config.hidden, m, size)).collect();
-        let tokens: Vec<Range<usize>> = (0..size).map(|m| self.config.vocab_of((m, size))).collect();
+        let tokens: Vec<Range<usize>> = (0..size).map(|m| self.vocab_of((m, size))).collect();
         let mut own = self.activations(rows * columns[member].len())?;
         f(&mut own, &mut |own| self.gathered_columns(team, &tokens, own))?;
         let all = self.gathered_columns(team, &columns, &own)?;
@@ -299,21 +326,22 @@ impl Model {
         (other, y, q_lse): (&Model, &Buffer, &Buffer),
     ) -> Result<Vec<f32>> {
         let ((_, size), rows) = (team.member(), p_lse.len());
-        let tokens = self.config.vocab_of(team.member());
-        let mut sums = self.f32s(rows * tokens.len().div_ceil(VOCAB_TILE))?;
+        let tokens = self.vocab_of(team.member());
+        let mut sums = self.f32s(rows * self.vocab_tiles_of(team.member()))?;
         if let Some((p, q)) = self.head_part(&tokens)?.zip(other.head_part(&tokens)?).filter(|_| rows > 0) {
             let (p, q) = (PartSide { x, part: p, lse: p_lse }, PartSide { x: y, part: q, lse: q_lse });
             self.backend.kl_tiles(op, p, q, &mut sums)?;
         }
         let mut all = vec![Vec::new(); rows];
         for (from, bytes) in team.ranks().all_gather(&bytes_of(&self.read_f32s(&sums)?))?.iter().enumerate() {
-            let (tiles, mut rest) =
-                (self.config.vocab_of((from, size)).len().div_ceil(VOCAB_TILE), &bytes[..]);
+            let (tiles, mut rest) = (self.vocab_tiles_of((from, size)), &bytes[..]);
             for row in &mut all {
                 row.extend(take(&mut rest, tiles)?);
             }
         }
-        Ok(all.iter().map(|tiles| tiles.iter().sum()).collect())
+        let mut kl = self.f32s(rows)?;
+        self.backend.fold_kl(&self.upload(&all.concat())?, &mut kl)?;
+        self.read_f32s(&kl)
     }
 
     /// Writes the gradient of [`Model::kl`] by hidden states `x` and adds that of the head, by all members of a team.
@@ -330,7 +358,7 @@ impl Model {
         let (p, q) =
             (self.fold_together(team, (op, x), &[], None)?, other.fold_together(team, (op, y), &[], None)?);
         let kl = self.upload(&self.kl_between(team, op, (x, &p.lse), (other, y, &q.lse))?)?;
-        let (dkl, tokens) = (self.upload(dkl)?, self.config.vocab_of(team.member()));
+        let (dkl, tokens) = (self.upload(dkl)?, self.vocab_of(team.member()));
         let sides = self.head_part(&tokens)?.zip(other.head_part(&tokens)?);
         let side = |part, x, lse| PartSide { x, part, lse };
         let sides = sides.map(|(ours, theirs)| [side(ours, x, &p.lse), side(theirs, y, &q.lse)]);

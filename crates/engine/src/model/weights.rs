@@ -73,6 +73,8 @@ pub struct Param {
     pub(crate) derived: Option<Weight>,
     /// What the gradient of a shared layer's input is computed with (`tensor.rs`).
     pub(super) turned: Option<Weight>,
+    /// What this rank computes with alone, while it computes with a team, where that lies within the master.
+    pub(super) aside: Option<Weight>,
 }
 
 /// Cosines and sines for the first `positions` positions, of each rotation that the model has.
@@ -244,7 +246,7 @@ impl Model {
     fn own_part(&self, shape: ParamShape, own: Range<usize>, values: &[f32]) -> Result<Param> {
         let mut master = self.backend.alloc(DType::F32, own.len())?;
         self.backend.write(&mut master, 0, values)?;
-        Ok(Param { shape, master, own, whole: None, derived: None, turned: None })
+        Ok(Param { shape, master, own, whole: None, derived: None, turned: None, aside: None })
     }
 
     /// A random model, as `ferrl init` would write it.
@@ -355,7 +357,7 @@ impl Model {
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
-        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived, turned: None })
+        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived, turned: None, aside: None })
     }
 
     /// Whether the device holds it in two bytes a weight where nothing trains it and bf16 holds its numbers exactly.

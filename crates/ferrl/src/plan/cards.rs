@@ -70,6 +70,13 @@ pub const CPU: &str = ferrl_kernels::BACKENDS[0].name;
 /// Bytes a second between ranks of one machine that each get through MPI: 64 MiB in 12 ms, two ranks under Open MPI 4.1.
 const MPI_LINK: f64 = (64 << 20) as f64 / 12e-3 / LINK_SHARE;
 
+impl Card {
+    /// The same where what ranks exchange passes through the machine's memory: the speed of ranks without cards, which was measured.
+    pub(super) fn through_host(self) -> Card {
+        Card { link: self.link.min(MPI_LINK), ..self }
+    }
+}
+
 /// A rank on the CPU: bytes of memory, and operations per second in bf16 and f32.
 pub fn processor(memory: u64, bf16: f64, f32: f64) -> Card {
     let source = "measured on this machine; links as MPI between two ranks of one machine";

@@ -12,7 +12,6 @@ use super::ranks::Cluster;
 use super::work::sampled_tokens;
 use crate::parallel::RankLayout;
 use ferrl_engine::model::{ModelConfig, ParamShape};
-use ferrl_kernels::backend::VOCAB_TILE;
 
 /// Bytes of a sampled token between ranks: its id, log-probability, version and mask, as text.
 const TOKEN: f64 = 40.0;
@@ -43,7 +42,11 @@ pub(super) fn rounds(i: &Inputs, l: RankLayout) -> (usize, usize, usize) {
 
 /// What ranks exchange in a step.
 pub(super) fn exchanges(i: &Inputs, l: RankLayout, cluster: &Cluster) -> Vec<Exchange> {
-    let mut all = Traffic { i, l, cluster, e: i.dtype().size() as f64, out: Vec::new() };
+    // Activations of ranks that compute together pass through the machine's memory, on cards too.
+    let host = cluster.card.through_host();
+    let slow = Cluster { card: host, network: cluster.network.min(host.link), ..*cluster };
+    let groups = if i.device.own_memory { slow } else { *cluster };
+    let mut all = Traffic { i, l, cluster, groups, e: i.dtype().size() as f64, out: Vec::new() };
     match l.tp * l.sp {
         1 => all.layers(),
         _ => all.before_updates(),
@@ -68,6 +71,8 @@ struct Traffic<'a> {
     i: &'a Inputs,
     l: RankLayout,
     cluster: &'a Cluster,
+    /// The same for what ranks exchange that compute together.
+    groups: Cluster,
     /// Bytes of the compute type.
     e: f64,
     out: Vec<Exchange>,
@@ -200,7 +205,7 @@ impl Traffic<'_> {
         let backward = |c: &ModelConfig| inside(c) + c.qkv_width() + c.up_width() + 2 * c.hidden;
         let per_token = |c: &ModelConfig| (c.layers * (passes * forward(c) + backward(c))) as f64 * self.e;
         let bytes = tokens / l.sp as f64 * self.sum(per_token);
-        let cost = (bytes * others(l.tp), self.cluster.gather(bytes, l.tp, 1));
+        let cost = (bytes * others(l.tp), self.groups.gather(bytes, l.tp, 1));
         self.add("activations", cost, "of every layer, forward and backward".into());
     }
 
@@ -210,10 +215,10 @@ impl Traffic<'_> {
         let team = l.tp * l.sp;
         let head = |c: &ModelConfig| {
             let logits = (c.vocab + c.hidden) as f64 * self.e;
-            if c.head.has_lm() { tiles(c) / team as f64 + logits } else { 0.0 }
+            if c.head.has_lm() { tiles(c, self.i.device.vocab_tile) / team as f64 + logits } else { 0.0 }
         };
         let bytes = tokens * self.sum(|c| 4.0 * c.hidden as f64 / l.sp as f64 + head(c));
-        let cost = (bytes * others(team), self.cluster.gather(bytes, team, 1));
+        let cost = (bytes * others(team), self.groups.gather(bytes, team, 1));
         self.add("vocabulary", cost, "embeddings, tiles of the head, gradients of logits".into());
     }
 
@@ -225,16 +230,16 @@ impl Traffic<'_> {
         let inside =
             |c: &ModelConfig| c.layers as f64 / l.tp as f64 * (self.sent_by_attention(c) + outputs(c));
         let bytes = tokens / l.sp as f64 * self.sum(inside);
-        let cost = (bytes * others(l.sp), self.cluster.scatter(bytes, l.sp, l.tp));
+        let cost = (bytes * others(l.sp), self.groups.scatter(bytes, l.sp, l.tp));
         self.add("heads", cost, "of every layer, forward and backward".into());
         let keys = |c: &ModelConfig| c.layers as f64 / l.tp as f64 * self.gathered_by_attention(c);
         let bytes = tokens * self.sum(keys);
-        let cost = (bytes * others(l.sp), self.cluster.gather(bytes, l.sp, l.tp));
+        let cost = (bytes * others(l.sp), self.groups.gather(bytes, l.sp, l.tp));
         self.add("keys", cost, "and values of all tokens; in backward also queries and outputs".into());
         let inputs = |c: &ModelConfig| (2 * c.hidden + c.attention_width() + c.ffn) as f64 * self.e;
         let norms = |c: &ModelConfig| 2.0 * c.hidden as f64 * (4.0 + 2.0 * self.e);
         let bytes = tokens * self.sum(|c| c.layers as f64 * (inputs(c) + norms(c)));
-        let cost = (bytes * others(l.sp), self.cluster.gather(bytes, l.sp, l.tp));
+        let cost = (bytes * others(l.sp), self.groups.gather(bytes, l.sp, l.tp));
         self.add("rows", cost, "all tokens, for the gradients of weights".into());
     }
 
@@ -267,12 +272,14 @@ impl Traffic<'_> {
         let per_token =
             |c: &ModelConfig| c.layers as f64 * forward(c) as f64 * self.e + 4.0 * c.hidden as f64;
         let (read, sampled) = if i.feed.sampled() { sampled_tokens(i) } else { (0.0, 0.0) };
-        let drawn = tiles(&i.config) / l.rollout_tp as f64 + DRAW;
+        let drawn =
+            if i.device.draws_by_parts { DRAW } else { 4.0 * i.config.vocab as f64 / l.rollout_tp as f64 };
+        let drawn = tiles(&i.config, i.device.vocab_tile) / l.rollout_tp as f64 + drawn;
         let scored = (i.update_tokens() * i.updates.minibatches) as f64;
         let scored =
             if i.needs.critic { scored * per_token(i.critic.as_ref().unwrap_or(&i.config)) } else { 0.0 };
         let bytes = ((read + sampled) * per_token(&i.config) + sampled * drawn + scored) / groups;
-        let cost = (bytes * others(l.rollout_tp), self.cluster.gather(bytes, l.rollout_tp, 1));
+        let cost = (bytes * others(l.rollout_tp), self.groups.gather(bytes, l.rollout_tp, 1));
         self.add("sampling", cost, "activations of rollouts, tiles of the head, draws".into());
     }
 
@@ -298,6 +305,6 @@ fn forward(c: &ModelConfig) -> usize {
 }
 
 /// Bytes of a row's numbers of all tiles of the vocabulary.
-fn tiles(c: &ModelConfig) -> f64 {
-    12.0 * c.vocab.div_ceil(VOCAB_TILE) as f64
+fn tiles(c: &ModelConfig, tile: usize) -> f64 {
+    12.0 * c.vocab.div_ceil(tile) as f64
 }

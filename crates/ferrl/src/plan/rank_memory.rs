@@ -317,8 +317,18 @@ impl RankTable<'_> {
 
     /// Bytes of what products read where `tp` ranks share features and `team` the vocabulary; the embedding is read in f32.
     fn shared_forms(&self, tp: usize, team: usize, backward: bool) -> usize {
-        let i = self.i;
-        let head = |c: &ModelConfig| memory::packed_vocabulary(c, self.e, backward, i.device.weight);
+        let (i, e) = (self.i, self.e);
+        if i.device.own_memory {
+            // No master has them: rows, and columns beside them where features are shared.
+            let form = |n: usize, k: usize, size: usize, both: bool| n * k * size * (1 + usize::from(both));
+            let head = |c: &ModelConfig, backward: bool| memory::packed_vocabulary(c, e, backward, form);
+            let layers = |c: &ModelConfig| {
+                let both = backward && tp > 1;
+                memory::packed(c, e, both, form) - head(c, both)
+            };
+            return self.sum(|c| layers(c) / tp + (head(c, backward) + 4 * c.vocab * c.hidden) / team);
+        }
+        let head = |c: &ModelConfig| memory::packed_vocabulary(c, e, backward, i.device.weight);
         self.sum(|c| (i.forms(c, backward) - head(c)) / tp + (head(c) + 4 * c.vocab * c.hidden) / team)
     }
 

@@ -140,7 +140,7 @@ impl RankPlan {
 /// The layout of a recipe on the cluster's ranks, where a run would take it: the same checks, with the same words.
 fn layout_of(stage: &StagePlan, recipe: &Recipe, ranks: usize) -> Result<RankLayout> {
     let (i, layout) = (&stage.inputs, RankLayout::of(recipe, ranks)?);
-    layout.serves(recipe, i.device.own_memory, std::iter::once(&i.config).chain(&i.critic))?;
+    layout.serves(recipe, std::iter::once(&i.config).chain(&i.critic))?;
     Ok(layout)
 }
 

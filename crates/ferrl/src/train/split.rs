@@ -40,9 +40,8 @@ impl Stage {
         if layout.teams().is_empty() {
             return Ok(());
         }
-        let on_card = self.policy.model.backend.runs_async();
         let models = std::iter::once(&self.policy).chain(&self.critic).map(|t| &t.model.config);
-        layout.serves(&self.recipe, on_card, models)?;
+        layout.serves(&self.recipe, models)?;
         let train = Team::new(&self.ranks, tp, sp, true);
         // The same ranks compute with the same weights in rollouts and in training.
         let rollout = Team::new(&self.ranks, rollout_tp, 1, rollout_tp == tp && sp == 1);

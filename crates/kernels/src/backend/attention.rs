@@ -110,6 +110,19 @@ pub trait RopeOps: LinearOps + CacheOps {
         shapes::qkv_backward(self.as_home(), heads, turns, dqkv, dbias.as_deref())?;
         composed::qkv_backward(self, heads, turns, dqkv, add, dbias)
     }
+    /// Sums columns of rows of `dqkv` that are rotated back already, with the bits that `qkv_backward` gives where it rotates whole
+    /// heads of that width; `+=` with `add`.
+    fn rotated_bias(
+        &self,
+        head_dim: usize,
+        dqkv: &Buffer,
+        tokens: usize,
+        add: bool,
+        dbias: &mut Buffer,
+    ) -> Result<()> {
+        shapes::rotated_bias(self.as_home(), head_dim, dqkv, tokens, dbias)?;
+        composed::rotated_bias(self, dqkv, tokens, add, dbias)
+    }
 }
 
 /// Operations fused for decoding a few rows; the defaults compose them.

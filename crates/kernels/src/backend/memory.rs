@@ -3,7 +3,7 @@
 use crate::buffer::{Buffer, DType, Weight};
 use crate::composed;
 use crate::error::Result;
-use crate::operands::Heads;
+use crate::operands::{Heads, VOCAB_TILE};
 use crate::shapes;
 use crate::usage::{Books, MemoryReport, Purpose};
 
@@ -21,6 +21,11 @@ pub trait Home {
     fn block_tokens(&self) -> usize;
     /// Elements of a KV-cache block of one layer, keys and values together.
     fn block_len(&self, heads: Heads) -> usize;
+    /// Tokens of the vocabulary that the head processes at a time. Their numbers are folded in order, so a head may be split at
+    /// multiples of it without a change in any bit.
+    fn vocab_tile(&self) -> usize {
+        VOCAB_TILE
+    }
 }
 
 /// Allocation, and copies between host and device.

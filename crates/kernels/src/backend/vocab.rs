@@ -32,10 +32,15 @@ pub trait VocabOps: HeadOps + SampleOps {
         shapes::part_backward(self.as_home(), head, others, stats, grads, &to)?;
         composed::part_backward(self, head, others, (stats, grads), to)
     }
-    /// The sum over each tile of `p (log p - log q)`, `[rows, tiles]` f32: added in order they are KL(p || q).
+    /// The sum over each tile of `p (log p - log q)`, `[rows, tiles]` f32.
     fn kl_tiles(&self, op: LogpHead, p: PartSide<'_>, q: PartSide<'_>, sums: &mut Buffer) -> Result<()> {
         shapes::kl_tiles(self.as_home(), p, q, sums)?;
         composed::kl_tiles(self, op, p, q, sums)
+    }
+    /// From the sums of all tiles of the vocabulary, `[rows, tiles]`, to KL(p || q).
+    fn fold_kl(&self, tiles: &Buffer, kl: &mut Buffer) -> Result<()> {
+        shapes::fold_kl(self.as_home(), tiles, kl)?;
+        composed::fold_kl(self, tiles, kl)
     }
     /// Gradient of the KL with respect to `p`, which is `kl` in each row; no `sides` where this rank has no tokens.
     fn kl_part_backward(
@@ -47,6 +52,11 @@ pub trait VocabOps: HeadOps + SampleOps {
     ) -> Result<()> {
         shapes::kl_part_backward(self.as_home(), sides, [kl, dkl], &to)?;
         composed::kl_part_backward(self, op, sides, (kl, dkl), to)
+    }
+    /// Whether draws that go through the parts one after the other choose the tokens that [`SampleOps::sample`] chooses; elsewhere the
+    /// logits of a row are put together first.
+    fn draws_by_parts(&self) -> bool {
+        true
     }
     /// Continues draws through the logits of a part, whose tokens are counted from `first`: see [`SampleOps::sample`].
     fn sample_part(

@@ -61,6 +61,7 @@ pub const CASES: &[(&str, CheckFn)] = &[
     ("vectors", vectors::all),
     ("masters", masters::all),
     ("rows", rows::all),
+    ("rotated bias: bits", rows::rotated_bias),
     ("linear", linear::all),
     ("linear: bits", linear::bits),
     ("low rank", low_rank::all),
@@ -75,6 +76,7 @@ pub const CASES: &[(&str, CheckFn)] = &[
     ("sampling: truncation", sampling::truncation),
     ("divergence", logp::divergence),
     ("shared vocabulary", vocab::results),
+    ("shared vocabulary: bits", vocab::bits),
 ];
 
 impl<'a> Check<'a> {

@@ -222,6 +222,27 @@ impl RowCase for RotaryCase {
     }
 }
 
+/// Sums of columns that were rotated back before are those of the rotation that sums on the way.
+pub fn rotated_bias(check: &mut Check<'_>) -> Result<()> {
+    for (head_dim, tokens) in [(20, 70), (64, 150), (64, 1100)] {
+        let heads = Heads { heads: 3, kv_heads: 2, head_dim };
+        let (b, half, width, known) = (check.card, head_dim / 2, heads.qkv_width(), 40);
+        let [cos, sin] = [4, 5].map(|seed| upload(b, DType::F32, &random(seed, known * half)));
+        let (cos, sin, positions) = (cos?, sin?, b.indices(&random_ids(1, tokens, known))?);
+        let rotation = Rotation { dim: head_dim, cos: &cos, sin: &sin, positions: &positions };
+        for dtype in [DType::F32, DType::Bf16] {
+            let mut dqkv = upload(b, dtype, &random(2, tokens * width))?;
+            let [mut want, mut got] = [3, 3].map(|seed| upload(b, DType::F32, &random(seed, width)));
+            let (want, got) = (want.as_mut().map_err(|e| e.clone())?, got.as_mut().map_err(|e| e.clone())?);
+            b.qkv_backward(heads, Some(rotation), &mut dqkv, true, Some(want))?;
+            b.rotated_bias(head_dim, &dqkv, tokens, true, got)?;
+            let name = format!("heads of {head_dim} {} in {tokens} rows: bias", dtype.name());
+            check.same(name, &download(b, got)?, &download(b, want)?);
+        }
+    }
+    Ok(())
+}
+
 struct ActivationCase {
     op: Activation,
     width: usize,

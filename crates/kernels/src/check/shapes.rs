@@ -287,6 +287,7 @@ const CASES: &[Case] = &[
         let (mut dqkv, mut db) = (m.x(ROWS * QKV)?, m.f32s(QKV)?);
         turned(m, |t| m.b.qkv_backward(HEADS, Some(t), &mut dqkv, true, Some(&mut db)))
     }),
+    ("rotated_bias", |m| m.b.rotated_bias(8, &m.x(ROWS * QKV)?, ROWS, true, &mut m.f32s(QKV)?)),
     ("activation", |m| m.b.activation(Activation::SiluGated, 20, &m.x(ROWS * 40)?, &mut m.x(ROWS * 20)?)),
     ("activation_backward", |m| {
         let (x, dy, mut dx) = (m.x(ROWS * 40)?, m.x(ROWS * 20)?, m.x(ROWS * 40)?);
@@ -372,6 +373,7 @@ const CASES: &[Case] = &[
             (PartSide { x: &x, part: part(&w), lse: &p }, PartSide { x: &y, part: part(&v), lse: &q });
         m.b.kl_tiles(HEAD, p, q, &mut m.f32s(ROWS)?)
     }),
+    ("fold_kl", |m| m.b.fold_kl(&m.f32s(7 * ROWS)?, &mut m.f32s(ROWS)?)),
     ("kl_part_backward", |m| {
         let (x, w, y, v) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.x(ROWS * 16)?, m.weight(VOCAB, 16)?);
         let (p, q, kl, dkl) = (m.f32s(ROWS)?, m.f32s(ROWS)?, m.f32s(ROWS)?, m.f32s(ROWS)?);
@@ -544,6 +546,8 @@ mod tests {
         "ids",
         "block_tokens",
         "block_len",
+        "vocab_tile",
+        "draws_by_parts",
         "cache_len",
         "decode_rows",
         "chosen",

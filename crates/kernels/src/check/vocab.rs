@@ -3,7 +3,7 @@
 use super::logp::{HeadCaseInputs, Outputs, both_ways, stats};
 use super::{Check, download, unwritten, upload, weight};
 use crate::backend::{
-    Backend, LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VOCAB_TILE, VocabPart,
+    Backend, LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::comm::part;
@@ -37,14 +37,16 @@ impl Rank {
 }
 
 fn shared(b: &dyn Backend, dtype: DType, w: &[f32], k: usize, size: usize) -> Result<Vec<Rank>> {
-    let vocab = w.len() / k;
+    let (vocab, tile) = (w.len() / k, b.vocab_tile());
     let rank = |i: usize| {
-        let (tiles, columns) = (part(vocab.div_ceil(VOCAB_TILE), i, size), part(k, i, size));
-        let tokens = tiles.start * VOCAB_TILE..(tiles.end * VOCAB_TILE).min(vocab);
+        let (tiles, columns) = (part(vocab.div_ceil(tile), i, size), part(k, i, size));
+        let tokens = tiles.start * tile..(tiles.end * tile).min(vocab);
         let own = &w[tokens.start * k..tokens.end * k];
         let turned: Vec<f32> = columns.clone().flat_map(|c| w[c..].iter().step_by(k)).copied().collect();
-        let own = if own.is_empty() { None } else { Some(weight(b, dtype, tokens.len(), k, own)?) };
-        let back = weight(b, dtype, columns.len(), vocab, &turned)?;
+        let mut own = if own.is_empty() { None } else { Some(weight(b, dtype, tokens.len(), k, own)?) };
+        own.iter_mut().for_each(|own| own.whole = vocab);
+        let mut back = weight(b, dtype, columns.len(), vocab, &turned)?;
+        back.whole = k;
         Ok(Rank { tokens, columns, w: own, back })
     };
     (0..size).map(rank).collect()
@@ -109,12 +111,12 @@ fn folded(
     let wanted = b.indices(ids)?;
     let mut first = 0;
     for part in ranks.iter().filter_map(Rank::part) {
-        let mut own = unwritten(b, DType::F32, 3 * rows * part.tiles())?;
+        let mut own = unwritten(b, DType::F32, 3 * rows * part.tiles(b.vocab_tile()))?;
         let mut here = unwritten(b, DType::F32, ids.len())?;
         let to = TileStats { tiles: &mut own, found: Some((&wanted, &mut here)), logits: None };
         b.tile_stats(op, x, part, to)?;
-        tiles.push((first..first + 3 * part.tiles(), download(b, &own)?));
-        first += 3 * part.tiles();
+        tiles.push((first..first + 3 * part.tiles(b.vocab_tile()), download(b, &own)?));
+        first += 3 * part.tiles(b.vocab_tile());
         let here = download(b, &here)?;
         let inside = |id: u32| (part.from..part.to).contains(&(id as usize));
         (0..ids.len()).filter(|&i| inside(ids[i])).for_each(|i| found[i] = here[i]);
@@ -188,15 +190,15 @@ fn kl_by_parts(
     let mut sums = Vec::new();
     for rank in &ranks {
         let Some((own, all)) = in_both(rank, &whole) else { continue };
-        let mut tiles = unwritten(b, DType::F32, rows * own.tiles())?;
+        let mut tiles = unwritten(b, DType::F32, rows * own.tiles(b.vocab_tile()))?;
         let p = PartSide { x: &x, part: own, lse: &ours.lse };
         b.kl_tiles(op, p, PartSide { x: &y, part: all, lse: &others.lse }, &mut tiles)?;
-        let first = own.from / VOCAB_TILE;
-        sums.push((first..first + own.tiles(), download(b, &tiles)?));
+        let first = own.from / b.vocab_tile();
+        sums.push((first..first + own.tiles(b.vocab_tile()), download(b, &tiles)?));
     }
-    let tiles = vocab.div_ceil(VOCAB_TILE);
-    let kl: Vec<f32> = joined(rows, &sums).chunks(tiles).map(|row| row.iter().sum()).collect();
-    let (kl_there, dkl) = (upload(b, DType::F32, &kl)?, upload(b, DType::F32, &p.grads[0])?);
+    let (mut kl_there, dkl) = (unwritten(b, DType::F32, rows)?, upload(b, DType::F32, &p.grads[0])?);
+    b.fold_kl(&upload(b, DType::F32, &joined(rows, &sums))?, &mut kl_there)?;
+    let kl = download(b, &kl_there)?;
     let (mut columns, mut dw) = (Vec::new(), vec![f32::NAN; vocab * k]);
     gathered(b, &ranks, |rank, gather| {
         let mut own = unwritten(b, DType::F32, rank.tokens.len() * k)?;
@@ -232,6 +234,34 @@ fn kl_whole(
     let to = crate::backend::HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: false };
     b.kl_backward(op, (&x, &w), (&y, &v), &dkl, to)?;
     Ok([download(b, &kl)?, download(b, &dx)?, download(b, &dw)?])
+}
+
+/// The same bits as the device's own whole head: all of them in f32, what forward says in bf16, whose gradients are products that
+/// may round in another order.
+pub fn bits(check: &mut Check<'_>) -> Result<()> {
+    for &(rows, vocab, k, extra, size, op) in SHAPES {
+        for dtype in [DType::F32, DType::Bf16] {
+            let name = |what: &str| format!("head of {vocab} {} in {size} parts: {what}", dtype.name());
+            let p = HeadCaseInputs::new(dtype, rows, vocab, k, extra);
+            let q = HeadCaseInputs::new(dtype, rows, vocab, k, 1);
+            let q = HeadCaseInputs { x: q.x.iter().rev().copied().collect(), ..q };
+            let want = both_ways(check.card, op, dtype, &p, vocab)?;
+            let got = by_parts(check.card, op, dtype, &p, [vocab, size])?;
+            for (j, what) in ["logp", "entropy", "lse", "other logp"].into_iter().enumerate() {
+                check.same(name(what), &got.stats[j], &want.stats[j]);
+            }
+            let kl_want = kl_whole(check.card, op, dtype, [&p, &q], vocab)?;
+            let kl_got = kl_by_parts(check.card, op, dtype, [&p, &q], [vocab, size])?;
+            check.same(name("kl"), &kl_got[0], &kl_want[0]);
+            if dtype == DType::F32 {
+                check.same(name("dx"), &got.dx, &want.dx);
+                check.same(name("dw"), &got.dw, &want.dw);
+                check.same(name("dx of kl"), &kl_got[1], &kl_want[1]);
+                check.same(name("dw of kl"), &kl_got[2], &kl_want[2]);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Near the CPU's whole head.
@@ -288,7 +318,7 @@ mod tests {
         let uniform: Vec<f32> = (0..rows).map(uniform).collect();
         let mut draws = vec![Draw::default(); rows];
         for part in ranks.iter().filter_map(Rank::part) {
-            let mut tiles = unwritten(b, DType::F32, 3 * rows * part.tiles())?;
+            let mut tiles = unwritten(b, DType::F32, 3 * rows * part.tiles(b.vocab_tile()))?;
             let mut own = unwritten(b, DType::F32, rows * part.width())?;
             let to = TileStats { tiles: &mut tiles, found: None, logits: Some(&mut own) };
             b.tile_stats(op, &x, part, to)?;

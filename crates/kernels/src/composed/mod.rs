@@ -17,8 +17,8 @@ pub(crate) use vectors::*;
 pub(crate) use vocab::*;
 
 use crate::backend::{
-    Activation, Affine, CacheOps, DecodeOps, Heads, LinearGrads, NormOps, Normed, PagedRows, QkvLayer,
-    RopeOps, Rotation,
+    Activation, Affine, CacheOps, DecodeOps, Heads, LinearGrads, LinearOps, NormOps, Normed, PagedRows,
+    QkvLayer, RopeOps, Rotation,
 };
 use crate::buffer::Buffer;
 use crate::error::Result;
@@ -82,15 +82,19 @@ pub fn qkv_backward<B: RopeOps + ?Sized>(
     if let Some(rotation) = rotation {
         b.rotary(heads, rotation, true, dqkv)?;
     }
+    dbias.map_or(Ok(()), |dbias| rotated_bias(b, dqkv, dqkv.len() / heads.qkv_width(), add, dbias))
+}
+
+/// See [`RopeOps::rotated_bias`].
+pub fn rotated_bias<B: LinearOps + ?Sized>(
+    b: &B,
+    dqkv: &Buffer,
+    tokens: usize,
+    add: bool,
+    dbias: &mut Buffer,
+) -> Result<()> {
     // Without a weight it does not matter what the rows were multiplied with.
-    dbias.map_or(Ok(()), |dbias| {
-        b.linear_dw(
-            dqkv,
-            dqkv,
-            dqkv.len() / heads.qkv_width(),
-            LinearGrads { weight: None, bias: Some(dbias), add },
-        )
-    })
+    b.linear_dw(dqkv, dqkv, tokens, LinearGrads { weight: None, bias: Some(dbias), add })
 }
 
 /// See [`DecodeOps::normed_qkv`].

@@ -4,7 +4,7 @@ use super::head::probability;
 use super::vectors::download;
 use crate::backend::{
     Draw, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps, PartGrads, PartInput, PartSide,
-    TileStats, VOCAB_TILE, VocabPart,
+    TileStats, VocabPart,
 };
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
@@ -53,7 +53,7 @@ pub fn tile_stats<B: LinearOps + ?Sized>(
 ) -> Result<()> {
     let rows = x.len() / part.w.k;
     let ids = to.found.as_ref().map(|(ids, _)| b.ids(ids)).unwrap_or_default();
-    let each = ids.len() / rows.max(1);
+    let (each, tile) = (ids.len() / rows.max(1), b.vocab_tile());
     for here in blocks(rows) {
         let logits = logits_of(b, op, (x, part), here.clone())?;
         if let Some(all) = &mut to.logits {
@@ -61,7 +61,7 @@ pub fn tile_stats<B: LinearOps + ?Sized>(
         }
         let mut numbers = Vec::new();
         for (row, logits) in here.clone().zip(logits.chunks(part.width())) {
-            for tile in logits.chunks(VOCAB_TILE) {
+            for tile in logits.chunks(tile) {
                 let most = tile.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let below = tile.iter().map(|&l| f64::from(l - most));
                 let sum: f64 = below.clone().map(exp).sum();
@@ -74,7 +74,7 @@ pub fn tile_stats<B: LinearOps + ?Sized>(
                 }
             }
         }
-        b.write(to.tiles, 3 * here.start * part.tiles(), &numbers)?;
+        b.write(to.tiles, 3 * here.start * part.tiles(tile), &numbers)?;
     }
     Ok(())
 }
@@ -197,17 +197,25 @@ pub fn kl_tiles<B: LinearOps + ?Sized>(
     q: PartSide<'_>,
     sums: &mut Buffer,
 ) -> Result<()> {
-    let width = p.part.width();
+    let (width, tile) = (p.part.width(), b.vocab_tile());
     for rows in blocks(p.lse.len()) {
         let (logits, ratios, lse) = ratios(b, op, [p, q], rows.clone())?;
         let mut all = Vec::new();
         for (r, (row, ratios)) in rows.clone().zip(logits.chunks(width).zip(ratios.chunks(width))) {
             let terms = row.iter().zip(ratios).map(|(&l, ratio)| probability(l, lse[r]) * ratio);
-            all.extend(terms.collect::<Vec<f32>>().chunks(VOCAB_TILE).map(|tile| tile.iter().sum::<f32>()));
+            all.extend(terms.collect::<Vec<f32>>().chunks(tile).map(|tile| tile.iter().sum::<f32>()));
         }
-        b.write(sums, rows.start * p.part.tiles(), &all)?;
+        b.write(sums, rows.start * p.part.tiles(tile), &all)?;
     }
     Ok(())
+}
+
+/// See [`VocabOps::fold_kl`](crate::backend::VocabOps::fold_kl).
+pub fn fold_kl<B: MemoryOps + ?Sized>(b: &B, tiles: &Buffer, kl: &mut Buffer) -> Result<()> {
+    let sums = download(b, tiles)?;
+    let rows = sums.chunks((sums.len() / kl.len().max(1)).max(1));
+    let all: Vec<f32> = rows.map(|tiles| tiles.iter().sum()).collect();
+    b.write(kl, 0, &all)
 }
 
 /// See [`VocabOps::kl_part_backward`](crate::backend::VocabOps::kl_part_backward).

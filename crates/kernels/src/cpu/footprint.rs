@@ -16,6 +16,8 @@ pub const FOOTPRINT: Footprint = Footprint {
     weight,
     frozen: 4,
     head,
+    vocab_tile: TILE,
+    draws_by_parts: true,
     busy_tokens: 2048,
     fixed: 0,
     slack: 18,

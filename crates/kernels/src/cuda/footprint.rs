@@ -12,6 +12,8 @@ pub const FOOTPRINT: Footprint = Footprint {
     weight: |n, k, size, _| if size == 2 { 0 } else { n * k * size },
     frozen: 2,
     head,
+    vocab_tile: super::head::logp::TILE,
+    draws_by_parts: false,
     busy_tokens: 16384,
     fixed: 600 << 20,
     slack: 8,

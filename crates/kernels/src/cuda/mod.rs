@@ -66,6 +66,9 @@ impl Home for Cuda {
     fn block_len(&self, heads: Heads) -> usize {
         attention::block_len(heads)
     }
+    fn vocab_tile(&self) -> usize {
+        head::logp::TILE
+    }
 }
 
 impl Backend for Cuda {

@@ -195,6 +195,19 @@ pub(crate) fn qkv_backward(
     op.some_f32s("dbias", dbias, heads.qkv_width())
 }
 
+pub(crate) fn rotated_bias(
+    home: &dyn Home,
+    head_dim: usize,
+    dqkv: &Buffer,
+    tokens: usize,
+    dbias: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "rotated_bias");
+    op.expect(head_dim > 0, || "heads without columns".into())?;
+    op.floats("dqkv", dqkv, op.times(tokens, dbias.len())?)?;
+    op.f32s("dbias", dbias, dbias.len())
+}
+
 /// Elements of a row of `x`, for rows of `width` of `y`.
 pub(crate) fn input_width(op: Activation, width: usize) -> usize {
     if op == Activation::Gelu { width } else { 2 * width }

@@ -2,9 +2,7 @@
 
 use super::Op;
 use super::heads::{others, stats};
-use crate::backend::{
-    Home, LogpGrads, LogpStats, PartGrads, PartInput, PartSide, TileStats, VOCAB_TILE, VocabPart,
-};
+use crate::backend::{Home, LogpGrads, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
@@ -15,9 +13,10 @@ fn scored(op: Op<'_>, x: &Buffer, part: VocabPart<'_>) -> Result<usize> {
     let rows = op.factor("x", x, w.k, w)?;
     let inside = first <= from && from < to && to - first <= w.n;
     op.expect(inside, || format!("tokens {from}..{to} of a head with {} from {first} on", w.n))?;
-    let tiles = (from - first).is_multiple_of(VOCAB_TILE);
-    let whole = (to - from).is_multiple_of(VOCAB_TILE) || to - first == w.n;
-    op.expect(tiles && whole, || format!("tokens {from}..{to} are not tiles of {VOCAB_TILE}"))?;
+    let tile = op.home.vocab_tile();
+    let tiles = (from - first).is_multiple_of(tile);
+    let whole = (to - from).is_multiple_of(tile) || to - first == w.n;
+    op.expect(tiles && whole, || format!("tokens {from}..{to} are not tiles of {tile}"))?;
     op.times(rows, w.n)?;
     Ok(rows)
 }
@@ -25,7 +24,7 @@ fn scored(op: Op<'_>, x: &Buffer, part: VocabPart<'_>) -> Result<usize> {
 pub(crate) fn tile_stats(home: &dyn Home, x: &Buffer, part: VocabPart<'_>, to: &TileStats<'_>) -> Result<()> {
     let op = Op::new(home, "tile_stats");
     let rows = scored(op, x, part)?;
-    op.f32s("tiles", to.tiles, 3 * rows * part.tiles())?;
+    op.f32s("tiles", to.tiles, 3 * rows * part.tiles(home.vocab_tile()))?;
     if let Some((ids, found)) = &to.found {
         let whole = rows > 0 && ids.len().is_multiple_of(rows) || ids.is_empty();
         op.expect(whole, || format!("{} tokens are wanted of {rows} rows", ids.len()))?;
@@ -96,7 +95,15 @@ fn compared(op: Op<'_>, [p, q]: [PartSide<'_>; 2]) -> Result<usize> {
 pub(crate) fn kl_tiles(home: &dyn Home, p: PartSide<'_>, q: PartSide<'_>, sums: &Buffer) -> Result<()> {
     let op = Op::new(home, "kl_tiles");
     let rows = compared(op, [p, q])?;
-    op.f32s("sums", sums, rows * p.part.tiles())
+    op.f32s("sums", sums, rows * p.part.tiles(home.vocab_tile()))
+}
+
+pub(crate) fn fold_kl(home: &dyn Home, tiles: &Buffer, kl: &Buffer) -> Result<()> {
+    let (op, rows) = (Op::new(home, "fold_kl"), kl.len());
+    op.f32s("kl", kl, rows)?;
+    let whole = if rows == 0 { tiles.is_empty() } else { tiles.len().is_multiple_of(rows) };
+    op.expect(whole, || format!("{} sums of tiles for {rows} rows", tiles.len()))?;
+    op.f32s("tiles", tiles, tiles.len())
 }
 
 pub(crate) fn kl_part_backward(

@@ -1,6 +1,7 @@
 //! `ferrl bench --check`: whether a device computes what the CPU computes and keeps the engine's promises.
 
 mod curves;
+mod groups;
 mod ranks;
 
 use self::curves::Curves;

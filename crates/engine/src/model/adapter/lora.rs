@@ -214,7 +214,15 @@ impl Model {
             let mut master = self.backend.alloc(DType::F32, shape.len())?;
             self.backend.write(&mut master, 0, values)?;
             let own = 0..shape.len();
-            self.params.push(Param { shape, master, own, whole: None, derived: None, turned: None });
+            self.params.push(Param {
+                shape,
+                master,
+                own,
+                whole: None,
+                derived: None,
+                turned: None,
+                aside: None,
+            });
             Ok(self.params.len() - 1)
         };
         let (a, b) = (add(ParamKind::LoraA(index), cols, a)?, add(ParamKind::LoraB(index), rows, b)?);

@@ -110,7 +110,7 @@ pub(super) fn fold_tiles_of<E: TokenRows<Unit: Plain>>(
     let per_row = wanted.len() / rows.max(1);
     assert!(found.len() == wanted.len() && part.to <= part.first + w.n);
     assert!(logits.as_ref().is_none_or(|l| l.len() == rows * vocab));
-    let tiles = part.tiles();
+    let tiles = part.tiles(TILE);
     let logits = logits.map(Disjoint::new);
     let found = Disjoint::new(found);
     // The folds of all tiles exist for some hundred rows at a time.

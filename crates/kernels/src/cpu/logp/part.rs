@@ -40,7 +40,7 @@ impl VocabOps for Cpu {
         });
         let wanted = Wanted { tokens: &ids, found, logits: to.logits.map(f32s_mut) };
         let store = |row: usize, folds: &[Fold]| {
-            let to = tiles[3 * row * part.tiles()..].chunks_exact_mut(3);
+            let to = tiles[3 * row * part.tiles(TILE)..].chunks_exact_mut(3);
             to.zip(folds).for_each(|(to, fold)| to.copy_from_slice(&[fold.m, fold.s, fold.w]));
         };
         typed!([ref x] fold_tiles_of(self, op, (x, part), wanted, store));
@@ -91,7 +91,7 @@ impl VocabOps for Cpu {
 
     fn kl_tiles(&self, op: LogpHead, p: PartSide<'_>, q: PartSide<'_>, sums: &mut Buffer) -> Result<()> {
         shapes::kl_tiles(self, p, q, sums)?;
-        let (rows, tiles) = (p.lse.len(), p.part.tiles());
+        let (rows, tiles) = (p.lse.len(), p.part.tiles(TILE));
         let (sums, (a, b)) = (Disjoint::new(f32s_mut(sums)), (p.x, q.x));
         typed!([ref a] compare(op, ([p, q], [a, elements(b)]), 0, |sides| {
             self.pool.run(rows.div_ceil(ROWS) * tiles, |i| {
@@ -247,7 +247,7 @@ fn through_part<E: GradElement>(
         let grad = grad.slice_mut::<E>(count * width);
         if let Some(part) = part {
             let shared = Disjoint::new(grad);
-            cpu.pool.run(count.div_ceil(ROWS) * part.tiles(), |i| {
+            cpu.pool.run(count.div_ceil(ROWS) * part.tiles(TILE), |i| {
                 let (rows, tile) = task(i, count);
                 fill(from, part, GradTile { rows, tile, out: shared, at: tile * TILE, ld: width });
             });

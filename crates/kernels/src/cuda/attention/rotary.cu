@@ -166,3 +166,32 @@ __device__ __forceinline__ void turn_back(T* dqkv, const float* cos, const float
     }
 TURN_BACK(f, float)
 TURN_BACK(b, bf16)
+
+// Sums of the columns of a chunk of rows in the order in which turn_back takes them: strands of every STRANDS-th row, then the
+// strands in their order. A thread has a column; chunk blockIdx.y.
+template <class T>
+__device__ __forceinline__ void rotated_sums(const T* x, u32 rows, u32 width, u32 chunk, float* sums) {
+    let_next_start();
+    const u32 column = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 first = blockIdx.y * chunk, last = min(first + chunk, rows);
+    if (column >= width) return;
+    float strands[STRANDS];
+#pragma unroll
+    for (u32 s = 0; s < STRANDS; s++) strands[s] = 0.0f;
+    for (u32 from = first; from < last; from += STRANDS) {
+#pragma unroll
+        for (u32 s = 0; s < STRANDS; s++) {
+            if (from + s < last) strands[s] += load(x, (u64)(from + s) * width + column);
+        }
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 s = 0; s < STRANDS; s++) sum += strands[s];
+    sums[(u64)blockIdx.y * width + column] = sum;
+}
+#define ROTATED_SUMS(name, T)                                                                                        \
+    extern "C" __global__ void rotated_sums_##name(const T* x, u32 rows, u32 width, u32 chunk, float* sums) {        \
+        rotated_sums(x, rows, width, chunk, sums);                                                                   \
+    }
+ROTATED_SUMS(f, float)
+ROTATED_SUMS(b, bf16)

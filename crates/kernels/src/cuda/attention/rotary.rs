@@ -5,7 +5,7 @@ use crate::buffer::{Buffer, DType};
 use crate::composed;
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::{Chunks, add_chunks, row_count};
-use crate::cuda::gemm::linear::{forward, stored};
+use crate::cuda::gemm::linear::{ForwardShape, forward, stored};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{f32_ptr, kernel, letter, ptr, u32s};
 use crate::error::Result;
@@ -67,6 +67,27 @@ impl RopeOps for Cuda {
             false => composed::qkv_backward(self, heads, rotation, dqkv, add, dbias),
         }
     }
+    fn rotated_bias(
+        &self,
+        head_dim: usize,
+        dqkv: &Buffer,
+        tokens: usize,
+        add: bool,
+        dbias: &mut Buffer,
+    ) -> Result<()> {
+        shapes::rotated_bias(self, head_dim, dqkv, tokens, dbias)?;
+        if !head_dim.is_multiple_of(8) || tokens == 0 {
+            return composed::rotated_bias(self, dqkv, tokens, add, dbias);
+        }
+        let (width, chunks) = (dbias.len(), tokens.div_ceil(CHUNK));
+        assert_eq!(dqkv.len(), tokens * width);
+        let sums = self.arena.take(chunks * width * 4)?;
+        let args = args![dqkv, tokens as u32, width as u32, CHUNK as u32, &sums];
+        let grid = Grid::plane(width.div_ceil(64), chunks, 64);
+        self.launch("rotary", &kernel("rotated_sums", &[dqkv]), grid, &args)?;
+        let sums = Chunks { at: sums.ptr(), stride: width, count: chunks, width };
+        add_chunks(self, sums, (f32_ptr(dbias), add))
+    }
 }
 
 /// Whether all of a head is rotated, which the fused kernels need.
@@ -105,7 +126,7 @@ pub fn linear_qkv(
         None => None,
     };
     let (at, storage) = sums.as_ref().map_or((ptr(qkv), DType::Bf16), |m| (m.ptr(), DType::F32));
-    forward(cuda, [count, w.n, w.k], ptr(x), stored(w), None, (at, storage))?;
+    forward(cuda, ForwardShape::of(count, w), ptr(x), stored(w), None, (at, storage))?;
     let slots = cache
         .map(|(rows, cache)| crate::cuda::attention::slots(cuda, heads, qkv, rows, cache))
         .transpose()?;

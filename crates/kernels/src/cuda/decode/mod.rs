@@ -10,7 +10,7 @@ use crate::composed;
 use crate::cuda::attention::rotary::check_positions;
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::linear::form;
-use crate::cuda::gemm::rows::agreeing;
+use crate::cuda::gemm::rows::{RowsKey, agreeing};
 use crate::cuda::launch::{Arg, Grid, args};
 use crate::cuda::memory::{f32_ptr, ptr};
 use crate::cuda::norm::offset;
@@ -48,8 +48,8 @@ pub const VARIANTS: &[&str] = &[
     "FOURS=1 RING=12 COLUMNS=256 WARPS=1",
 ];
 
-/// Largest number of rows that the kernel serves, by shape (n, k), bias, and resident or streamed.
-pub type DecodeLimits = Mutex<HashMap<(usize, usize, bool, bool), usize>>;
+/// Largest number of rows that the kernel serves, by shape (n, k, n of the whole weight), bias, and resident or streamed.
+pub type DecodeLimits = Mutex<HashMap<([usize; 3], bool, bool), usize>>;
 
 /// A decode GEMM of `rows` rows with its epilogue: the arguments of the kernels.
 struct DecodeGemm<'a> {
@@ -233,21 +233,22 @@ fn serves(cuda: &Cuda, gemm: &DecodeGemm<'_>) -> Result<Option<DecodePlan>> {
     }
     let (w, biased, ring) =
         (gemm.layer.weight, gemm.layer.bias.is_some(), matches!(plan, DecodePlan::Ring { .. }));
-    let key = (w.n, w.k, biased, ring);
+    let key = ([w.n, w.k, w.whole], biased, ring);
     let known = lock(&cuda.decode_gemms).get(&key).copied();
     if let Some(rows) = known {
         return Ok((gemm.rows <= rows).then_some(plan));
     }
     // Sums that a bias is added to are not rounded before; others are.
     let out = if biased { DType::F32 } else { DType::Bf16 };
-    let rows = agreeing(cuda, [w.n, w.k], out, ROWS, |rows, x, weights, to| {
-        let trial = DecodeGemm { layer: Affine { weight: w, bias: None }, rows, features: TILE, norm: 0 };
-        // By the kernel that is asked for: resident or not is a matter of the norm's room too.
-        let plan = if ring { trial.streamed(cuda) } else { trial.plan(cuda) };
-        let Some(plan) = plan else { return Ok(false) };
-        let operands = KernelOperands::new(weights, to, as_it_is(x));
-        trial.launch(cuda, plan, "decode_gemm_sums", operands).map(|()| true)
-    })?;
+    let rows =
+        agreeing(cuda, RowsKey { n: w.n, k: w.k, out, whole: w.whole }, ROWS, |rows, x, weights, to| {
+            let trial = DecodeGemm { layer: Affine { weight: w, bias: None }, rows, features: TILE, norm: 0 };
+            // By the kernel that is asked for: resident or not is a matter of the norm's room too.
+            let plan = if ring { trial.streamed(cuda) } else { trial.plan(cuda) };
+            let Some(plan) = plan else { return Ok(false) };
+            let operands = KernelOperands::new(weights, to, as_it_is(x));
+            trial.launch(cuda, plan, "decode_gemm_sums", operands).map(|()| true)
+        })?;
     cuda.profile
         .note(|| format!("few rows of {}x{}: the library's sums up to {rows} of {ROWS} rows", w.n, w.k));
     lock(&cuda.decode_gemms).insert(key, rows);

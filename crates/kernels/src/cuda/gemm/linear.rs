@@ -5,7 +5,7 @@ use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::{Chunks, add_chunks, convert, sum_columns};
 use crate::cuda::gemm::Gemm;
-use crate::cuda::gemm::rows::{RowInvariance, rows};
+use crate::cuda::gemm::rows::{RowInvariance, RowsKey, rows};
 use crate::cuda::gemm::stream;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{CardArena, CardMemory, f32_ptr, kernel, letter, ptr};
@@ -64,8 +64,8 @@ impl LinearOps for Cuda {
         shapes::linear(self, x, w, bias, y)?;
         assert!(x.dtype() == w.compute && y.len() == x.len() / w.k * w.n);
         assert!(bias.is_none_or(|b| b.dtype() == DType::F32 && b.len() == w.n));
-        let sizes = [x.len() / w.k, w.n, w.k];
-        forward(self, sizes, ptr(x), stored(w), bias, (ptr(y), y.dtype()))
+        let shape = ForwardShape::of(x.len() / w.k, w);
+        forward(self, shape, ptr(x), stored(w), bias, (ptr(y), y.dtype()))
     }
     fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
         shapes::linear_dx(self, dy, w, dx)?;
@@ -157,10 +157,27 @@ fn plain(
     cuda.launch("linear", &name, grid, &args)
 }
 
-/// `y[m, n] = x[m, k] · w[n, k]ᵀ`, every row the same bits whatever `m`. Addresses are of dense matrices.
+/// Sizes of a forward product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ForwardShape {
+    /// Rows, output features, length of the sums.
+    pub sizes: [usize; 3],
+    /// Output features of the weight that this one is a part of, or `n`.
+    pub whole: usize,
+}
+
+impl ForwardShape {
+    /// With all output features of a weight.
+    pub fn of(m: usize, w: &Weight) -> Self {
+        ForwardShape { sizes: [m, w.n, w.k], whole: w.whole }
+    }
+}
+
+/// `y[m, n] = x[m, k] · w[n, k]ᵀ`, every row the same bits whatever `m`, and those that the whole weight gives. Addresses are of
+/// dense matrices.
 pub fn forward(
     cuda: &Cuda,
-    [m, n, k]: [usize; 3],
+    ForwardShape { sizes: [m, n, k], whole }: ForwardShape,
     x: u64,
     (w, dtype): (u64, DType),
     bias: Option<&Buffer>,
@@ -168,15 +185,15 @@ pub fn forward(
 ) -> Result<()> {
     // The sum must not be rounded before the bias is added; the library adds none of f32 to a result of bf16.
     let sums = if bias.is_some() { DType::F32 } else { out };
-    let how = match ProductKernel::of(dtype, [n, k]) {
-        ProductKernel::TensorCores { .. } => rows(cuda, n, k, sums)?,
+    let how = match ProductKernel::of(dtype, [whole, k]) {
+        ProductKernel::TensorCores { .. } => rows(cuda, RowsKey { n, k, out: sums, whole })?,
         ProductKernel::Plain => RowInvariance::Plain,
     };
     let library = |g: &Gemm| match &how {
         RowInvariance::Checked(checked) => cuda.products.gemm_checked(cuda, g, checked),
         _ => cuda.products.gemm(cuda, g),
     };
-    let product = |g: &Gemm| if stream::product(cuda, g, &library)? { Ok(()) } else { library(g) };
+    let product = |g: &Gemm| if stream::product(cuda, g, whole, &library)? { Ok(()) } else { library(g) };
     if matches!(how, RowInvariance::Plain) {
         let operands = [Operand(x, k, 1), Operand(w, k, 1)];
         return plain(cuda, [m, n, k], operands, dtype, bias, PlainResult { c: y, out, add: false });
@@ -243,6 +260,33 @@ pub fn long_input_gradient(
     cuda.products.gemm(cuda, &Gemm { lda: dy.1, batch: parts, strides, ..one })?;
     let name = format!("join_{}", letter(to.1));
     cuda.launch_flat("linear", &name, (m * k).div_ceil(4), &args![&sums, m * k, parts as u32, to.0])
+}
+
+/// `dx[m, columns] = dy[m, n] · back[columns, n]ᵀ`: some columns of what [`long_input_gradient`] computes of `k`, whose sums are cut
+/// as they are there.
+pub(crate) fn long_input_gradient_columns(
+    cuda: &Cuda,
+    ([m, n, columns], k): ([usize; 3], usize),
+    dy: u64,
+    (back, dtype): (u64, DType),
+    (dx, out): (u64, DType),
+) -> Result<()> {
+    if ProductKernel::of(dtype, [n, columns]) == ProductKernel::Plain {
+        let operands = [Operand(dy, n, 1), Operand(back, n, 1)];
+        return plain(cuda, [m, columns, n], operands, dtype, None, PlainResult { c: dx, out, add: false });
+    }
+    let processors = cuda.card.processors as usize;
+    let parts = match ProductKernel::of_long_input_gradient(processors, dtype, [m, n, k]) {
+        ProductKernel::TensorCores { parts } if parts > 1 => parts,
+        _ => return cuda.products.gemm(cuda, &Gemm::forward([m, columns, n], dy, back, (dx, out))),
+    };
+    let (each, sums) = (n / parts, cuda.arena.take(parts * m * columns * 4)?);
+    let one = Gemm::forward([m, columns, each], dy, back, (sums.ptr(), DType::F32));
+    let strides = [each, each, m * columns];
+    cuda.products.gemm(cuda, &Gemm { lda: n, ldb: n, batch: parts, strides, ..one })?;
+    let name = format!("join_{}", letter(out));
+    let count = m * columns;
+    cuda.launch_flat("linear", &name, count.div_ceil(4), &args![&sums, count, parts as u32, dx])
 }
 
 /// `y[m, n] = x[m, k] · w[n, k]ᵀ` with few features, in sums that may be cut; rows of `x` are `ld` elements apart.

@@ -12,7 +12,7 @@ pub(crate) mod tune;
 
 use crate::buffer::DType;
 use crate::cuda::context::Cuda;
-use crate::cuda::gemm::rows::{CheckedAlgorithms, RowInvariance};
+use crate::cuda::gemm::rows::{CheckedAlgorithms, RowInvariance, RowsKey};
 use crate::cuda::gemm::tune::{Tuned, fastest};
 use crate::cuda::handles::CudaContext;
 use crate::cuda::libraries::{self, Library};
@@ -223,8 +223,8 @@ pub struct Products {
     plans: Mutex<HashMap<GemmKey, Arc<GemmPlan>>>,
     /// The fastest algorithms that were found.
     pub(crate) tuned: Mutex<Tuned>,
-    /// How rows of an (n, k, storage) get the same bits for any m.
-    pub(crate) rows: Mutex<HashMap<(usize, usize, DType), RowInvariance>>,
+    /// How rows get the same bits for any m.
+    pub(crate) rows: Mutex<HashMap<RowsKey, RowInvariance>>,
 }
 
 // SAFETY: cuBLASLt's handle may be used from several threads; plans are behind a lock.

@@ -4,6 +4,10 @@
 //! anchor. Another is used for a number of rows only after it gave the anchor's bits there. Where no algorithm is an anchor,
 //! or the library does not serve the shape, a kernel of our own multiplies.
 //!
+//! A part of a weight (some of its output features, where ranks share them) has the bits of the whole: its algorithms are those that give
+//! the bits of the whole's anchor. The first features of the trial's weight are those of the whole one's. Where there is no such
+//! algorithm the product is refused.
+//!
 //! What is compared are sums that cancel: of rows (x, -x) with weights (w, w), whose numbers have many magnitudes. Nothing is
 //! left of them but what rounding left on the way, so that another order of additions shows in the leading digits of the
 //! result, also where that is rounded to bf16. (Of sums that do not cancel, one in thousands of those that differ does after
@@ -12,11 +16,11 @@
 use crate::buffer::DType;
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::convert;
-use crate::cuda::gemm::linear::forward;
+use crate::cuda::gemm::linear::{ForwardShape, forward};
 use crate::cuda::gemm::{Gemm, alignment};
 use crate::cuda::launch::args;
 use crate::cuda::memory::CardMemory;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lock;
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algo;
 use std::collections::HashMap;
@@ -58,6 +62,8 @@ pub(crate) enum RowInvariance {
 pub(crate) struct CheckedAlgorithms {
     shape: [usize; 2],
     out: DType,
+    /// Output features of the weight that this one is a part of, or its own.
+    whole: usize,
     /// Algorithms for shapes without a tuned one; the first is the reference (the anchor).
     sure: Vec<Algo>,
     known: Mutex<KnownAlgos>,
@@ -71,31 +77,61 @@ struct KnownAlgos {
     chosen: HashMap<(usize, [u32; 3]), Algo>,
 }
 
-/// How the rows of an `[n, k]` weight's products are made; found once for each shape.
-pub(crate) fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<RowInvariance> {
+/// What decides how rows are made: an `[n, k]` weight, which is a part of one of `whole` output features or all of it, and the
+/// storage of its products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RowsKey {
+    pub n: usize,
+    pub k: usize,
+    pub out: DType,
+    pub whole: usize,
+}
+
+/// How the rows of a weight's products are made; found once for each shape.
+pub(crate) fn rows(cuda: &Cuda, key: RowsKey) -> Result<RowInvariance> {
     if !cuda.exact() {
         return Ok(RowInvariance::Any);
     }
-    let key = (n, k, out);
+    let RowsKey { n, k, out, whole } = key;
     if let Some(known) = lock(&cuda.products.rows).get(&key) {
         return Ok(known.clone());
     }
-    let how = match find(cuda, n, k, out)? {
-        Some(checked) => RowInvariance::Checked(Arc::new(checked)),
-        None => RowInvariance::Plain,
+    let how = if n < whole {
+        match rows(cuda, RowsKey { n: whole, ..key })? {
+            RowInvariance::Checked(all) => RowInvariance::Checked(Arc::new(find_part(cuda, key, &all)?)),
+            other => other,
+        }
+    } else {
+        match find(cuda, n, k, out)? {
+            Some(checked) => RowInvariance::Checked(Arc::new(checked)),
+            None => RowInvariance::Plain,
+        }
     };
     cuda.profile.note(|| {
         let name = match &how {
             RowInvariance::Checked(c) => format!("{} of the library's algorithms", c.sure.len()),
             _ => "the plain kernel".into(),
         };
-        format!("rows of {n}x{k} into {}: the same bits by {name}", out.name())
+        let of = if n < whole { format!(" of {whole}x{k}") } else { String::new() };
+        format!("rows of {n}x{k}{of} into {}: the same bits by {name}", out.name())
     });
     lock(&cuda.products.rows).insert(key, how.clone());
     Ok(how)
 }
 
 impl CheckedAlgorithms {
+    /// Those that were found, the anchor first.
+    fn new(trial: &Trial<'_>, whole: usize, sure: Vec<Algo>) -> Self {
+        let verdicts = (0..=EACH).map(|rows| ((sure[0].data, rows), true)).collect();
+        let known = Mutex::new(KnownAlgos { verdicts, chosen: HashMap::new() });
+        CheckedAlgorithms { shape: trial.shape, out: trial.out, whole, sure, known }
+    }
+
+    /// Output features of the weight that this one is a part of; none where it is a whole one.
+    pub(crate) fn part_of(&self) -> Option<usize> {
+        Some(self.whole).filter(|&whole| whole > self.shape[0])
+    }
+
     fn known(&self) -> MutexGuard<'_, KnownAlgos> {
         lock(&self.known)
     }
@@ -151,23 +187,33 @@ impl CheckedAlgorithms {
 /// An anchor, and what else is needed where that does not serve; none where the library has none.
 fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Option<CheckedAlgorithms>> {
     let trial = Trial::new(cuda, [n, k], out)?;
-    let mut anchors: Vec<Algo> = Vec::new();
-    for rows in [trial.most, PERIOD, 64] {
-        let offers = trial.offers(rows);
-        for algo in offers.into_iter().take(ANCHORS) {
-            if anchors.iter().all(|known| known.data != algo.data) {
-                anchors.push(algo);
-            }
+    for anchor in trial.candidates(Vec::new()) {
+        if !trial.refer_to(&anchor)? {
+            continue;
         }
-    }
-    for anchor in anchors {
         if let Some(sure) = trial.anchored(&anchor)? {
-            let verdicts = (0..=EACH).map(|rows| ((anchor.data, rows), true)).collect();
-            let known = Mutex::new(KnownAlgos { verdicts, chosen: HashMap::new() });
-            return Ok(Some(CheckedAlgorithms { shape: [n, k], out, sure, known }));
+            return Ok(Some(CheckedAlgorithms::new(&trial, n, sure)));
         }
     }
     Ok(None)
+}
+
+/// Algorithms that give a part of a weight the bits of the whole.
+fn find_part(cuda: &Cuda, key: RowsKey, all: &CheckedAlgorithms) -> Result<CheckedAlgorithms> {
+    let RowsKey { n, k, out, whole } = key;
+    let trial = Trial::new(cuda, [n, k], out)?;
+    if n.is_multiple_of(8) {
+        trial.refer_to_whole(whole, &all.sure[0])?;
+        // The whole's own are the first to be tried.
+        for algo in trial.candidates(all.sure.clone()) {
+            if let Some(sure) = trial.anchored(&algo)? {
+                return Ok(CheckedAlgorithms::new(&trial, whole, sure));
+            }
+        }
+    }
+    let what = format!("cuBLASLt has no algorithm that multiplies {n} of {whole} features (sums of {k}, ");
+    let what = what + out.name() + ") with the bits that all of them get together";
+    Err(Error::device(what).fix("another parallel.tp_size or rollout.tp_size, or model.dtype = \"f32\""))
 }
 
 /// The most rows up to which every number of them gets, by a kernel of our own, the sums that [`forward`] gives: of products
@@ -175,14 +221,13 @@ fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Option<CheckedAlg
 /// whether it serves this number of rows.
 pub(crate) fn agreeing(
     cuda: &Cuda,
-    [n, k]: [usize; 2],
-    out: DType,
+    RowsKey { n, k, out, whole }: RowsKey,
     most: usize,
     launch: impl Fn(usize, u64, u64, u64) -> Result<bool>,
 ) -> Result<usize> {
     let trial = Trial::with(cuda, [n, k], out, PERIOD)?;
-    let want = trial.reference.ptr();
-    forward(cuda, [PERIOD, n, k], trial.x.ptr(), (trial.w.ptr(), DType::Bf16), None, (want, out))?;
+    let (want, shape) = (trial.reference.ptr(), ForwardShape { sizes: [PERIOD, n, k], whole });
+    forward(cuda, shape, trial.x.ptr(), (trial.w.ptr(), DType::Bf16), None, (want, out))?;
     let (sums, rounded) = (cuda.arena.take(most * n * 4)?, cuda.arena.take(most * n * 4)?);
     let found = cuda.uploaded(&vec![0u32; most])?;
     let mut tried = 0;
@@ -208,14 +253,13 @@ pub(crate) fn agreeing(
 /// `launch(x, weights, to)` starts it.
 pub(crate) fn agrees(
     cuda: &Cuda,
-    [n, k]: [usize; 2],
-    out: DType,
+    RowsKey { n, k, out, whole }: RowsKey,
     rows: usize,
     launch: impl Fn(u64, u64, u64) -> Result<()>,
 ) -> Result<bool> {
     let trial = Trial::with(cuda, [n, k], out, PERIOD)?;
-    let want = trial.reference.ptr();
-    forward(cuda, [PERIOD, n, k], trial.x.ptr(), (trial.w.ptr(), DType::Bf16), None, (want, out))?;
+    let (want, shape) = (trial.reference.ptr(), ForwardShape { sizes: [PERIOD, n, k], whole });
+    forward(cuda, shape, trial.x.ptr(), (trial.w.ptr(), DType::Bf16), None, (want, out))?;
     let found = cuda.uploaded(&[0u32])?;
     for first in (0..=PERIOD - rows).step_by(rows.next_multiple_of(APART)) {
         launch(trial.x.ptr() + (first * k * 2) as u64, trial.w.ptr(), trial.result.ptr())?;
@@ -291,6 +335,31 @@ impl<'a> Trial<'a> {
         Ok(self.start(0, PERIOD, self.reference.ptr(), anchor))
     }
 
+    /// Makes the rows of the whole weight, of which this one has the first features, the reference.
+    fn refer_to_whole(&self, whole: usize, anchor: &Algo) -> Result<()> {
+        let ([n, k], size) = (self.shape, self.out.size());
+        let all = Trial::with(self.cuda, [whole, k], self.out, PERIOD)?;
+        self.cuda.products.gemm_by(self.cuda, &all.product(0, PERIOD, all.result.ptr()), Some(anchor))?;
+        for row in 0..PERIOD {
+            let from = all.result.ptr() + (row * whole * size) as u64;
+            let to = self.reference.ptr() + (row * n * size) as u64;
+            convert(self.cuda, (from, self.out), (to, self.out), n)?;
+        }
+        Ok(())
+    }
+
+    /// These algorithms, and those that the library offers for an anchor.
+    fn candidates(&self, mut all: Vec<Algo>) -> Vec<Algo> {
+        for rows in [self.most, PERIOD, 64] {
+            for algo in self.offers(rows).into_iter().take(ANCHORS) {
+                if all.iter().all(|known| known.data != algo.data) {
+                    all.push(algo);
+                }
+            }
+        }
+        all
+    }
+
     /// Bytes of `rows` rows.
     fn bytes(&self, rows: usize) -> usize {
         rows * self.shape[0] * self.out.size()
@@ -336,11 +405,8 @@ impl<'a> Trial<'a> {
         Ok(!self.differing()?[0] && served)
     }
 
-    /// Algorithms with which every number of rows gets the same bits, this one first, if there are such.
+    /// Algorithms with which every number of rows gets the bits of the reference, this one first, if there are such.
     fn anchored(&self, anchor: &Algo) -> Result<Option<Vec<Algo>>> {
-        if !self.refer_to(anchor)? {
-            return Ok(None);
-        }
         let sizes = || ROWS.into_iter().filter(|&rows| rows < self.most).chain([self.most]).enumerate();
         let mut served = [false; ROWS.len()];
         for (slot, rows) in sizes() {

@@ -4,7 +4,7 @@
 use crate::buffer::DType;
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::Gemm;
-use crate::cuda::gemm::rows::agrees;
+use crate::cuda::gemm::rows::{RowsKey, agrees};
 use crate::cuda::gemm::tune::time;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::letter;
@@ -40,8 +40,8 @@ pub const VARIANTS: &[&str] = &[
     "RING=5 COLUMNS=128 WARPS=4 N=64",
 ];
 
-/// Tuned plans by shape: rows, n, k, storage of the result.
-pub type StreamPlans = Mutex<HashMap<(usize, usize, usize, DType), Option<StreamPlan>>>;
+/// Tuned plans by shape: rows, n, k, storage of the result, output features of the whole weight.
+pub type StreamPlans = Mutex<HashMap<(usize, usize, usize, DType, usize), Option<StreamPlan>>>;
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,21 +83,27 @@ impl StreamPlan {
     }
 }
 
-/// Starts `x[m, k] · w[n, k]ᵀ` where the kernel is the better choice; `false` where the `library` is.
-pub(crate) fn product(cuda: &Cuda, g: &Gemm, library: &dyn Fn(&Gemm) -> Result<()>) -> Result<bool> {
+/// Starts `x[m, k] · w[n, k]ᵀ` where the kernel is the better choice; `false` where the `library` is. The weight is a part of one of
+/// `whole` output features, or that.
+pub(crate) fn product(
+    cuda: &Cuda,
+    g: &Gemm,
+    whole: usize,
+    library: &dyn Fn(&Gemm) -> Result<()>,
+) -> Result<bool> {
     if cuda.card.capability != (9, 0) || g.beta != 0.0 || g.batch != 1 {
         return Ok(false);
     }
     let plans = StreamPlan::all([g.m, g.n, g.k]);
     let Some(first) = plans.first() else { return Ok(false) };
-    let key = (first.rows, g.n, g.k, g.out);
+    let key = (first.rows, g.n, g.k, g.out, whole);
     let known = lock(&cuda.streams).get(&key).copied();
     let best = match known {
         Some(known) => known,
         // Nothing can be tried while a graph is captured.
         None if cuda.capturing.load(Ordering::Relaxed) => return Ok(false),
         None => {
-            let best = fastest_plan(cuda, g, &plans, library)?;
+            let best = fastest_plan(cuda, (g, whole), &plans, library)?;
             lock(&cuda.streams).insert(key, best);
             best
         }
@@ -109,7 +115,7 @@ pub(crate) fn product(cuda: &Cuda, g: &Gemm, library: &dyn Fn(&Gemm) -> Result<(
 /// clock decides is no bit of any result.
 fn fastest_plan(
     cuda: &Cuda,
-    g: &Gemm,
+    (g, whole): (&Gemm, usize),
     plans: &[StreamPlan],
     library: &dyn Fn(&Gemm) -> Result<()>,
 ) -> Result<Option<StreamPlan>> {
@@ -132,7 +138,9 @@ fn fastest_plan(
         let seconds = time(cuda, TIMES, |i| plan.start(cuda, &timed(i)))?;
         let trial = |x, w, y| plan.start(cuda, &Gemm::forward([m, n, k], x, w, (y, g.out)));
         // Where no bits are promised, these sums are as good as any.
-        if seconds < shortest && (!cuda.exact() || agrees(cuda, [n, k], g.out, m, trial)?) {
+        if seconds < shortest
+            && (!cuda.exact() || agrees(cuda, RowsKey { n, k, out: g.out, whole }, m, trial)?)
+        {
             (shortest, best) = (seconds, Some(*plan));
         }
     }

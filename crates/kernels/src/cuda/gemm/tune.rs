@@ -33,6 +33,8 @@ const GAIN: f64 = 1.0;
 pub(crate) struct ShapeClass {
     /// Whether rows must not depend on their number.
     checked: bool,
+    /// Of a part of a weight the output features of the whole.
+    part_of: Option<usize>,
     sizes: [usize; 3],
     transposed: [bool; 2],
     out: DType,
@@ -41,10 +43,11 @@ pub(crate) struct ShapeClass {
 }
 
 impl ShapeClass {
-    fn of(g: &Gemm, checked: bool) -> Self {
+    fn of(g: &Gemm, checked: Option<&CheckedAlgorithms>) -> Self {
         let rounded = |n: usize| n.next_multiple_of((n.next_power_of_two() / 16).max(1));
         ShapeClass {
-            checked,
+            checked: checked.is_some(),
+            part_of: checked.and_then(CheckedAlgorithms::part_of),
             sizes: [g.m, g.n, g.k].map(rounded),
             transposed: [g.a_transposed, g.b_transposed],
             out: g.out,
@@ -67,11 +70,15 @@ pub(crate) fn fastest(
     if g.m * g.n * g.k * g.batch < LARGE {
         return Ok(advised);
     }
-    let kind = ShapeClass::of(g, checked.is_some());
+    let kind = ShapeClass::of(g, checked);
     let known = lock(&cuda.products.tuned).get(&kind).copied();
     if let Some(known) = known {
         // One that was found for another size may not serve this one.
-        return Ok(known.filter(|algo| cuda.products.serves(cuda, g, algo)).or(advised));
+        let Some(algo) = known.filter(|algo| cuda.products.serves(cuda, g, algo)) else { return Ok(advised) };
+        // A part of a weight must have the bits of the whole, which another part's size says nothing of.
+        let part = checked.filter(|checked| checked.part_of().is_some());
+        let right = part.map_or(Ok(true), |checked| checked.accepts(cuda, &algo, g.m))?;
+        return Ok(if right { Some(algo) } else { advised });
     }
     if g.beta != 0.0 || cuda.capturing.load(Ordering::Relaxed) {
         return Ok(advised);

@@ -1,6 +1,6 @@
 //! KL(p || q) over the whole vocabulary, and its gradient by p's logits. The kernels are in `logp_backward.cu`.
 
-use crate::backend::{DivergenceOps, HeadGrads, LogpHead, VocabOps};
+use crate::backend::{DivergenceOps, HeadGrads, LogpHead};
 use crate::buffer::{Buffer, Weight};
 use crate::cuda::Cuda;
 use crate::cuda::head::logp::{
@@ -41,18 +41,34 @@ fn each(
             raw_logits(cuda, side, (first, count), logits[i])?;
             lse(cuda, op, RawLogits { at: logits[i], rows: count, vocab }, sums[i])?;
         }
-        let mut all = args![logits[0], logits[1], count as u32, vocab as u32, tiles as u32].to_vec();
-        all.extend(head_args(op));
-        all.extend(args![sums[0], sums[1], &sums_of_tiles]);
-        cuda.launch("logp_backward", "kl_tiles", Grid::new((count * tiles).div_ceil(8), 256), &all)?;
-        let all = args![&sums_of_tiles, count as u32, tiles as u32, kl + (first * 4) as u64];
-        cuda.launch("logp_backward", "kl_finish", Grid::new(count.div_ceil(8), 256), &all)?;
+        kl_tiles(cuda, op, [count, vocab], logits, sums, sums_of_tiles.ptr())?;
+        kl_finish(cuda, [count, tiles], sums_of_tiles.ptr(), kl + (first * 4) as u64)?;
         then(KlRows { rows: (first, count), logits, lse: sums })?;
     }
     Ok(())
 }
 
-impl VocabOps for Cuda {}
+/// Sums of all tiles of rows of raw logits of p and of q, from their log-sum-exps.
+pub(super) fn kl_tiles(
+    cuda: &Cuda,
+    op: LogpHead,
+    [rows, vocab]: [usize; 2],
+    logits: [u64; 2],
+    lse: [u64; 2],
+    to: u64,
+) -> Result<()> {
+    let tiles = vocab.div_ceil(TILE);
+    let mut all = args![logits[0], logits[1], rows as u32, vocab as u32, tiles as u32].to_vec();
+    all.extend(head_args(op));
+    all.extend(args![lse[0], lse[1], to]);
+    cuda.launch("logp_backward", "kl_tiles", Grid::new((rows * tiles).div_ceil(8), 256), &all)
+}
+
+/// Adds the tiles of each row up.
+pub(super) fn kl_finish(cuda: &Cuda, [rows, tiles]: [usize; 2], sums: u64, kl: u64) -> Result<()> {
+    let all = args![sums, rows as u32, tiles as u32, kl];
+    cuda.launch("logp_backward", "kl_finish", Grid::new(rows.div_ceil(8), 256), &all)
+}
 
 impl DivergenceOps for Cuda {
     fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
@@ -76,7 +92,12 @@ impl DivergenceOps for Cuda {
             let mut all = args![part.logits[0], part.logits[1], p.1.n as u32].to_vec();
             all.extend(head_args(op));
             all.extend(args![part.lse[0], part.lse[1], later(kl.ptr()), later(f32_ptr(dkl))]);
-            self.launch("logp_backward", &turning("kl_dlogits", p.1), Grid::new(count, 512), &all)?;
+            self.launch(
+                "logp_backward",
+                &turning("kl_dlogits", p.1.compute, p.1.n, p.1.n),
+                Grid::new(count, 512),
+                &all,
+            )?;
             multiply_back(self, p, part.rows, part.logits[0], &mut to)
         })
     }

@@ -8,7 +8,7 @@
 use crate::backend::{HeadGrads, HeadInput, HeadOps, LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::Cuda;
-use crate::cuda::gemm::linear::{forward, long_input_gradient, stored, weight_gradient};
+use crate::cuda::gemm::linear::{ForwardShape, forward, long_input_gradient, stored, weight_gradient};
 use crate::cuda::launch::{Arg, Grid, args};
 use crate::cuda::memory::{CardMemory, f32_ptr, letter, ptr, u32s};
 use crate::error::Result;
@@ -34,7 +34,7 @@ pub(crate) fn raw_logits(
     out: u64,
 ) -> Result<()> {
     let x = ptr(x) + (first * w.k * w.compute.size()) as u64;
-    forward(cuda, [rows, w.n, w.k], x, stored(w), None, (out, DType::F32))
+    forward(cuda, ForwardShape::of(rows, w), x, stored(w), None, (out, DType::F32))
 }
 
 /// Rows whose logits are in memory at a time when `copies` of them are needed: about equal parts of all rows.
@@ -52,18 +52,18 @@ pub(crate) fn parts(rows: usize, step: usize) -> impl Iterator<Item = (usize, us
 
 /// Tokens whose logits are wanted, and what is made of them; addresses of the first of the rows.
 #[derive(Default, Clone, Copy)]
-struct WantedLogits {
-    targets: u64,
-    others: u64,
-    extra: usize,
-    logp: u64,
-    entropy: u64,
-    other_logp: u64,
+pub(super) struct WantedLogits {
+    pub targets: u64,
+    pub others: u64,
+    pub extra: usize,
+    pub logp: u64,
+    pub entropy: u64,
+    pub other_logp: u64,
 }
 
 impl WantedLogits {
     /// The same from a later row on.
-    fn after(self, row: usize) -> Self {
+    pub(super) fn after(self, row: usize) -> Self {
         let at = |start: u64, per_row: usize| if start == 0 { 0 } else { start + (row * per_row * 4) as u64 };
         WantedLogits {
             targets: at(self.targets, 1),
@@ -93,21 +93,45 @@ fn fold(
     wanted: WantedLogits,
     lse: u64,
 ) -> Result<()> {
-    let RawLogits { at: logits, rows, vocab } = logits;
-    let tiles = vocab.div_ceil(TILE);
+    let (rows, tiles) = (logits.rows, logits.vocab.div_ceil(TILE));
     let folds = cuda.arena.take(rows * tiles * 12)?;
     let found =
         if wanted.targets == 0 { None } else { Some(cuda.arena.take(rows * (1 + wanted.extra) * 4)?) };
     let found = found.as_ref().map_or(0, CardMemory::ptr);
-    let (n_rows, n_vocab, n_tiles, extra) = (rows as u32, vocab as u32, tiles as u32, wanted.extra as u32);
+    fold_tiles(cuda, op, logits, keep, wanted, [found, folds.ptr()])?;
+    finish(cuda, [rows, tiles], [folds.ptr(), found], wanted, lse)
+}
+
+/// Three numbers of every tile of every row of raw logits, and the scaled logits of wanted tokens, to addresses; with `keep` raw logits
+/// become scaled ones.
+pub(super) fn fold_tiles(
+    cuda: &Cuda,
+    op: LogpHead,
+    logits: RawLogits,
+    keep: bool,
+    wanted: WantedLogits,
+    [found, folds]: [u64; 2],
+) -> Result<()> {
+    let RawLogits { at: logits, rows, vocab } = logits;
+    let tiles = vocab.div_ceil(TILE);
     // Scaling by 1 changes nothing.
     let keep = keep && (op.temperature != 1.0 || op.softcap.is_some());
-    let mut all = args![logits, n_rows, n_vocab, n_tiles].to_vec();
+    let mut all = args![logits, rows as u32, vocab as u32, tiles as u32].to_vec();
     all.extend(head_args(op));
-    all.extend(args![keep, wanted.targets, wanted.others, extra, found, &folds]);
-    cuda.launch("logp", "fold", Grid::new((rows * tiles).div_ceil(8), 256), &all)?;
-    let WantedLogits { logp, entropy, other_logp, .. } = wanted;
-    let all = args![&folds, found, n_rows, n_tiles, extra, logp, entropy, lse, other_logp];
+    all.extend(args![keep, wanted.targets, wanted.others, wanted.extra as u32, found, folds]);
+    cuda.launch("logp", "fold", Grid::new((rows * tiles).div_ceil(8), 256), &all)
+}
+
+/// Joins the tiles of each row: log-sum-exps, and what is wanted.
+pub(super) fn finish(
+    cuda: &Cuda,
+    [rows, tiles]: [usize; 2],
+    [folds, found]: [u64; 2],
+    wanted: WantedLogits,
+    lse: u64,
+) -> Result<()> {
+    let WantedLogits { extra, logp, entropy, other_logp, .. } = wanted;
+    let all = args![folds, found, rows as u32, tiles as u32, extra as u32, logp, entropy, lse, other_logp];
     cuda.launch("logp", "finish", Grid::new(rows.div_ceil(8), 256), &all)
 }
 
@@ -198,7 +222,7 @@ impl HeadOps for Cuda {
         let logits = self.arena.take(rows.min(step) * w.n * 4)?;
         for part in parts(rows, step) {
             raw_logits(self, (x, w), part, logits.ptr())?;
-            flow.turn(self, w, part, logits.ptr())?;
+            flow.turn(self, &turning("dlogits", w.compute, w.n, w.n), w.n, part, logits.ptr())?;
             multiply_back(self, (x, w), part, logits.ptr(), &mut to)?;
         }
         Ok(())
@@ -220,7 +244,7 @@ impl HeadOps for Cuda {
         let flow = HeadGradients { op, grads, lse, entropy };
         let wanted = WantedLogits { targets, logp, entropy, ..WantedLogits::default() };
         fold_all(self, op, (x, w), wanted, lse, |part, logits| {
-            flow.turn(self, w, part, logits)?;
+            flow.turn(self, &turning("dlogits", w.compute, w.n, w.n), w.n, part, logits)?;
             multiply_back(self, (x, w), part, logits, &mut to)
         })
     }
@@ -242,31 +266,38 @@ impl HeadOps for Cuda {
 }
 
 /// What flows back into rows, beside what forward wrote of them; addresses of the first row.
-struct HeadGradients {
-    op: LogpHead,
+pub(super) struct HeadGradients {
+    pub op: LogpHead,
     /// Takes gradients in the place of log-probabilities.
-    grads: WantedLogits,
-    lse: u64,
-    entropy: u64,
+    pub grads: WantedLogits,
+    pub lse: u64,
+    pub entropy: u64,
 }
 
 impl HeadGradients {
-    /// Turns the raw logits of some rows into their gradient, in place.
-    fn turn(&self, cuda: &Cuda, w: &Weight, (first, rows): (usize, usize), logits: u64) -> Result<()> {
+    /// Turns the raw logits of some rows by so many tokens into their gradient, in place.
+    pub(super) fn turn(
+        &self,
+        cuda: &Cuda,
+        kernel: &str,
+        tokens: usize,
+        (first, rows): (usize, usize),
+        logits: u64,
+    ) -> Result<()> {
         let WantedLogits { targets, others, extra, logp, entropy, other_logp } = self.grads.after(first);
         let later = |start: u64| start + (first * 4) as u64;
-        let mut all = args![logits, w.n as u32].to_vec();
+        let mut all = args![logits, tokens as u32].to_vec();
         all.extend(head_args(self.op));
         all.extend(args![targets, others, extra as u32, later(self.lse), later(self.entropy)]);
         all.extend(args![logp, entropy, other_logp]);
-        cuda.launch("logp_backward", &turning("dlogits", w), Grid::new(rows, 768), &all)
+        cuda.launch("logp_backward", kernel, Grid::new(rows, 768), &all)
     }
 }
 
-/// The kernel that turns rows of logits into their gradient.
-pub(crate) fn turning(name: &str, w: &Weight) -> String {
-    let per_thread = if w.n.is_multiple_of(8) { 8 } else { 1 };
-    format!("{name}_{}{per_thread}", letter(w.compute))
+/// The kernel that turns rows of logits by so many tokens into their gradient: of a part of a vocabulary that of the whole.
+pub(crate) fn turning(name: &str, compute: DType, tokens: usize, vocab: usize) -> String {
+    let per_thread = if tokens.is_multiple_of(8) && vocab.is_multiple_of(8) { 8 } else { 1 };
+    format!("{name}_{}{per_thread}", letter(compute))
 }
 
 /// Multiplies the gradient of some rows' logits, which stands where these were, into `dx` and `dw`; the first rows write

@@ -2,4 +2,5 @@
 
 pub(crate) mod kl;
 pub(crate) mod logp;
+mod part;
 pub(crate) mod sample;

@@ -4,6 +4,7 @@
 //! `mpirun` or `ferrl launch`, this process is one of them.
 
 use super::curves::{CurveCase, Curves};
+use super::groups::{self, GroupCase, GroupStart};
 use super::{CheckTable, outcome};
 use crate::local_ranks::LocalRanks;
 use crate::output::print;
@@ -28,8 +29,8 @@ pub fn check(
     size: usize,
     table: &mut CheckTable<'_>,
 ) -> Result<()> {
-    let cases = cases(size, table)?;
-    if cases.is_empty() {
+    let (cases, groups) = (cases(size, table)?, groups::cases(size, table)?);
+    if cases.is_empty() && groups.is_empty() {
         return Ok(());
     }
     let wanted = std::env::var_os("FERRL_NCCL").is_none_or(|v| v != "off");
@@ -43,7 +44,8 @@ pub fn check(
             out.extend(in_threads(device, case, &start, size)?);
             Ok(())
         })
-    })
+    })?;
+    groups::in_threads(device, size, &groups, table)
 }
 
 /// Ranks as processes that NCCL connects. Theirs is the output.
@@ -63,7 +65,7 @@ fn in_processes(device: &str, size: usize, table: &mut CheckTable<'_>) -> Result
 /// Checks this rank together with the others; rank 0 prints.
 pub fn as_member(ranks: &Ranks, device: &str, only: &str) -> Result<()> {
     let mut table = CheckTable { only, rows: 0, failures: 0 };
-    let cases = cases(ranks.size(), &table)?;
+    let (cases, groups) = (cases(ranks.size(), &table)?, groups::cases(ranks.size(), &table)?);
     let done = ranks.together(|| {
         // A card for each where there are as many.
         let card = ferrl_kernels::open_for(device, Some(1), ranks);
@@ -82,7 +84,7 @@ pub fn as_member(ranks: &Ranks, device: &str, only: &str) -> Result<()> {
                 _ => drop(member_outcomes(ranks, &card, case, &start)?),
             }
         }
-        Ok(())
+        members_of_groups(ranks, &card, &groups, &mut table)
     });
     let rank = ranks.rank();
     ranks.finish();
@@ -96,14 +98,58 @@ pub fn as_member(ranks: &Ranks, device: &str, only: &str) -> Result<()> {
     }
 }
 
+/// Checks groups of ranks together with the others.
+fn members_of_groups(
+    ranks: &Ranks,
+    card: &Arc<dyn Backend>,
+    cases: &[GroupCase],
+    table: &mut CheckTable<'_>,
+) -> Result<()> {
+    let folder = (ranks.rank() == 0).then(GroupStart::new).transpose()?;
+    let made = folder.as_ref().filter(|_| !cases.is_empty()).map(GroupStart::path).transpose()?;
+    let start = everywhere(ranks, &made.unwrap_or_default())?;
+    for case in cases {
+        match ranks.rank() {
+            0 => table.ask_each(&case.name, |out| {
+                group_outcomes(ranks, card, case, &start).map(|o| out.extend(o))
+            })?,
+            _ => drop(group_outcomes(ranks, card, case, &start)?),
+        }
+    }
+    Ok(())
+}
+
+fn group_outcomes(
+    ranks: &Ranks,
+    card: &Arc<dyn Backend>,
+    case: &GroupCase,
+    start: &Path,
+) -> Result<Vec<CheckOutcome>> {
+    let alone = groups::trace(case, start, card, Ranks::ALONE)?;
+    let (own, again) = (groups::trace(case, start, card, ranks)?, groups::trace(case, start, card, ranks)?);
+    let here = groups::outcomes(case, [&own, &again], &alone);
+    let bytes: Vec<u8> = here.iter().flat_map(|o| o.worst.to_le_bytes()).collect();
+    let there = ranks.all_gather(&bytes)?;
+    let theirs = there.iter().map(|bytes| {
+        let worst = bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b));
+        here.iter().zip(worst).map(|(o, worst)| CheckOutcome { worst, ..o.clone() }).collect()
+    });
+    Ok(groups::worst(theirs))
+}
+
+/// A path of rank 0's, on all ranks.
+fn everywhere(ranks: &Ranks, made: &Path) -> Result<PathBuf> {
+    let path = ranks.broadcast(made.to_string_lossy().as_bytes())?;
+    Ok(PathBuf::from(String::from_utf8_lossy(&path).into_owned()))
+}
+
 /// The model a case starts from, which rank 0 makes.
 fn start(ranks: &Ranks, curves: Option<&Curves>, case: &CurveCase) -> Result<PathBuf> {
     let made = match curves {
         Some(curves) => curves.start_of(&(BACKENDS[0].open)(0, None)?, case)?,
         None => PathBuf::new(),
     };
-    let path = ranks.broadcast(made.to_string_lossy().as_bytes())?;
-    Ok(PathBuf::from(String::from_utf8_lossy(&path).into_owned()))
+    everywhere(ranks, &made)
 }
 
 const WHOLE: &str = "weights with other bits than one process's";
