@@ -3,7 +3,7 @@
 
 use super::{Entry, Task, TaskExample, options};
 use crate::data::lines::json_lines;
-use crate::data::{Row, format_of, object};
+use crate::data::{Row, columns_of, each_row, object};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -189,9 +189,7 @@ fn build(kind: &'static QuestionKind, values: &Map<String, Value>, seed: u64) ->
     match &o.data {
         Some(path) => {
             let path = Path::new(path);
-            format_of(path)?.read(path, &mut |line| {
-                let place = format!("{}:{}", path.display(), line.number);
-                let row = line.row.map_err(|e| e.at(place.clone()))?;
+            each_row(path, |place, row| {
                 kind.ask(&row).map_err(|e| e.at(place))?;
                 rows.push(row);
                 Ok(())
@@ -211,8 +209,7 @@ fn build(kind: &'static QuestionKind, values: &Map<String, Value>, seed: u64) ->
 impl QuestionKind {
     fn ask(&self, row: &Row) -> Result<TaskExample> {
         let Some((mut prompt, told, answer)) = (self.read)(row) else {
-            let names: Vec<&str> = row.keys().map(String::as_str).collect();
-            let what = format!("{} needs {}; the row has {}", self.name, self.columns, names.join(", "));
+            let what = format!("{} needs {}; the row has {}", self.name, self.columns, columns_of(row));
             return Err(Error::data(what));
         };
         prompt.push('\n');

@@ -2,7 +2,7 @@
 //! Search-R1's `POST /retrieve`.
 
 use super::{Entry, Tool, one_text, text_argument};
-use crate::data::format_of;
+use crate::data::{columns_of, each_row};
 use crate::http::Url;
 use crate::recipe::read_settings;
 use ferrl_engine::{Error, Result};
@@ -121,16 +121,10 @@ impl SearchIndex {
     /// Of the rows of a file.
     pub fn read(path: &Path) -> Result<Self> {
         let mut documents = Vec::new();
-        format_of(path)?.read(path, &mut |line| {
-            let place = || format!("{}:{}", path.display(), line.number);
-            let row = line.row.map_err(|e| e.at(place()))?;
+        each_row(path, |place, row| {
             let none = || {
-                let names: Vec<&str> = row.keys().map(String::as_str).collect();
-                Error::data(format!(
-                    "a document needs `text` or `contents`; the row has {}",
-                    names.join(", ")
-                ))
-                .at(place())
+                let there = columns_of(&row);
+                Error::data(format!("a document needs `text` or `contents`; the row has {there}")).at(place)
             };
             documents.push(Document::from_row(&row).ok_or_else(none)?);
             Ok(())

@@ -3,7 +3,7 @@
 
 use super::ToolLimits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
-use crate::data::format_of;
+use crate::data::{columns_of, each_row};
 use crate::task::{Entry, options};
 use crate::tool::{self, Document, SearchIndex, SearchTool, Tool};
 use crate::verify::countdown::TaskDraw;
@@ -105,15 +105,12 @@ impl Options {
     fn rows(&self) -> Result<Vec<(String, Value)>> {
         let Some(path) = self.questions.as_ref().map(Path::new) else { return Ok(Vec::new()) };
         let mut rows = Vec::new();
-        format_of(path)?.read(path, &mut |line| {
-            let place = || format!("{}:{}", path.display(), line.number);
-            let row = line.row.map_err(|e| e.at(place()))?;
+        each_row(path, |place, row| {
             let question = ["question", "prompt"].iter().find_map(|name| row.get(*name)?.as_str());
             let answer = ["answer", "golden_answers", "answers"].iter().find_map(|name| row.get(*name));
             let (Some(question), Some(answer)) = (question, answer) else {
-                let names: Vec<&str> = row.keys().map(String::as_str).collect();
-                let what = format!("a row needs `question` and `answer`; it has {}", names.join(", "));
-                return Err(Error::data(what).at(place()));
+                let what = format!("a row needs `question` and `answer`; it has {}", columns_of(&row));
+                return Err(Error::data(what).at(place));
             };
             rows.push((question.to_string(), answer.clone()));
             Ok(())
