@@ -6,8 +6,7 @@ use crate::data::lines::json_lines;
 use crate::data::{Row, columns_of, each_row, object};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -32,19 +31,13 @@ const fn entry(name: &'static str, about: &'static str, build: super::BuildTask)
     Entry { name, about, schema: || schema_for!(Options), build }
 }
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// File of questions; unset asks a few that are built in.
-    data: Option<String>,
+    data: Option<String> = None,
     /// Fraction of the rows, from the end, that evaluations ask. [0, 1]
-    held_out: f64,
+    held_out: f64 = 0.1,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { data: None, held_out: 0.1 }
-    }
 }
 
 /// A kind of question.
