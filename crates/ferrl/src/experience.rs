@@ -144,11 +144,11 @@ pub struct Experience {
 impl Experience {
     /// Indices of the sequences of each trajectory, in order.
     pub fn trajectories(&self) -> Vec<Vec<usize>> {
-        self.gather(|s| Some(s.trajectory))
-    }
-    /// Indices of the sequences of each pair, in order.
-    pub fn pairs(&self) -> Vec<Vec<usize>> {
-        self.gather(|s| s.pair)
+        let mut map: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (i, s) in self.sequences.iter().enumerate() {
+            map.entry(s.trajectory).or_default().push(i);
+        }
+        map.into_values().collect()
     }
     /// Appends probes: each prompt with the completion to the previous prompt, the first with the last one's. A lone
     /// example has none.
@@ -167,15 +167,6 @@ impl Experience {
             s.trajectory += completions;
             self.sequences.push(s);
         }
-    }
-    fn gather(&self, key: impl Fn(&Sequence) -> Option<usize>) -> Vec<Vec<usize>> {
-        let mut map: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for (i, s) in self.sequences.iter().enumerate() {
-            if let Some(k) = key(s) {
-                map.entry(k).or_default().push(i);
-            }
-        }
-        map.into_values().collect()
     }
 }
 

@@ -5,6 +5,9 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic when the pipe is closed
 
+#[macro_use]
+mod defaults;
+
 pub mod algo;
 pub mod analyze;
 pub mod api;

@@ -5,7 +5,6 @@
 
 mod look;
 
-use crate::algo::Feed;
 use crate::data::hub::model_dir;
 use crate::interrupt;
 use crate::plan::memory::weights;
@@ -31,8 +30,6 @@ pub struct Checked {
     pub name: String,
     /// Its algorithm.
     pub algorithm: String,
-    /// What it learns from.
-    pub feed: Feed,
     /// Its data.
     pub summary: SourceSummary,
     /// Whether its data never end.
@@ -124,7 +121,6 @@ fn one(
     Ok(Checked {
         name: stage.name.clone(),
         algorithm: recipe.algorithm_name().into(),
-        feed: draft.feed,
         summary: draft.source.summary(),
         endless: draft.source.epoch().is_none(),
         steps: draft.total,

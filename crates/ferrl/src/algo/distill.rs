@@ -21,8 +21,7 @@ use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -47,40 +46,25 @@ pub(super) const ENTRY: Entry = Entry {
     build,
 };
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Compare whole distributions, not only the sampled tokens.
-    full: bool,
+    full: bool = true,
     /// Weight of the advantages that come from rewards; 0 learns from the teacher alone. [0, 1000]
-    reward_coef: f64,
+    reward_coef: f64 = 0.0,
     /// Aggregation of token losses.
-    aggregate: Aggregate,
+    aggregate: Aggregate = Aggregate::Token,
     /// Fixed length of `aggregate = "constant"`; `rollout.max_new_tokens` by default. [0, 1048576]
-    length: usize,
+    length: usize = 0,
     /// Lower clip range: ratios are clipped below `1 - clip_low`. (0, 1]
-    clip_low: f64,
+    clip_low: f64 = 0.2,
     /// Upper clip range: ratios are clipped above `1 + clip_high`. (0, 1000]
-    clip_high: f64,
+    clip_high: f64 = 0.2,
     /// Passes over each rollout (PPO epochs). [1, 1000]
-    epochs: usize,
+    epochs: usize = 1,
     /// Updates per pass. [1, 1000000]
-    minibatches: usize,
+    minibatches: usize = 1,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            full: true,
-            reward_coef: 0.0,
-            aggregate: Aggregate::Token,
-            length: 0,
-            clip_low: 0.2,
-            clip_high: 0.2,
-            epochs: 1,
-            minibatches: 1,
-        }
-    }
 }
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {

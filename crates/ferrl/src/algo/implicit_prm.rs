@@ -16,8 +16,7 @@ use super::preference::answer_logp;
 use super::{Algorithm, Entry, Feed, Needs, settings};
 use crate::experience::{ByRole, Evidence, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::train::Stats;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -36,17 +35,11 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values| Ok(Box::new(ImplicitPrm(settings("implicit_prm", values)?))),
 };
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Scale of the log-ratio in the reward. (0, 1000]
-    beta: f64,
+    beta: f64 = 0.05,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { beta: 0.05 }
-    }
 }
 
 struct ImplicitPrm(Options);

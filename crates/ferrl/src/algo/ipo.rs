@@ -12,8 +12,7 @@ use super::preference::{self, Pair, Term};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::train::Stats;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -28,19 +27,13 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values| Ok(Box::new(Ipo(settings("ipo", values)?))),
 };
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Strength of regularisation: the margin aimed at is 1 / (2 tau). (0, 1000]
-    tau: f64,
+    tau: f64 = 0.1,
     /// Log-probabilities per token instead of per completion.
-    average: bool,
+    average: bool = true,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { tau: 0.1, average: true }
-    }
 }
 
 struct Ipo(Options);

@@ -18,8 +18,7 @@ use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
 use crate::experience::{ByRole, Evidence, Experience, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -40,21 +39,15 @@ pub(super) const ENTRY: Entry = Entry {
     build,
 };
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Strength of the regularisation towards the reference. (0, 1000]
-    beta: f64,
+    beta: f64 = 0.1,
     /// Weight of good completions. [0, 1000]
-    desirable_weight: f64,
+    desirable_weight: f64 = 1.0,
     /// Weight of bad completions. [0, 1000]
-    undesirable_weight: f64,
+    undesirable_weight: f64 = 1.0,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { beta: 0.1, desirable_weight: 1.0, undesirable_weight: 1.0 }
-    }
 }
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {

@@ -37,19 +37,19 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values| Ok(Box::new(Mle(settings("mle", values)?))),
 };
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Aggregation of token losses.
-    aggregate: Aggregate,
+    aggregate: Aggregate = Aggregate::Token,
     /// Fixed length of `aggregate = "constant"`. [1, 1048576]
-    length: usize,
+    length: usize = 1024,
     /// What is subtracted from rewards.
-    baseline: MleBaseline,
+    baseline: MleBaseline = MleBaseline::None,
     /// Divide by the standard deviation within the group.
-    divide_by_std: bool,
+    divide_by_std: bool = false,
     /// Take completions worse than the baseline as 0 instead of making them less probable.
-    clip_negative: bool,
+    clip_negative: bool = true,
+}
 }
 
 /// What a reward is compared with.
@@ -60,18 +60,6 @@ enum MleBaseline {
     None,
     /// The mean of the completions to the same prompt.
     Group,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            aggregate: Aggregate::Token,
-            length: 1024,
-            baseline: MleBaseline::None,
-            divide_by_std: false,
-            clip_negative: true,
-        }
-    }
 }
 
 struct Mle(Options);

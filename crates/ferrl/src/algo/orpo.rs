@@ -18,8 +18,7 @@ use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::math::exp;
 use ferrl_engine::train::Stats;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -34,17 +33,11 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values| Ok(Box::new(Orpo(settings("orpo", values)?))),
 };
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Weight of the odds ratio beside imitation; the paper's lambda. [0, 1000]
-    beta: f64,
+    beta: f64 = 0.1,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { beta: 0.1 }
-    }
 }
 
 /// A probability is at most one minus this, the spacing of f32 below 1.

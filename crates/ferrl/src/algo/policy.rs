@@ -27,78 +27,78 @@ use ferrl_engine::{Error, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+with_defaults! {
 /// Settings of a policy-gradient method.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Policy {
     /// Surrogate objective.
-    pub surrogate: Surrogate,
+    pub surrogate: Surrogate = Surrogate::Clip,
     /// Probability ratio: per token or per sequence.
-    pub ratio: Ratio,
+    pub ratio: Ratio = Ratio::Token,
     /// Lower clip range: ratios are clipped below `1 - clip_low`. (0, 1]
-    pub clip_low: f64,
+    pub clip_low: f64 = 0.2,
     /// Upper clip range: ratios are clipped above `1 + clip_high`. (0, 1000]
-    pub clip_high: f64,
+    pub clip_high: f64 = 0.2,
     /// Dual-clip PPO: upper bound of the ratio where the advantage is negative. (1, 1000]
-    pub dual_clip: Option<f64>,
+    pub dual_clip: Option<f64> = None,
     /// Weight of the squared log-ratio of `surrogate = "kimi"`. (0, 1000]
-    pub tau: f64,
+    pub tau: f64 = TAU,
     /// Aggregation of token losses.
-    pub aggregate: Aggregate,
+    pub aggregate: Aggregate = Aggregate::Token,
     /// Fixed length of `aggregate = "constant"` and of `overlong`; `rollout.max_new_tokens` by default.
     /// [0, 1048576]
-    pub length: usize,
+    pub length: usize = 0,
     /// Soft overlong penalty: completions in this last fraction of `length` lose up to 1 of their reward; 0 disables it. [0, 1]
-    pub overlong: f64,
+    pub overlong: f64 = 0.0,
     /// Mask truncated completions: they count in baselines but not in the loss.
-    pub mask_truncated: bool,
+    pub mask_truncated: bool = false,
     /// Entropy bonus coefficient. [-10, 10]
-    pub entropy_coef: f64,
+    pub entropy_coef: f64 = 0.0,
     /// KL penalty towards the reference.
-    pub kl: Kl,
+    pub kl: Kl = Kl::default(),
     /// Scaling and clipping of rewards by running moments.
-    pub scores: Scores,
+    pub scores: Scores = Scores::default(),
     /// Advantage estimation.
-    pub advantage: Advantage,
+    pub advantage: Advantage = Advantage::default(),
     /// Monte-Carlo values of steps, for `advantage.baseline = "steps"`.
-    pub vine: Vine,
+    pub vine: Vine = Vine::default(),
     /// Importance-sampling correction for tokens sampled by an older policy.
-    pub correction: Correction,
+    pub correction: Correction = Correction::default(),
     /// Value loss of the critic.
-    pub critic: Critic,
+    pub critic: Critic = Critic::default(),
     /// Passes over each rollout (PPO epochs). [1, 1000]
-    pub epochs: usize,
+    pub epochs: usize = 1,
     /// Updates per pass. [1, 1000000]
-    pub minibatches: usize,
+    pub minibatches: usize = 1,
     /// Skip an update whose mean probability ratio exceeds this. (1, 1000]
-    pub skip_ratio: Option<f64>,
+    pub skip_ratio: Option<f64> = None,
     /// Steps at the start that train the critic alone, as in verl and OpenRLHF; of a critic on the policy's trunk
     /// (`critic.shared`) that is its value head, at `critic.lr`. [0, 1000000000]
-    pub critic_warmup: u64,
+    pub critic_warmup: u64 = 0,
     /// Drop groups whose rewards are all equal; a step in which all are makes no update.
-    pub filter_equal: bool,
+    pub filter_equal: bool = false,
     /// Dynamic sampling: rounds of further prompts in place of the groups that `filter_equal` drops. [0, 1000]
-    pub refills: usize,
+    pub refills: usize = 0,
+}
 }
 
+with_defaults! {
 /// KL penalty towards the reference.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Kl {
     /// KL coefficient; 0 needs no reference. [0, 1000]
-    pub coef: f64,
+    pub coef: f64 = 0.0,
     /// Where the penalty is applied.
-    pub place: KlPlacement,
+    pub place: KlPlacement = KlPlacement::Loss,
     /// KL estimator.
-    pub estimator: Estimator,
+    pub estimator: Estimator = Estimator::K3,
     /// Clip each token's estimate to 0 and this; VinePPO has 10. (0, 1000000]
-    pub clip: Option<f64>,
+    pub clip: Option<f64> = None,
     /// In the loss: sum over a completion's tokens, mean over completions, whatever `aggregate` says.
-    pub sum: bool,
+    pub sum: bool = false,
     /// Target KL per trajectory of the adaptive KL controller; unset keeps `coef` fixed. (0, 1000000]
-    pub target: Option<f64>,
+    pub target: Option<f64> = None,
     /// Horizon of the adaptive KL controller, in trajectories. (0, 1000000000]
-    pub horizon: f64,
+    pub horizon: f64 = 10_000.0,
+}
 }
 
 /// Where the KL penalty is applied.
@@ -113,27 +113,27 @@ pub enum KlPlacement {
     Advantage,
 }
 
+with_defaults! {
 /// Advantage estimation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Advantage {
     /// Baseline that is subtracted from the return.
-    pub baseline: Baseline,
+    pub baseline: Baseline = Baseline::Group,
     /// Divide by the standard deviation of the group (or batch).
-    pub divide_by_std: bool,
+    pub divide_by_std: bool = false,
     /// Normalise each reward on its own, then add them by weight.
-    pub parts: bool,
+    pub parts: bool = false,
     /// Reward-to-go: credit a token with the rewards after it instead of the whole return.
-    pub to_go: bool,
+    pub to_go: bool = false,
     /// Normalisation over the whole rollout.
-    pub normalise: Normalise,
+    pub normalise: Normalise = Normalise::None,
     /// Decay of the moving average with `baseline = "moving"`. [0, 1]
-    pub decay: f64,
+    pub decay: f64 = 0.9,
     /// Discount factor: per token for the critic and for `to_go`, per turn with `baseline = "turns"`, per step with `"process"`.
     /// [0, 1]
-    pub gamma: f64,
+    pub gamma: f64 = 1.0,
     /// GAE lambda. [0, 1]
-    pub lambda: f64,
+    pub lambda: f64 = 1.0,
+}
 }
 
 /// Baseline that is subtracted from a return.
@@ -162,85 +162,20 @@ pub enum Baseline {
     Process,
 }
 
+with_defaults! {
 /// The critic's loss: `coef * max((V - R)^2, (clip(V) - R)^2)`, halved or not.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Critic {
     /// Value loss coefficient. [0, 1000]
-    pub coef: f64,
+    pub coef: f64 = 1.0,
     /// Value clip range: maximum change of the value; `"off"` disables it. (0, 1000000]
-    pub clip: Option<f64>,
+    pub clip: Option<f64> = Some(0.5),
     /// Half the square (OpenAI, TRL) or the square (RL2).
-    pub half: bool,
+    pub half: bool = false,
+}
 }
 
 /// Of Kimi's surrogate, where nothing else is said.
 const TAU: f64 = 0.1;
-
-impl Default for Policy {
-    fn default() -> Self {
-        Policy {
-            surrogate: Surrogate::Clip,
-            ratio: Ratio::Token,
-            clip_low: 0.2,
-            clip_high: 0.2,
-            dual_clip: None,
-            tau: TAU,
-            aggregate: Aggregate::Token,
-            length: 0,
-            overlong: 0.0,
-            mask_truncated: false,
-            entropy_coef: 0.0,
-            kl: Kl::default(),
-            scores: Scores::default(),
-            advantage: Advantage::default(),
-            vine: Vine::default(),
-            correction: Correction::default(),
-            critic: Critic::default(),
-            epochs: 1,
-            minibatches: 1,
-            skip_ratio: None,
-            critic_warmup: 0,
-            filter_equal: false,
-            refills: 0,
-        }
-    }
-}
-
-impl Default for Kl {
-    fn default() -> Self {
-        Kl {
-            coef: 0.0,
-            place: KlPlacement::Loss,
-            estimator: Estimator::K3,
-            clip: None,
-            sum: false,
-            target: None,
-            horizon: 10_000.0,
-        }
-    }
-}
-
-impl Default for Advantage {
-    fn default() -> Self {
-        Advantage {
-            baseline: Baseline::Group,
-            divide_by_std: false,
-            parts: false,
-            to_go: false,
-            normalise: Normalise::None,
-            decay: 0.9,
-            gamma: 1.0,
-            lambda: 1.0,
-        }
-    }
-}
-
-impl Default for Critic {
-    fn default() -> Self {
-        Critic { coef: 1.0, clip: Some(0.5), half: false }
-    }
-}
 
 impl Kl {
     /// The estimates of the tokens of one sequence and the slope of their sum by each log-probability; of the exact KL,

@@ -21,8 +21,7 @@ use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,37 +37,23 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values| Ok(Box::new(RestEm(settings("rest_em", values)?))),
 };
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Completions with at least this reward are kept. [-1000000, 1000000]
-    threshold: f64,
+    threshold: f64 = 1.0,
     /// How many completions to one prompt are kept at most. [1, 65536]
-    per_prompt: usize,
+    per_prompt: usize = 10,
     /// Start from the stage's first weights at every step.
-    restart: bool,
+    restart: bool = false,
     /// Passes over what was kept. [1, 1000]
-    epochs: usize,
+    epochs: usize = 1,
     /// Updates per pass. [1, 1000000]
-    minibatches: usize,
+    minibatches: usize = 1,
     /// Aggregation of token losses.
-    aggregate: Aggregate,
+    aggregate: Aggregate = Aggregate::Sequence,
     /// Fixed length of `aggregate = "constant"`. [1, 1048576]
-    length: usize,
+    length: usize = 1024,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            threshold: 1.0,
-            per_prompt: 10,
-            restart: false,
-            epochs: 1,
-            minibatches: 1,
-            aggregate: Aggregate::Sequence,
-            length: 1024,
-        }
-    }
 }
 
 struct RestEm(Options);

@@ -11,8 +11,7 @@ use super::metrics::ENTROPY;
 use super::{Algorithm, Entry, Feed, Needs, settings};
 use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::train::Stats;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -27,19 +26,13 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values| Ok(Box::new(Sft(settings("sft", values)?))),
 };
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Aggregation of token losses.
-    aggregate: Aggregate,
+    aggregate: Aggregate = Aggregate::Token,
     /// Fixed length of `aggregate = "constant"`. [1, 1048576]
-    length: usize,
+    length: usize = 1024,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { aggregate: Aggregate::Token, length: 1024 }
-    }
 }
 
 struct Sft(Options);

@@ -11,8 +11,7 @@ use super::preference::{self, Pair, Term};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::train::Stats;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -27,21 +26,15 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values| Ok(Box::new(SimPo(settings("simpo", values)?))),
 };
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Scale of the reward, which is the mean log-probability of a completion's tokens. (0, 1000]
-    beta: f64,
+    beta: f64 = 2.0,
     /// The margin that the chosen completion's reward should have. [0, 1000]
-    gamma: f64,
+    gamma: f64 = 1.0,
     /// Weight of imitating the chosen completion beside preferring it. [0, 1000]
-    sft_coef: f64,
+    sft_coef: f64 = 0.0,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { beta: 2.0, gamma: 1.0, sft_coef: 0.0 }
-    }
 }
 
 struct SimPo(Options);

@@ -25,8 +25,7 @@ use crate::experience::{ByRole, Experience, Loss, MicroBatch};
 use crate::trust_region::TrustRegion;
 use ferrl_engine::train::Stats;
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -41,58 +40,37 @@ pub(super) const ENTRY: Entry = Entry {
     build,
 };
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// The most that the mean KL per token may be after an update. (0, 100]
-    delta: f64,
+    delta: f64 = 0.01,
     /// Added to the Fisher matrix's diagonal. (0, 1000]
-    damping: f64,
+    damping: f64 = 0.1,
     /// Iterations of the conjugate gradients. [1, 1000]
-    cg_steps: usize,
+    cg_steps: usize = 10,
     /// Fraction of the completions that the Fisher matrix is estimated with. (0, 1]
-    fisher_share: f64,
+    fisher_share: f64 = 0.25,
     /// A step that fails is shortened by this factor. (0, 1)
-    shrink: f64,
+    shrink: f64 = 0.8,
     /// Steps tried before the update is given up. [1, 1000]
-    tries: usize,
+    tries: usize = 10,
     /// Updates of the critic on each rollout, if there is a critic. [1, 1000]
-    critic_updates: usize,
+    critic_updates: usize = 10,
     /// Aggregation of token losses.
-    aggregate: Aggregate,
+    aggregate: Aggregate = Aggregate::Token,
     /// Fixed length of `aggregate = "constant"`; `rollout.max_new_tokens` by default. [0, 1048576]
-    length: usize,
+    length: usize = 0,
     /// Entropy bonus coefficient. [-10, 10]
-    entropy_coef: f64,
+    entropy_coef: f64 = 0.0,
     /// KL penalty towards the reference.
-    kl: Kl,
+    kl: Kl = Kl::default(),
     /// Advantage estimation.
-    advantage: Advantage,
+    advantage: Advantage = Advantage { divide_by_std: true, ..Default::default() },
     /// Value loss of the critic.
-    critic: Critic,
+    critic: Critic = Critic::default(),
     /// Drop groups whose rewards are all equal.
-    filter_equal: bool,
+    filter_equal: bool = false,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            delta: 0.01,
-            damping: 0.1,
-            cg_steps: 10,
-            fisher_share: 0.25,
-            shrink: 0.8,
-            tries: 10,
-            critic_updates: 10,
-            aggregate: Aggregate::Token,
-            length: 0,
-            entropy_coef: 0.0,
-            kl: Kl::default(),
-            advantage: Advantage { divide_by_std: true, ..Default::default() },
-            critic: Critic::default(),
-            filter_equal: false,
-        }
-    }
 }
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {

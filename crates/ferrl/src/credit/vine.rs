@@ -19,43 +19,28 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Ranks;
 use ferrl_kernels::philox::philox4x32;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
+with_defaults! {
 /// Monte-Carlo values of the states between steps, for `advantage.baseline = "steps"`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Vine {
     /// Continuations per state (K); with `interval` those at first. [1, 65536]
-    pub samples: usize,
+    pub samples: usize = 9,
     /// States after the prompt whose value is estimated; later ones are back-filled. [0, 1048576]
-    pub max_steps: usize,
+    pub max_steps: usize = 25,
     /// How a completion is split into steps; in an episode every turn is a step.
-    pub split: StepSplit,
+    pub split: StepSplit = StepSplit::Gsm8k,
     /// Tokens of a step with `split = "tokens"`. [1, 1048576]
-    pub step_tokens: usize,
+    pub step_tokens: usize = 16,
     /// Add continuations while the 95 % confidence interval of a value is wider than this; unset samples `samples` of each
     /// state. (0, 4]
-    pub interval: Option<f64>,
+    pub interval: Option<f64> = None,
     /// Continuations added at a time with `interval`. [1, 65536]
-    pub add: usize,
+    pub add: usize = 4,
     /// Number of continuations from which on none are added with `interval`. [1, 65536]
-    pub max_samples: usize,
+    pub max_samples: usize = 30,
 }
-
-impl Default for Vine {
-    fn default() -> Self {
-        Vine {
-            samples: 9,
-            max_steps: 25,
-            split: StepSplit::Gsm8k,
-            step_tokens: 16,
-            interval: None,
-            add: 4,
-            max_samples: 30,
-        }
-    }
 }
 
 impl Vine {

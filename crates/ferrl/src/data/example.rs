@@ -1,5 +1,6 @@
 //! What a row is to an algorithm, in tokens.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -77,7 +78,7 @@ pub struct EncodedRow {
 }
 
 /// What to do with an example that lost all its trained tokens to `max_length`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Overlong {
     /// Stop with an error.

@@ -75,23 +75,16 @@ impl Findings {
     }
 
     /// Adds what was found in later rows.
-    pub fn join(&mut self, later: Findings) {
-        self.truncated.join(later.truncated);
-        self.dropped.join(later.dropped);
-        self.ended.join(later.ended);
-        self.empty.join(later.empty);
-        self.raw.join(later.raw);
-        self.equal.join(later.equal);
-        self.strange.join(later.strange);
-        self.endless.join(later.endless);
-        self.glued.join(later.glued);
-        self.other_prompt.join(later.other_prompt);
+    pub fn join(&mut self, mut later: Findings) {
+        for kind in KINDS {
+            (kind.of)(self).join(std::mem::take((kind.of)(&mut later)));
+        }
     }
 
     /// Gives `raise` the name, message and fix of each kind that was found; `rows` says of how many, such as `40 rows`.
-    pub fn say(&self, rows: &str, max_length: usize, raise: &mut dyn FnMut(&'static str, String, String)) {
+    pub fn say(mut self, rows: &str, max_length: usize, raise: &mut dyn FnMut(&'static str, String, String)) {
         for kind in KINDS {
-            let found = (kind.of)(self);
+            let found = (kind.of)(&mut self);
             if found.rows > 0 {
                 let what = kind.what.replace("{max}", &max_length.to_string());
                 let fix = kind.fix.replace("{longest}", &found.longest.to_string());
@@ -104,7 +97,7 @@ impl Findings {
 /// A kind of finding, as it is said; `{max}` is `data.max_length`, `{longest}` the longest row found.
 struct FindingKind {
     name: &'static str,
-    of: fn(&Findings) -> &Finding,
+    of: fn(&mut Findings) -> &mut Finding,
     what: &'static str,
     fix: &'static str,
 }
@@ -112,62 +105,62 @@ struct FindingKind {
 const KINDS: &[FindingKind] = &[
     FindingKind {
         name: "truncated-rows",
-        of: |f| &f.truncated,
+        of: |f| &mut f.truncated,
         what: "are cut to data.max_length = {max}",
         fix: "data.max_length = {longest} for whole rows",
     },
     FindingKind {
         name: "dropped-rows",
-        of: |f| &f.dropped,
+        of: |f| &mut f.dropped,
         what: "are left out: data.max_length = {max} leaves nothing of them to learn",
         fix: "data.max_length = {longest} for whole rows",
     },
     FindingKind {
         name: "equal-pairs",
-        of: |f| &f.equal,
+        of: |f| &mut f.equal,
         what: "have chosen = rejected, which gives no learning signal",
         fix: "remove them",
     },
     FindingKind {
         name: "empty-responses",
-        of: |f| &f.empty,
+        of: |f| &mut f.empty,
         what: "have a response without text: the model learns to say nothing",
         fix: "remove them",
     },
     FindingKind {
         name: "written-end",
-        of: |f| &f.ended,
+        of: |f| &mut f.ended,
         what: "end their response with the end-of-turn token as text; it is taken for the token itself, not learned \
                twice",
         fix: "remove it from the text: every response is ended anyway",
     },
     FindingKind {
         name: "raw-prompts",
-        of: |f| &f.raw,
+        of: |f| &mut f.raw,
         what: "are plain text although the model has a chat template: prompt and response are joined without a separator",
         fix: "data.apply_chat_template = true puts them into the template; false says that plain text is meant",
     },
     FindingKind {
         name: "unknown-roles",
-        of: |f| &f.strange,
+        of: |f| &mut f.strange,
         what: "have a message whose role is none of system, user, assistant and tool: such turns are never trained",
         fix: "rename the role, if it is one of them by another name",
     },
     FindingKind {
         name: "endless-turns",
-        of: |f| &f.endless,
+        of: |f| &mut f.endless,
         what: "end their turn in no token that stops: completions go on until the limit of new tokens",
         fix: "a chat template that ends turns with the eos token, or the text that ends them in rollout.stop",
     },
     FindingKind {
         name: "joined-words",
-        of: |f| &f.glued,
+        of: |f| &mut f.glued,
         what: "join the prompt's last word and the response's first, with nothing between them",
         fix: "data.template = \"{{ prompt }}\\n\" puts an end of line between, or train with a chat template",
     },
     FindingKind {
         name: "other-prompts",
-        of: |f| &f.other_prompt,
+        of: |f| &mut f.other_prompt,
         what: "have a prompt that chosen and rejected do not begin with; it is not used",
         fix: "check that the columns belong to the same row, or leave prompt out",
     },

@@ -130,6 +130,19 @@ pub fn format_of(path: &Path) -> Result<&'static dyn FileFormat> {
         }))
 }
 
+/// Gives `take` every row of a file with its place, such as `rows.jsonl:3`.
+pub(crate) fn each_row(path: &Path, mut take: impl FnMut(&str, Row) -> Result<()>) -> Result<()> {
+    format_of(path)?.read(path, &mut |line| {
+        let place = format!("{}:{}", path.display(), line.number);
+        take(&place, line.row.map_err(|e| e.at(&place))?)
+    })
+}
+
+/// The columns of a row, for messages.
+pub(crate) fn columns_of(row: &Row) -> String {
+    row.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+}
+
 /// Whether a file's extension is one that some format has.
 fn known(path: &Path) -> bool {
     let extension = extension(path);

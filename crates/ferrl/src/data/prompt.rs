@@ -3,6 +3,7 @@
 use ferrl_engine::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, UndefinedBehavior};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -10,7 +11,7 @@ use super::schema::{self, ColumnNames, Content, RowFields, RowKind};
 use super::{Overlong, Row};
 
 /// Whether prompts go through the model's chat template.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Apply {
     /// Messages do, text does not.
@@ -25,7 +26,7 @@ pub enum Apply {
 }
 
 /// Which of the assistant's turns in a conversation are trained.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TrainOn {
     /// Every turn.
@@ -35,59 +36,38 @@ pub enum TrainOn {
     Last,
 }
 
+with_defaults! {
 /// How rows become examples: the `data` part of a recipe.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
 pub struct PromptSettings {
     /// New column names for old ones: `prompt = "question"`.
-    pub columns: Map<String, Value>,
+    pub columns: Map<String, Value> = Map::new(),
     /// The prompt, with the columns of the row in braces: `{{ question }}`.
-    pub template: Option<String>,
+    pub template: Option<String> = None,
     /// A system message for conversations that have none.
-    pub system: Option<String>,
+    pub system: Option<String> = None,
     /// What the assistant has already begun to say; never trained.
-    pub prefill: Option<String>,
+    pub prefill: Option<String> = None,
     /// Whether prompts go through the chat template.
-    pub apply_chat_template: Apply,
+    pub apply_chat_template: Apply = Apply::Auto,
     /// Worked examples before every prompt: rows with a prompt and a response.
-    pub examples: Vec<Row>,
+    pub examples: Vec<Row> = Vec::new(),
     /// What stands between worked examples when the prompt is text.
-    pub separator: String,
+    pub separator: String = "\n\n".into(),
     /// The day that `strftime_now` tells chat templates, as `2026-01-31`; today where absent.
-    pub date: Option<String>,
+    pub date: Option<String> = None,
     /// Variables for the chat template, such as `enable_thinking`.
-    pub chat_template_kwargs: Map<String, Value>,
+    pub chat_template_kwargs: Map<String, Value> = Map::new(),
     /// Tools that the chat template shows where a row names none: JSON Schemas of functions.
-    pub tools: Option<Value>,
+    pub tools: Option<Value> = None,
     /// Whether rows may come without a prompt, because an environment says what an episode begins with.
-    pub promptless: bool,
+    pub promptless: bool = false,
     /// Which turns of a conversation are trained.
-    pub turns: TrainOn,
+    pub turns: TrainOn = TrainOn::All,
     /// Sequences are cut to this many tokens; longer prompts to sample from are refused or left out.
-    pub max_length: Option<usize>,
+    pub max_length: Option<usize> = None,
     /// What happens to an example that has no trained token left after the cut.
-    pub overlong: Overlong,
+    pub overlong: Overlong = Overlong::Error,
 }
-
-impl Default for PromptSettings {
-    fn default() -> Self {
-        PromptSettings {
-            columns: Map::new(),
-            template: None,
-            system: None,
-            prefill: None,
-            apply_chat_template: Apply::Auto,
-            examples: Vec::new(),
-            separator: "\n\n".into(),
-            date: None,
-            chat_template_kwargs: Map::new(),
-            tools: None,
-            promptless: false,
-            turns: TrainOn::All,
-            max_length: None,
-            overlong: Overlong::Error,
-        }
-    }
 }
 
 impl PromptSettings {

@@ -19,55 +19,36 @@ pub enum BiasChoice {
     LoraOnly,
 }
 
+with_defaults! {
 /// A low-rank adapter (LoRA), trained instead of the weights. The names are those of PEFT's `LoraConfig`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct AdapterSettings {
     /// Rank. [1, 65536]
-    pub r: usize,
+    pub r: usize = 32,
     /// Numerator of the scale: the adapter's product is multiplied by `alpha / r`. (0, 1000000]
-    pub alpha: f64,
+    pub alpha: f64 = 32.0,
     /// Modules that are adapted: `all-linear` (all linear layers but the head), names such as `q_proj`, or a regular expression
     /// over whole module names.
-    pub target_modules: Vec<String>,
+    pub target_modules: Vec<String> = vec![ALL.into()],
     /// Modules that are not adapted: names, or a regular expression.
-    pub exclude_modules: Vec<String>,
+    pub exclude_modules: Vec<String> = Vec::new(),
     /// Other ranks by module: a name or regular expression = a rank.
-    pub rank_pattern: Map<String, Value>,
+    pub rank_pattern: Map<String, Value> = Map::new(),
     /// Other alphas by module, likewise.
-    pub alpha_pattern: Map<String, Value>,
+    pub alpha_pattern: Map<String, Value> = Map::new(),
     /// Layers that are adapted; all where empty. [0, 100000]
-    pub layers_to_transform: Vec<usize>,
+    pub layers_to_transform: Vec<usize> = Vec::new(),
     /// Rank-stabilised LoRA: the scale is `alpha / sqrt(r)`.
-    pub use_rslora: bool,
+    pub use_rslora: bool = false,
     /// Modules that are trained whole and saved with the adapter, such as `lm_head`; value and score heads always are.
-    pub modules_to_save: Vec<String>,
+    pub modules_to_save: Vec<String> = Vec::new(),
     /// Which biases are trained.
-    pub bias: BiasChoice,
+    pub bias: BiasChoice = BiasChoice::None,
     /// First values of A: `kaiming` (PEFT's default) or `gaussian`. B starts at zero.
-    pub init: String,
+    pub init: String = "kaiming".into(),
     /// Where the adapted weights live: `device`; `host`, the machine's memory, read through the bus once an update; or `nf4`, the
     /// device's memory in 4.5 bits a weight (QLoRA), quantised while they are loaded. The policy on `nf4` is another model.
-    pub base: String,
+    pub base: String = "device".into(),
 }
-
-impl Default for AdapterSettings {
-    fn default() -> Self {
-        AdapterSettings {
-            r: 32,
-            alpha: 32.0,
-            target_modules: vec![ALL.into()],
-            exclude_modules: Vec::new(),
-            rank_pattern: Map::new(),
-            alpha_pattern: Map::new(),
-            layers_to_transform: Vec::new(),
-            use_rslora: false,
-            modules_to_save: Vec::new(),
-            bias: BiasChoice::None,
-            init: "kaiming".into(),
-            base: "device".into(),
-        }
-    }
 }
 
 /// Every linear layer but the head.

@@ -1,59 +1,37 @@
 //! The `env` section: what plays the episodes that are not those of a generated task.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+with_defaults! {
 /// The environment of episodes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct EnvSettings {
     /// A Python file with `step(state, action, extra_info)` as in RL2, or `FILE.py:CLASS` with gymnasium's `reset` and `step`.
-    pub path: Option<String>,
+    pub path: Option<String> = None,
     /// An environment of GEM, such as `game:GuessTheNumber-v0-easy`; the package gem-llm must be installed.
-    pub gem: Option<String>,
+    pub gem: Option<String> = None,
     /// A task of reasoning-gym, such as `letter_counting`; the package reasoning-gym must be installed.
-    pub reasoning_gym: Option<String>,
+    pub reasoning_gym: Option<String> = None,
     /// Address of an OpenEnv server, such as `http://127.0.0.1:8000`; several, parted by commas, take episodes in turn.
-    pub url: Option<String>,
+    pub url: Option<String> = None,
     /// Tools that the policy may call before it answers, of `ferrl env tools`; rows and rewards are the recipe's.
-    pub tools: Vec<String>,
+    pub tools: Vec<String> = Vec::new(),
     /// Maximum number of tool calls per episode. [1, 65535]
-    pub max_calls: usize,
+    pub max_calls: usize = 4,
     /// Arguments for the environment: of its class, of `gem.make`, or of `create_dataset`; with tools, a table for each.
-    pub options: Map<String, Value>,
+    pub options: Map<String, Value> = Map::new(),
     /// Worker processes. [1, 256]
-    pub workers: usize,
+    pub workers: usize = 2,
     /// Maximum seconds per call. [0.001, 1000000]
-    pub timeout: f64,
+    pub timeout: f64 = 30.0,
     /// Maximum seconds to load the environment. [0.001, 1000000]
-    pub start_timeout: f64,
+    pub start_timeout: f64 = 120.0,
     /// Maximum resident memory of a worker process in MiB. [1, 16777216]
-    pub memory_mib: u64,
+    pub memory_mib: u64 = 4096,
     /// Maximum number of environments at work at once. [1, 65536]
-    pub concurrency: usize,
+    pub concurrency: usize = crate::episode::CONCURRENCY,
     /// The Python interpreter.
-    pub python: String,
+    pub python: String = "python3".into(),
 }
-
-impl Default for EnvSettings {
-    fn default() -> Self {
-        EnvSettings {
-            path: None,
-            gem: None,
-            reasoning_gym: None,
-            url: None,
-            tools: Vec::new(),
-            max_calls: 4,
-            options: Map::new(),
-            workers: 2,
-            timeout: 30.0,
-            start_timeout: 120.0,
-            memory_mib: 4096,
-            concurrency: crate::episode::CONCURRENCY,
-            python: "python3".into(),
-        }
-    }
 }
 
 impl EnvSettings {

@@ -7,60 +7,60 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
+with_defaults! {
 /// A whole recipe, or one stage of it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Recipe {
     /// Name of the run folder; the recipe file's name where absent.
-    pub name: Option<String>,
+    pub name: Option<String> = None,
     /// Base recipe: a file relative to this one, whose settings this one overrides.
-    pub base: Option<String>,
+    pub base: Option<String> = None,
     /// Random seed. [0, 9223372036854775807]
-    pub seed: u64,
+    pub seed: u64 = 0,
     /// Device: `cpu`, `cuda` or `cuda:N`; `auto` uses a GPU if there is one.
-    pub device: String,
+    pub device: String = "auto".into(),
     /// Memory that the device is taken to have, such as `24GiB`: a card's with its context, or that of the CPU's buffers. What does not
     /// fit is refused as on a device of that size. All of it when left out.
-    pub device_memory: Option<String>,
+    pub device_memory: Option<String> = None,
     /// CPU threads; 0 uses all cores. [0, 1024]
-    pub threads: usize,
+    pub threads: usize = 0,
     /// Bitwise equal log-probabilities in sampling and training. `false` is for GPUs only, where it may be a little faster;
     /// a run stays reproducible bit by bit.
-    pub exact: bool,
+    pub exact: bool = true,
     /// The policy: the model that is trained.
-    pub model: ModelSettings,
+    pub model: ModelSettings = ModelSettings::default(),
     /// A low-rank adapter (LoRA) that is trained instead of the weights; none where the section is absent.
-    pub adapter: Option<AdapterSettings>,
+    pub adapter: Option<AdapterSettings> = None,
     /// The critic, for algorithms that have one.
-    pub critic: CriticSettings,
+    pub critic: CriticSettings = CriticSettings::default(),
     /// The reference, for algorithms that regularise towards the policy as it starts.
-    pub reference: Reference,
+    pub reference: Reference = Reference::default(),
     /// The teacher model, for algorithms that distill one.
-    pub teacher: Teacher,
+    pub teacher: Teacher = Teacher::default(),
     /// Training data.
-    pub data: DataSettings,
+    pub data: DataSettings = DataSettings::default(),
     /// The algorithm: `name` and its settings.
-    pub algo: Map<String, Value>,
+    pub algo: Map<String, Value> = Map::new(),
     /// Sampling of completions, for algorithms that sample.
-    pub rollout: Rollout,
+    pub rollout: Rollout = Rollout::default(),
     /// Search in place of independent completions, in rollouts and evaluations.
-    pub search: SearchSettings,
+    pub search: SearchSettings = SearchSettings::default(),
     /// The environment of episodes with several turns, where it is not a generated task.
-    pub env: EnvSettings,
+    pub env: EnvSettings = EnvSettings::default(),
     /// Rewards of sampled completions; several are added by weight.
-    pub reward: Vec<RewardSettings>,
+    pub reward: Vec<RewardSettings> = Vec::new(),
     /// Optimizer and learning-rate schedule.
-    pub optim: Optim,
+    pub optim: Optim = Optim::default(),
     /// Steps, epochs and batch sizes.
-    pub train: Train,
+    pub train: Train = Train::default(),
     /// Evaluation while training.
-    pub eval: Eval,
+    pub eval: Eval = Eval::default(),
     /// Checkpoints.
-    pub checkpoint: Checkpoint,
+    pub checkpoint: Checkpoint = Checkpoint::default(),
     /// Weights and sequences split over ranks.
-    pub parallel: Parallel,
+    pub parallel: Parallel = Parallel::default(),
     /// Stages, run in order; each starts from the model of the previous one and may override any key above.
-    pub stage: Vec<Map<String, Value>>,
+    pub stage: Vec<Map<String, Value>> = Vec::new(),
+}
 }
 
 /// The policy: a model directory, or a new model.
@@ -83,53 +83,34 @@ pub struct ModelSettings {
     pub router_aux_loss_coef: f64,
 }
 
+with_defaults! {
 /// A randomly initialised model and its tokenizer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct InitSettings {
     /// Model family, one of `ferrl doctor`.
-    pub family: String,
+    pub family: String = ferrl_engine::model::FAMILIES[0].name().into(),
     /// Hidden size. [1, 131072]
-    pub hidden: usize,
+    pub hidden: usize = 128,
     /// Layers. [1, 1024]
-    pub layers: usize,
+    pub layers: usize = 4,
     /// Attention heads; hidden / 64 by default. [1, 4096]
-    pub heads: Option<usize>,
+    pub heads: Option<usize> = None,
     /// Key and value heads (grouped-query attention); `heads` by default. [1, 4096]
-    pub kv_heads: Option<usize>,
+    pub kv_heads: Option<usize> = None,
     /// Intermediate size of the feed-forward network. [1, 1048576]
-    pub ffn: Option<usize>,
+    pub ffn: Option<usize> = None,
     /// Experts of a layer, in a family that has them; 8 by default. [1, 4096]
-    pub experts: Option<usize>,
+    pub experts: Option<usize> = None,
     /// Experts per token; 2 by default. [1, 4096]
-    pub experts_per_token: Option<usize>,
+    pub experts_per_token: Option<usize> = None,
     /// Intermediate size of an expert; `ffn / experts_per_token` by default. [1, 1048576]
-    pub expert_ffn: Option<usize>,
+    pub expert_ffn: Option<usize> = None,
     /// Tokenizer: `char` (one token per character of the data) or `bpe`.
-    pub tokenizer: String,
+    pub tokenizer: String = "char".into(),
     /// Vocabulary size of a `bpe` tokenizer. [1, 16777216]
-    pub vocab: usize,
+    pub vocab: usize = 4096,
     /// Maximum sequence length. [1, 16777216]
-    pub max_positions: usize,
+    pub max_positions: usize = 1024,
 }
-
-impl Default for InitSettings {
-    fn default() -> Self {
-        InitSettings {
-            family: ferrl_engine::model::FAMILIES[0].name().into(),
-            hidden: 128,
-            layers: 4,
-            heads: None,
-            kv_heads: None,
-            ffn: None,
-            experts: None,
-            experts_per_token: None,
-            expert_ffn: None,
-            tokenizer: "char".into(),
-            vocab: 4096,
-            max_positions: 1024,
-        }
-    }
 }
 
 /// The critic, for algorithms that have one.
@@ -162,168 +143,109 @@ pub struct Reference {
     pub offload: bool,
 }
 
+with_defaults! {
 /// Training data.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct DataSettings {
     /// Files, directories, globs, `split@path`, `org/name` in the Hugging Face cache, and generated tasks such as
     /// `task:countdown`, mixed.
-    pub train: Vec<String>,
+    pub train: Vec<String> = Vec::new(),
     /// Sampling weight of each source: how often its rows occur in an epoch. A task of weight 1 gives as many examples as all
     /// files have rows. (0, 1000]
-    pub weights: Vec<f64>,
+    pub weights: Vec<f64> = Vec::new(),
     /// Settings of a generated task; under its name where there are several.
-    pub task: Map<String, Value>,
+    pub task: Map<String, Value> = Map::new(),
     /// Column mapping: new name = the name in the files.
-    pub columns: Map<String, Value>,
+    pub columns: Map<String, Value> = Map::new(),
     /// Prompt template over the row's columns.
-    pub template: Option<String>,
+    pub template: Option<String> = None,
     /// System message.
-    pub system: Option<String>,
+    pub system: Option<String> = None,
     /// Prefill: the beginning of every completion.
-    pub prefill: Option<String>,
+    pub prefill: Option<String> = None,
     /// Few-shot examples before every prompt, each with a prompt and a response (or the columns of a row).
-    pub examples: Vec<Map<String, Value>>,
+    pub examples: Vec<Map<String, Value>> = Vec::new(),
     /// Separator of few-shot examples where the prompt is raw text.
-    pub separator: String,
+    pub separator: String = "\n\n".into(),
     /// Put text prompts into the model's chat template as a user's message. Absent: messages are rendered, text is not.
-    pub apply_chat_template: Option<bool>,
+    pub apply_chat_template: Option<bool> = None,
     /// Date for chat templates (`strftime_now`), such as `2026-01-31`; the day the run started by default.
-    pub date: Option<String>,
+    pub date: Option<String> = None,
     /// Maximum tokens: longer sequences are truncated; a longer prompt to sample from is refused or dropped (`overlong`).
     /// [1, 16777216]
-    pub max_length: usize,
+    pub max_length: usize = 2048,
     /// What happens to a row whose response is truncated entirely, or whose prompt is too long: `error` or `drop`.
-    pub overlong: String,
+    pub overlong: String = "error".into(),
     /// Shuffle the rows in every epoch.
-    pub shuffle: bool,
+    pub shuffle: bool = true,
     /// Draw every row at random from all rows, so that some come twice in an epoch and some not at all (sampling with
     /// replacement). An epoch is as many draws as there are rows.
-    pub replacement: bool,
+    pub replacement: bool = false,
     /// What happens to training rows that evaluation rows overlap with (the same prompt, or 13 words in a row): `warn`,
     /// `drop` (they are not trained on), `error` or `off`.
-    pub overlap: String,
+    pub overlap: String = "warn".into(),
+}
 }
 
-impl Default for DataSettings {
-    fn default() -> Self {
-        DataSettings {
-            train: Vec::new(),
-            weights: Vec::new(),
-            task: Map::new(),
-            columns: Map::new(),
-            template: None,
-            system: None,
-            prefill: None,
-            examples: Vec::new(),
-            separator: "\n\n".into(),
-            apply_chat_template: None,
-            date: None,
-            max_length: 2048,
-            overlong: "error".into(),
-            shuffle: true,
-            replacement: false,
-            overlap: "warn".into(),
-        }
-    }
-}
-
+with_defaults! {
 /// Sampling of completions.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Rollout {
     /// Prompts per step. [1, 1000000]
-    pub prompts: usize,
+    pub prompts: usize = 32,
     /// Completions per prompt (group size). [1, 65536]
-    pub samples: usize,
+    pub samples: usize = 8,
     /// Maximum tokens of a completion. [1, 1048576]
-    pub max_new_tokens: usize,
+    pub max_new_tokens: usize = 256,
     /// Sampling temperature. [0.0001, 100]
-    pub temperature: f64,
+    pub temperature: f64 = 1.0,
     /// Top-k sampling; 0 disables it. [0, 16777216]
-    pub top_k: usize,
+    pub top_k: usize = 0,
     /// Nucleus (top-p) sampling; 1 disables it. (0, 1]
-    pub top_p: f64,
+    pub top_p: f64 = 1.0,
     /// Stop strings; they are removed from the completion, as in vLLM and SGLang.
-    pub stop: Vec<String>,
+    pub stop: Vec<String> = Vec::new(),
     /// Keep the stop string at the end of the completion (vLLM's `include_stop_str_in_output`).
-    pub include_stop: bool,
+    pub include_stop: bool = false,
     /// Allow top-k and top-p sampling, whose log-probabilities are not the policy's.
-    pub allow_off_policy: bool,
+    pub allow_off_policy: bool = false,
     /// Size of the KV cache in MiB. [1, 16777216]
-    pub cache_mib: usize,
+    pub cache_mib: usize = 256,
     /// Free the KV cache while the policy trains (vLLM's sleep mode): activations and cache then share memory, for an allocation and new
     /// CUDA graphs in every step.
-    pub release_cache: bool,
+    pub release_cache: bool = false,
     /// Maximum number of actions per episode, for tasks with several turns. [1, 65535]
-    pub max_turns: usize,
+    pub max_turns: usize = 100,
     /// Off-policy lag: completions may be sampled up to this many steps before they are trained on; 0 is on-policy.
     /// [0, 100]
-    pub max_lag: usize,
+    pub max_lag: usize = 0,
     /// Partial rollouts: a completion gets at most this many tokens in a step and goes on in the next one; 0 completes all in their
     /// step. [0, 1048576]
-    pub partial_tokens: usize,
+    pub partial_tokens: usize = 0,
     /// Tensor parallelism of sampling; 0 is `parallel.tp_size`. [0, 1000000]
-    pub tp_size: usize,
+    pub tp_size: usize = 0,
+}
 }
 
-impl Default for Rollout {
-    fn default() -> Self {
-        Rollout {
-            prompts: 32,
-            samples: 8,
-            max_new_tokens: 256,
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            stop: Vec::new(),
-            include_stop: false,
-            allow_off_policy: false,
-            cache_mib: 256,
-            release_cache: false,
-            max_turns: 100,
-            max_lag: 0,
-            partial_tokens: 0,
-            tp_size: 0,
-        }
-    }
-}
-
+with_defaults! {
 /// Search in place of independent completions.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct SearchSettings {
     /// Strategy, one of `ferrl search --list`; unset disables search.
-    pub strategy: Option<String>,
+    pub strategy: Option<String> = None,
     /// Options of the strategy and its expander.
-    pub options: Map<String, Value>,
+    pub options: Map<String, Value> = Map::new(),
     /// Scorer of the search: `reward` (the recipe's rewards), `step_oracle` (its verifier, after every step), `logp` (the model's
     /// own probabilities), or the folder of a model that rewards.
-    pub scorer: String,
+    pub scorer: String = "reward".into(),
     /// Options of a model that rewards, as those of `[[reward]]`.
-    pub scorer_options: Map<String, Value>,
+    pub scorer_options: Map<String, Value> = Map::new(),
     /// Tokens to sample for each prompt, up to the end of the round that reaches them; unset leaves it to the strategy.
     /// [1, 1000000000000]
-    pub budget: Option<u64>,
+    pub budget: Option<u64> = None,
     /// Learn from trees: every path is a completion, and with `algo.advantage.baseline = "steps"` each step has the advantage of its
     /// node. `rollout.samples` is not used.
-    pub train: bool,
+    pub train: bool = false,
     /// Evaluate by search too: `eval/search` is the accuracy of its results. With `scorer = "reward"` that is an upper bound.
-    pub eval: bool,
+    pub eval: bool = false,
 }
-
-impl Default for SearchSettings {
-    fn default() -> Self {
-        SearchSettings {
-            strategy: None,
-            options: Map::new(),
-            scorer: "reward".into(),
-            scorer_options: Map::new(),
-            budget: None,
-            train: false,
-            eval: false,
-        }
-    }
 }
 
 /// A reward; several are added by weight.
@@ -394,177 +316,92 @@ impl RewardSettings {
     }
 }
 
+with_defaults! {
 /// Optimizer and learning-rate schedule.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Optim {
     /// Peak learning rate. [1e-12, 10]
-    pub lr: f64,
+    pub lr: f64 = 1e-5,
     /// Optimizer: `adamw`, `adamw8` (AdamW whose moments of the layers' matrices are 8-bit codes: 10 bytes a weight in training
     /// instead of 16) or `sgd`.
-    pub name: String,
+    pub name: String = "adamw".into(),
     /// What lives in the machine's memory instead of the card's: `none`, or `moments`, which steps read and write through the bus
     /// (8 bytes a weight less on the card with `adamw`, the same bits, slower updates). On the CPU moments are there anyway.
-    pub offload: String,
+    pub offload: String = "none".into(),
     /// Decay rate of the first moment; momentum of SGD. [0, 1)
-    pub beta1: f64,
+    pub beta1: f64 = 0.9,
     /// Decay rate of the second moment. [0, 1)
-    pub beta2: f64,
+    pub beta2: f64 = 0.999,
     /// Epsilon in the denominator of Adam. [1e-30, 1]
-    pub eps: f64,
+    pub eps: f64 = 1e-8,
     /// Decoupled weight decay of matrices; norms and biases have none. [0, 1000]
-    pub weight_decay: f64,
+    pub weight_decay: f64 = 0.01,
     /// Gradient clipping: maximum norm of the gradient; 0 disables it. [0, 1000000]
-    pub max_grad_norm: f64,
+    pub max_grad_norm: f64 = 1.0,
     /// Learning-rate schedule: `constant`, `linear` or `cosine`.
-    pub schedule: String,
+    pub schedule: String = "constant".into(),
     /// Warm-up, as a fraction of the steps. [0, 1]
-    pub warmup: f64,
+    pub warmup: f64 = 0.0,
     /// Final learning rate, as a fraction of the peak. [0, 1]
-    pub min_ratio: f64,
+    pub min_ratio: f64 = 0.0,
     /// EMA decay of the weights; unset disables the EMA. (0, 0.999999]
-    pub ema: Option<f64>,
+    pub ema: Option<f64> = None,
+}
 }
 
-impl Default for Optim {
-    fn default() -> Self {
-        Optim {
-            lr: 1e-5,
-            name: "adamw".into(),
-            offload: "none".into(),
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 0.01,
-            max_grad_norm: 1.0,
-            schedule: "constant".into(),
-            warmup: 0.0,
-            min_ratio: 0.0,
-            ema: None,
-        }
-    }
-}
-
+with_defaults! {
 /// Steps, epochs and batch sizes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Train {
     /// Number of steps; `epochs` apply where unset. [1, 1000000000]
-    pub steps: Option<u64>,
+    pub steps: Option<u64> = None,
     /// Epochs over the data. (0, 1000000]
-    pub epochs: f64,
+    pub epochs: f64 = 1.0,
     /// Examples (or pairs) per update, for algorithms that do not sample. [1, 1000000]
-    pub batch: usize,
+    pub batch: usize = 64,
     /// Maximum tokens of a micro-batch; does not change the gradients. [1, 16777216]
-    pub micro_batch_tokens: usize,
+    pub micro_batch_tokens: usize = 8192,
+}
 }
 
-impl Default for Train {
-    fn default() -> Self {
-        Train { steps: None, epochs: 1.0, batch: 64, micro_batch_tokens: 8192 }
-    }
-}
-
+with_defaults! {
 /// Evaluation while training.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Eval {
     /// Steps between evaluations; 0 disables them. [0, 1000000000]
-    pub every: u64,
+    pub every: u64 = 0,
     /// Evaluate before the first step too.
-    pub at_start: bool,
+    pub at_start: bool = false,
     /// Held-out data, as in `data.train`; a generated task's own held-out part where empty.
-    pub data: Vec<String>,
+    pub data: Vec<String> = Vec::new(),
     /// Fraction of `data.train` to hold out instead: drawn by the seed, never trained on. [0, 1)
-    pub split: f64,
+    pub split: f64 = 0.0,
     /// Prompts (or examples) per evaluation. [0, 10000000]
-    pub prompts: usize,
+    pub prompts: usize = 200,
     /// Completions per prompt. [1, 65536]
-    pub samples: usize,
+    pub samples: usize = 1,
     /// Sampling temperature; the rollout's by default. [0, 100]
-    pub temperature: Option<f64>,
+    pub temperature: Option<f64> = None,
+}
 }
 
-impl Default for Eval {
-    fn default() -> Self {
-        Eval {
-            every: 0,
-            at_start: false,
-            data: Vec::new(),
-            split: 0.0,
-            prompts: 200,
-            samples: 1,
-            temperature: None,
-        }
-    }
-}
-
+with_defaults! {
 /// Checkpoints.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Checkpoint {
     /// Steps between checkpoints; 0 leaves it to `minutes`. The end of a stage is always saved. [0, 1000000000]
-    pub every: u64,
+    pub every: u64 = 0,
     /// Minutes between checkpoints, written at the end of a step; 0 disables them. [0, 100000]
-    pub minutes: f64,
+    pub minutes: f64 = 10.0,
     /// Number of latest checkpoints to keep. [1, 1000]
-    pub keep: usize,
+    pub keep: usize = 2,
     /// Number of best checkpoints by `metric` to keep as well. [0, 1000]
-    pub keep_best: usize,
+    pub keep_best: usize = 0,
     /// Metric that ranks checkpoints, such as `eval/pass@1`, measured at each evaluation; larger is better unless
     /// `lower_is_better`.
-    pub metric: Option<String>,
+    pub metric: Option<String> = None,
     /// Whether a smaller metric is better.
-    pub lower_is_better: bool,
+    pub lower_is_better: bool = false,
     /// Use the best checkpoint by `metric` as the stage's result instead of the last.
-    pub use_best: bool,
+    pub use_best: bool = false,
     /// Early stopping: evaluations without a new best `metric` before the stage ends; 0 disables it.
     /// [0, 1000000]
-    pub patience: usize,
+    pub patience: usize = 0,
 }
-
-impl Default for Checkpoint {
-    fn default() -> Self {
-        Checkpoint {
-            every: 0,
-            minutes: 10.0,
-            keep: 2,
-            keep_best: 0,
-            metric: None,
-            lower_is_better: false,
-            use_best: false,
-            patience: 0,
-        }
-    }
-}
-
-impl Default for Recipe {
-    fn default() -> Self {
-        Recipe {
-            name: None,
-            base: None,
-            seed: 0,
-            device: "auto".into(),
-            device_memory: None,
-            threads: 0,
-            exact: true,
-            model: ModelSettings::default(),
-            adapter: None,
-            critic: CriticSettings::default(),
-            reference: Reference::default(),
-            teacher: Teacher::default(),
-            data: DataSettings::default(),
-            algo: Map::new(),
-            rollout: Rollout::default(),
-            search: SearchSettings::default(),
-            env: EnvSettings::default(),
-            reward: Vec::new(),
-            optim: Optim::default(),
-            train: Train::default(),
-            eval: Eval::default(),
-            checkpoint: Checkpoint::default(),
-            parallel: Parallel::default(),
-            stage: Vec::new(),
-        }
-    }
 }

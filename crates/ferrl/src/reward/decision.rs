@@ -19,50 +19,32 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::name_words;
 use ferrl_kernels::{Backend, DType, lock};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+with_defaults! {
 /// How a paragraph is read: `options` of a `[[reward]]` whose `model` is the forecaster.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct DecisionOptions {
     /// `decision`: forecasts of the answers that a paragraph names.
-    pub kind: String,
+    pub kind: String = "decision".into(),
     /// Directory of the model that lists the answers of a paragraph, or `stage:NAME`.
-    pub extractor: String,
+    pub extractor: String = String::new(),
     /// Column of the right answer: a text or a list of texts.
-    pub column: String,
+    pub column: String = "answer".into(),
     /// Text behind the paragraph, before answers.
-    pub asked: String,
+    pub asked: String = ASKED.into(),
     /// Weight of the distance of the sum of forecasts from 1. [0, 1000]
-    pub lambda: f64,
+    pub lambda: f64 = 5.0,
     /// Added to every reward. [-1000, 1000]
-    pub constant: f64,
+    pub constant: f64 = 5.0,
     /// Temperature of the extractor; 0 is greedy. [0, 100]
-    pub temperature: f64,
+    pub temperature: f64 = 0.0,
     /// Length of a list of answers in tokens, at most. [1, 1048576]
-    pub max_new_tokens: usize,
+    pub max_new_tokens: usize = 64,
     /// Room for the KV cache of the extractor in MiB. [1, 1048576]
-    pub cache_mib: usize,
+    pub cache_mib: usize = 16,
 }
-
-impl Default for DecisionOptions {
-    fn default() -> Self {
-        DecisionOptions {
-            kind: "decision".into(),
-            extractor: String::new(),
-            column: "answer".into(),
-            asked: ASKED.into(),
-            lambda: 5.0,
-            constant: 5.0,
-            temperature: 0.0,
-            max_new_tokens: 64,
-            cache_mib: 16,
-        }
-    }
 }
 
 /// An extractor and a forecaster, which together say what a paragraph is worth.

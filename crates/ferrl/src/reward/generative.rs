@@ -23,8 +23,6 @@ use ferrl_engine::train::{Batch, BatchSequence, stats};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::name_words;
 use ferrl_kernels::{Backend, DType, lock};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -34,53 +32,34 @@ pub const QUESTION: &str = "\nIs the answer correct (Yes/No)? ";
 /// What a rationale follows, where nothing else is said.
 pub const RATIONALE: &str = "\nLet's verify step by step.\n";
 
+with_defaults! {
 /// How a language model is asked for its verdict: `options` of a `[[reward]]` with a `model`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Judgement {
     /// `generative`: the verdict of a language model.
-    pub kind: String,
+    pub kind: String = "generative".into(),
     /// Text before the prompt, such as instructions to a judge.
-    pub instruction: String,
+    pub instruction: String = String::new(),
     /// Text after the completion, or after a rationale.
-    pub question: String,
+    pub question: String = QUESTION.into(),
     /// The verdict whose probability is the reward.
-    pub yes: String,
+    pub yes: String = "Yes".into(),
     /// The other verdict.
-    pub no: String,
+    pub no: String = "No".into(),
     /// Divide by the probability of both verdicts together.
-    pub normalise: bool,
+    pub normalise: bool = false,
     /// The text is a user's message in the model's chat template.
-    pub chat: bool,
+    pub chat: bool = false,
     /// Rationales that are sampled and averaged over (GenRM-CoT); 0 asks at once. [0, 4096]
-    pub votes: usize,
+    pub votes: usize = 0,
     /// Text that a rationale follows.
-    pub rationale: String,
+    pub rationale: String = RATIONALE.into(),
     /// Length of a rationale in tokens, at most. [1, 1048576]
-    pub max_new_tokens: usize,
+    pub max_new_tokens: usize = 256,
     /// Sampling temperature of rationales. [0.0001, 100]
-    pub temperature: f64,
+    pub temperature: f64 = 0.7,
     /// Room for the KV cache of rationales in MiB. [1, 1048576]
-    pub cache_mib: usize,
+    pub cache_mib: usize = 64,
 }
-
-impl Default for Judgement {
-    fn default() -> Self {
-        Judgement {
-            kind: "generative".into(),
-            instruction: String::new(),
-            question: QUESTION.into(),
-            yes: "Yes".into(),
-            no: "No".into(),
-            normalise: false,
-            chat: false,
-            votes: 0,
-            rationale: RATIONALE.into(),
-            max_new_tokens: 256,
-            temperature: 0.7,
-            cache_mib: 64,
-        }
-    }
 }
 
 /// What ends a rationale: the question without what follows it. What stands before it belongs to it: the rationale that is

@@ -28,35 +28,22 @@ pub enum Reduce {
     Min,
 }
 
+with_defaults! {
 /// How an implicit reward is computed: `options` of a `[[reward]]` with a `model`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Implicit {
     /// `implicit`: the log-ratio of a trained model to its reference.
-    pub kind: String,
+    pub kind: String = "implicit".into(),
     /// Directory of the reference: the model that training started from.
-    pub reference: String,
+    pub reference: String = String::new(),
     /// Scale of the log-ratio. (0, 1000]
-    pub beta: f64,
+    pub beta: f64 = 0.05,
     /// How a completion is split into steps.
-    pub split: StepSplit,
+    pub split: StepSplit = StepSplit::Lines,
     /// Tokens of a step with `split = "tokens"`. [1, 1048576]
-    pub step_tokens: usize,
+    pub step_tokens: usize = 16,
     /// How the rewards of steps become one.
-    pub reduce: Reduce,
+    pub reduce: Reduce = Reduce::Sum,
 }
-
-impl Default for Implicit {
-    fn default() -> Self {
-        Implicit {
-            kind: "implicit".into(),
-            reference: String::new(),
-            beta: 0.05,
-            split: StepSplit::Lines,
-            step_tokens: 16,
-            reduce: Reduce::Sum,
-        }
-    }
 }
 
 /// A model and its reference, which reward every step of a completion.

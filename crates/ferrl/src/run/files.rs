@@ -196,11 +196,6 @@ pub struct OutFile {
 }
 
 impl OutFile {
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Writes all of the bytes.
     pub fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.write_all(bytes).map_err(|e| error("cannot write", &self.path, &e))

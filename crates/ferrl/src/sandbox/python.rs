@@ -66,9 +66,4 @@ impl PythonSandbox {
     pub fn report(&self) -> &ConfinementReport {
         self.sandbox.report()
     }
-
-    /// Limits of each run.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
-    }
 }

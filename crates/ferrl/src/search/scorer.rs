@@ -151,10 +151,6 @@ impl RewardScorer {
     pub fn bounded(name: impl Into<String>, rewards: Rewards) -> Self {
         RewardScorer { name: name.into(), rewards, unbounded: false, steps: false }
     }
-    /// Rewards without bounds, such as a reward model's.
-    pub fn unbounded(name: impl Into<String>, rewards: Rewards) -> Self {
-        RewardScorer { name: name.into(), rewards, unbounded: true, steps: true }
-    }
     /// The model in a folder: a score head through a sigmoid, or with options a language model's verdict (`kind =
     /// "generative"`, from 0 to 1) or its log-ratio through a sigmoid (`kind = "implicit"`).
     pub fn of_model(

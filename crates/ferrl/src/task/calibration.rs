@@ -36,21 +36,15 @@ enum CalibrationKind {
     Forecast,
 }
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Stage: `paragraph`, `extract` or `forecast`.
-    kind: CalibrationKind,
+    kind: CalibrationKind = CalibrationKind::Paragraph,
     /// Things that are asked about. [1, 676]
-    entities: usize,
+    entities: usize = 40,
     /// Draws that the paragraph of a demonstration summarises. [1, 100]
-    samples: usize,
+    samples: usize = 4,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { kind: CalibrationKind::Paragraph, entities: 40, samples: 4 }
-    }
 }
 
 struct CalibrationTask {

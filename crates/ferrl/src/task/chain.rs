@@ -7,8 +7,7 @@ use crate::verify::chain::Chain;
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::{name_words, philox4x32};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -18,24 +17,18 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values, seed| Ok(Box::new(ChainTask { options: options(values)?, seed })),
 };
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Steps of a sum: one less than its terms. [1, 32]
-    steps: usize,
+    steps: usize = 3,
     /// Largest term. [2, 1000000]
-    max_number: i64,
+    max_number: i64 = 9,
     /// Share of demonstrations with a slip in them. [0, 1]
-    noise: f64,
+    noise: f64 = 0.0,
     /// What a demonstration is: `solutions`, `verdicts` on a solution (GenRM), or `rationales` that work the sum out again before
     /// the verdict (GenRM-CoT).
-    kind: DemonstrationKind,
+    kind: DemonstrationKind = DemonstrationKind::Solutions,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { steps: 3, max_number: 9, noise: 0.0, kind: DemonstrationKind::Solutions }
-    }
 }
 
 struct ChainTask {

@@ -4,8 +4,7 @@ use super::{Entry, Task, TaskExample, options};
 use crate::sandbox::SandboxMode;
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::Result;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -19,21 +18,15 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Cases that a function is tested on. [1, 100]
-    cases: usize,
+    cases: usize = 4,
     /// Reward the fraction of cases passed, not all or nothing.
-    partial: bool,
+    partial: bool = false,
     /// Confinement: `auto`, `on` or `off`, as in the verifier `code`.
-    sandbox: SandboxMode,
+    sandbox: SandboxMode = SandboxMode::Auto,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { cases: 4, partial: false, sandbox: SandboxMode::Auto }
-    }
 }
 
 struct CodeTask {

@@ -7,8 +7,7 @@ use crate::verify::countdown::{
     demonstrate, generate, judge,
 };
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -18,31 +17,24 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values, seed| Ok(Box::new(CountdownTask::new(values, seed)?)),
 };
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Numbers in a puzzle.
-    numbers: usize,
+    numbers: usize = 3,
     /// Largest number.
-    max_number: i64,
+    max_number: i64 = 20,
     /// Largest target.
-    max_target: i64,
+    max_target: i64 = 100,
     /// Operations, such as `+-*`.
-    ops: String,
+    ops: String = "+-*".into(),
     /// Share of demonstrations that answer with a random expression.
-    noise: f64,
+    noise: f64 = 0.0,
     /// Combinations tried aloud before the answer.
-    tries: usize,
+    tries: usize = 0,
     /// What a demonstration is: `solutions`, `verdicts` on an expression (GenRM), or `rationales` that work it out before the verdict
     /// (GenRM-CoT). Some of the wrong expressions have a number that was not given.
-    kind: DemonstrationKind,
+    kind: DemonstrationKind = DemonstrationKind::Solutions,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        let kind = DemonstrationKind::Solutions;
-        Options { numbers: 3, max_number: 20, max_target: 100, ops: "+-*".into(), noise: 0.0, tries: 0, kind }
-    }
 }
 
 struct CountdownTask {

@@ -7,8 +7,7 @@ use super::{Entry, Task, TaskExample, options};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::{name_words, philox4x32};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -18,19 +17,13 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values, seed| Ok(Box::new(LetterCounting { options: Options::read(values)?, seed })),
 };
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Words of the shortest text.
-    min_words: usize,
+    min_words: usize = 5,
     /// Words of the longest text.
-    max_words: usize,
+    max_words: usize = 15,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { min_words: 5, max_words: 15 }
-    }
 }
 
 impl Options {

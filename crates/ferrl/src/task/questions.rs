@@ -3,11 +3,10 @@
 
 use super::{Entry, Task, TaskExample, options};
 use crate::data::lines::json_lines;
-use crate::data::{Row, format_of, object};
+use crate::data::{Row, columns_of, each_row, object};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -32,19 +31,13 @@ const fn entry(name: &'static str, about: &'static str, build: super::BuildTask)
     Entry { name, about, schema: || schema_for!(Options), build }
 }
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// File of questions; unset asks a few that are built in.
-    data: Option<String>,
+    data: Option<String> = None,
     /// Fraction of the rows, from the end, that evaluations ask. [0, 1]
-    held_out: f64,
+    held_out: f64 = 0.1,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { data: None, held_out: 0.1 }
-    }
 }
 
 /// A kind of question.
@@ -189,9 +182,7 @@ fn build(kind: &'static QuestionKind, values: &Map<String, Value>, seed: u64) ->
     match &o.data {
         Some(path) => {
             let path = Path::new(path);
-            format_of(path)?.read(path, &mut |line| {
-                let place = format!("{}:{}", path.display(), line.number);
-                let row = line.row.map_err(|e| e.at(place.clone()))?;
+            each_row(path, |place, row| {
                 kind.ask(&row).map_err(|e| e.at(place))?;
                 rows.push(row);
                 Ok(())
@@ -211,8 +202,7 @@ fn build(kind: &'static QuestionKind, values: &Map<String, Value>, seed: u64) ->
 impl QuestionKind {
     fn ask(&self, row: &Row) -> Result<TaskExample> {
         let Some((mut prompt, told, answer)) = (self.read)(row) else {
-            let names: Vec<&str> = row.keys().map(String::as_str).collect();
-            let what = format!("{} needs {}; the row has {}", self.name, self.columns, names.join(", "));
+            let what = format!("{} needs {}; the row has {}", self.name, self.columns, columns_of(row));
             return Err(Error::data(what));
         };
         prompt.push('\n');

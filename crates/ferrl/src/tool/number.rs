@@ -71,12 +71,7 @@ impl ExactNumber {
             (None, true) => {
                 let (negative, top, bottom) = number.parts();
                 let sign = if negative { "-" } else { "" };
-                format!(
-                    "{sign}{}/{} (about {})",
-                    digits_of(&top),
-                    digits_of(&bottom),
-                    decimal(&number, DIGITS)
-                )
+                format!("{sign}{top}/{bottom} (about {})", decimal(&number, DIGITS))
             }
         }
     }
@@ -94,27 +89,11 @@ fn decimal(number: &Rational, digits: u64) -> String {
     let whole = scaled(&magnitude, digits).add(&half).floor();
     let (_, top, bottom) = whole.parts();
     let units = top.div_rem(&bottom).map_or_else(Nat::default, |(units, _)| units);
-    let text = format!("{:0>width$}", digits_of(&units), width = digits as usize + 1);
+    let text = format!("{:0>width$}", units, width = digits as usize + 1);
     let (before, after) = text.split_at(text.len() - digits as usize);
     let after = after.trim_end_matches('0');
     let sign = if negative && !units.is_zero() { "-" } else { "" };
     if after.is_empty() { format!("{sign}{before}") } else { format!("{sign}{before}.{after}") }
-}
-
-/// Decimal digits of a natural number.
-fn digits_of(number: &Nat) -> String {
-    const CHUNK: u128 = 10_000_000_000_000_000_000;
-    let (mut rest, mut parts) = (number.clone(), Vec::new());
-    while let Some((quotient, part)) = rest.div_rem(&Nat::from(CHUNK)) {
-        parts.push(part.to_u128().unwrap_or_default());
-        if quotient.is_zero() {
-            break;
-        }
-        rest = quotient;
-    }
-    let mut text = parts.pop().unwrap_or_default().to_string();
-    parts.iter().rev().for_each(|part| text.push_str(&format!("{part:019}")));
-    text
 }
 
 struct NumberParser<'a> {

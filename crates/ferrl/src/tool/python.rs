@@ -5,8 +5,7 @@ use crate::recipe::read_settings;
 use crate::sandbox::{self, Limits, PythonSandbox, PythonTask, Ran, SandboxMode};
 use ferrl_engine::Result;
 use ferrl_kernels::lock;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value};
 use std::sync::{Arc, Mutex};
 
@@ -22,31 +21,23 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Confinement: `auto` (every layer the kernel has), `on` (an error where one is missing) or `off` (none).
-    sandbox: SandboxMode,
+    sandbox: SandboxMode = SandboxMode::Auto,
     /// Seconds that a call may take. [0.05, 86400]
-    wall_s: f64,
+    wall_s: f64 = 5.0,
     /// Memory of the program and what it starts. [32, 1048576]
-    memory_mib: u64,
+    memory_mib: u64 = Limits::default().memory_mib,
     /// Processes and threads at a time. [1, 4096]
-    processes: u64,
+    processes: u64 = Limits::default().processes,
     /// Size of the scratch folder. [1, 1048576]
-    scratch_mib: u64,
+    scratch_mib: u64 = Limits::default().scratch_mib,
     /// Size of stdout and stderr together. [1, 262144]
-    output_kib: u64,
+    output_kib: u64 = Limits::default().output_kib,
     /// The interpreter.
-    python: String,
+    python: String = "python3".into(),
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        let Limits { memory_mib, processes, scratch_mib, output_kib, .. } = Limits::default();
-        let (sandbox, python) = (SandboxMode::Auto, "python3".into());
-        Options { sandbox, wall_s: 5.0, memory_mib, processes, scratch_mib, output_kib, python }
-    }
 }
 
 impl Options {

@@ -2,12 +2,11 @@
 //! Search-R1's `POST /retrieve`.
 
 use super::{Entry, Tool, one_text, text_argument};
-use crate::data::format_of;
+use crate::data::{columns_of, each_row};
 use crate::http::Url;
 use crate::recipe::read_settings;
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::path::Path;
@@ -32,25 +31,19 @@ const B: f64 = 0.4;
 /// Longest query, in bytes; the rest is not read.
 const MAX_QUERY: usize = 4096;
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 pub(crate) struct Options {
     /// File of documents: rows with `text` or `contents`, and `title` and `id` where they have them.
-    pub documents: Option<String>,
+    pub documents: Option<String> = None,
     /// Address of a retrieval service, such as `http://127.0.0.1:8000/retrieve`.
-    pub url: Option<String>,
+    pub url: Option<String> = None,
     /// Documents of a result. [1, 100]
-    pub topk: usize,
+    pub topk: usize = 3,
     /// Longest text of one document in a result, in characters. [1, 1000000]
-    pub max_chars: usize,
+    pub max_chars: usize = 2000,
     /// Seconds that the service has for an answer. (0, 3600]
-    pub timeout: f64,
+    pub timeout: f64 = 10.0,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { documents: None, url: None, topk: 3, max_chars: 2000, timeout: 10.0 }
-    }
 }
 
 /// One document.
@@ -121,16 +114,10 @@ impl SearchIndex {
     /// Of the rows of a file.
     pub fn read(path: &Path) -> Result<Self> {
         let mut documents = Vec::new();
-        format_of(path)?.read(path, &mut |line| {
-            let place = || format!("{}:{}", path.display(), line.number);
-            let row = line.row.map_err(|e| e.at(place()))?;
+        each_row(path, |place, row| {
             let none = || {
-                let names: Vec<&str> = row.keys().map(String::as_str).collect();
-                Error::data(format!(
-                    "a document needs `text` or `contents`; the row has {}",
-                    names.join(", ")
-                ))
-                .at(place())
+                let there = columns_of(&row);
+                Error::data(format!("a document needs `text` or `contents`; the row has {there}")).at(place)
             };
             documents.push(Document::from_row(&row).ok_or_else(none)?);
             Ok(())

@@ -76,30 +76,24 @@ pub(crate) fn top(all: &[(String, f64)], truth: &Value) -> (f64, bool) {
     best.map_or((0.0, false), |(name, p)| (*p, is_answer(name, truth)))
 }
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Calibration {
     /// Column with the right answer: a text or a list of texts.
-    column: String,
+    column: String = "answer".into(),
     /// Scoring rule.
-    rule: ScoringRule,
+    rule: ScoringRule = ScoringRule::Log,
     /// Weight of the distance of the sum of probabilities from 1. [0, inf)
-    lambda: f64,
+    lambda: f64 = 5.0,
     /// Added to every reward.
-    constant: f64,
+    constant: f64 = 5.0,
+}
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum ScoringRule {
     Log,
     Brier,
-}
-
-impl Default for Calibration {
-    fn default() -> Self {
-        Calibration { column: "answer".into(), rule: ScoringRule::Log, lambda: 5.0, constant: 5.0 }
-    }
 }
 
 impl Verifier for Calibration {

@@ -3,8 +3,7 @@
 
 use super::{Entry, Sample, Score, Verifier, required};
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::Value;
 use std::ops::Range;
 
@@ -78,19 +77,13 @@ impl Chain {
     }
 }
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct ChainVerifier {
     /// Column with the numbers to add up, as a list.
-    column: String,
+    column: String = "terms".into(),
     /// Reward of an answer whose lines are all right but the last; fewer right lines get less. [0, inf)
-    partial: f64,
+    partial: f64 = 0.0,
 }
-
-impl Default for ChainVerifier {
-    fn default() -> Self {
-        ChainVerifier { column: "terms".into(), partial: 0.0 }
-    }
 }
 
 impl ChainVerifier {

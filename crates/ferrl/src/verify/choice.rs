@@ -7,8 +7,7 @@
 use super::{Entry, Sample, Score, Verifier, last_answer, last_boxed, required};
 use ferrl_engine::{Error, Result};
 use regex::Regex;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::Value;
 use std::sync::LazyLock;
 
@@ -20,21 +19,15 @@ pub const ENTRY: Entry = Entry {
     build: |given| Ok(Box::new(given.read::<Choice>()?)),
 };
 
+with_defaults! {
 /// The verifier.
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Choice {
     /// Column with the right option: its letter, its text, or its number from 0.
-    column: String,
+    column: String = "answer".into(),
     /// Column with the options: a list of texts, {"text": [...], "label": [...]}, or {"A": text, ...}; "options" is found too;
     /// rows may leave it out.
-    choices: String,
+    choices: String = "choices".into(),
 }
-
-impl Default for Choice {
-    fn default() -> Self {
-        Choice { column: "answer".into(), choices: "choices".into() }
-    }
 }
 
 /// The options of a row: letters with their texts, which are empty where nothing says them.

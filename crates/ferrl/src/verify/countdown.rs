@@ -72,40 +72,26 @@ pub enum CountdownMode {
     TinyZero,
 }
 
+with_defaults! {
 /// The verifier.
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Countdown {
     /// Whose verdicts: last (exact, the answer where format says, which may end in "= target"), or those of others: first (RL2: the
     /// first `<answer>` on one line), tinyzero (TinyZero: the last `<answer>` on the last line); both pay format_reward for any
     /// answer that is wrong, even for one that is no expression.
-    mode: CountdownMode,
+    mode: CountdownMode = CountdownMode::Last,
     /// Where the answer stands: answer (last `<answer>` tag), think_answer (`</think>` then `<answer>`), line (last line), plain (all of it).
-    format: AnswerFormat,
+    format: AnswerFormat = AnswerFormat::Answer,
     /// Every number exactly once; false: at most once.
-    use_all: bool,
+    use_all: bool = true,
     /// Reward for a right answer. [0, inf)
-    correct_reward: f64,
+    correct_reward: f64 = 1.0,
     /// Reward for a well-formed expression that is wrong. [0, inf)
-    format_reward: f64,
+    format_reward: f64 = 0.1,
     /// Column with the numbers; "numbers" is found too.
-    numbers_column: String,
+    numbers_column: String = "nums".into(),
     /// Column with the target.
-    target_column: String,
+    target_column: String = "target".into(),
 }
-
-impl Default for Countdown {
-    fn default() -> Self {
-        Countdown {
-            mode: CountdownMode::Last,
-            format: AnswerFormat::Answer,
-            use_all: true,
-            correct_reward: 1.0,
-            format_reward: 0.1,
-            numbers_column: "nums".into(),
-            target_column: "target".into(),
-        }
-    }
 }
 
 /// What an answer turned out to be.

@@ -15,34 +15,27 @@ pub const ENTRY: Entry = Entry {
     build: |given| Ok(Box::new(given.read::<Exact>()?)),
 };
 
+with_defaults! {
 /// The verifier.
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Exact {
     /// Column with the expected text, a list of which any will do, or SQuAD's {"text": [...]}.
-    column: String,
+    column: String = "answer".into(),
     /// The answer: whole, answer (last `<answer>` tag), last_line, auto (the tag, else the whole).
-    take: TakeText,
+    take: TakeText = TakeText::Whole,
     /// Texts are compared as they are, or by squad without case, punctuation and articles (exact match of question answering).
-    normalize: Normalize,
+    normalize: Normalize = Normalize::None,
     /// Upper and lower case are the same.
-    ignore_case: bool,
+    ignore_case: bool = false,
     /// ASCII punctuation does not count.
-    ignore_punctuation: bool,
+    ignore_punctuation: bool = false,
+}
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Normalize {
     None,
     Squad,
-}
-
-impl Default for Exact {
-    fn default() -> Self {
-        let (column, take, normalize) = ("answer".into(), TakeText::Whole, Normalize::None);
-        Exact { column, take, normalize, ignore_case: false, ignore_punctuation: false }
-    }
 }
 
 impl Exact {

@@ -6,8 +6,7 @@
 use super::take::TakeText;
 use super::{Entry, Sample, Score, Verifier, required};
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -19,20 +18,14 @@ pub const ENTRY: Entry = Entry {
     build: |given| Ok(Box::new(given.read::<F1>()?)),
 };
 
+with_defaults! {
 /// The verifier.
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct F1 {
     /// Column with the expected text, a list of which the best counts, or SQuAD's {"text": [...]}.
-    column: String,
+    column: String = "answer".into(),
     /// The answer: auto (the last `<answer>` tag, else the whole completion), answer, last_line, whole.
-    take: TakeText,
+    take: TakeText = TakeText::Auto,
 }
-
-impl Default for F1 {
-    fn default() -> Self {
-        F1 { column: "answer".into(), take: TakeText::Auto }
-    }
 }
 
 /// A text by SQuAD's normalisation: lower case, without ASCII punctuation and articles, single spaces.

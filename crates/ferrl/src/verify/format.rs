@@ -16,33 +16,26 @@ pub const ENTRY: Entry = Entry {
     build: |given| Ok(Box::new(Format::new(given.read()?)?)),
 };
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Names of the tags, in their order.
-    tags: Vec<String>,
+    tags: Vec<String> = vec!["think".into(), "answer".into()],
     /// What is rewarded: all (everything must be right), count (the fraction of tags that stand there exactly once).
-    mode: FormatMode,
+    mode: FormatMode = FormatMode::All,
     /// The prompt ends with the first opening tag, which the completion then leaves out.
-    prefilled: bool,
+    prefilled: bool = false,
     /// Text before, between and behind the tags is allowed.
-    outside: bool,
+    outside: bool = false,
     /// Tags may hold nothing.
-    empty: bool,
+    empty: bool = false,
+}
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum FormatMode {
     All,
     Count,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        let tags = vec!["think".into(), "answer".into()];
-        Options { tags, mode: FormatMode::All, prefilled: false, outside: false, empty: false }
-    }
 }
 
 /// The verifier.

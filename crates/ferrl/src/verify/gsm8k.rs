@@ -22,27 +22,21 @@ pub const ENTRY: Entry = Entry {
     build: |given| Ok(Box::new(given.read::<Gsm8k>()?)),
 };
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Gsm8kMode {
     Number,
     Text,
 }
 
+with_defaults! {
 /// The verifier.
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Gsm8k {
     /// Column with a GSM8K answer, whose number stands after ####, or the number alone.
-    column: String,
+    column: String = "answer".into(),
     /// What must be equal: number (values), text (texts without commas and case, as VinePPO grades).
-    mode: Gsm8kMode,
+    mode: Gsm8kMode = Gsm8kMode::Number,
 }
-
-impl Default for Gsm8k {
-    fn default() -> Self {
-        Gsm8k { column: "answer".into(), mode: Gsm8kMode::Number }
-    }
 }
 
 /// Annotations of the calculator that worked out the dataset's solutions.

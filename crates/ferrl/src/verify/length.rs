@@ -25,34 +25,34 @@ pub const ENTRY: Entry = Entry {
 /// The column with the length, for completions without tokens.
 const COUNTED: &str = "completion_tokens";
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// What is rewarded: overlong (DAPO), exact (L1-Exact: -alpha * |target - tokens|), budget (L1-Max, with of), cosine (with of).
-    mode: LengthMode,
+    mode: LengthMode = LengthMode::Overlong,
     /// Overlong: tokens from which the penalty is -1; cosine: end of the curve; both need it. [1, inf)
-    max: Option<u64>,
+    max: Option<u64> = None,
     /// Overlong: tokens below max over which the penalty grows; max / 5 by default.
-    cache: Option<u64>,
+    cache: Option<u64> = None,
     /// Column with the length in tokens, where the rows bring it; the completion's own length by default.
-    column: Option<String>,
+    column: Option<String> = None,
     /// Exact, budget: the length asked for, a number of tokens or the column that has it. [1, inf)
-    target: LengthTarget,
+    target: LengthTarget = LengthTarget::Column("target_tokens".into()),
     /// Exact, budget: reward per token off the target. [0, inf)
-    alpha: f64,
+    alpha: f64 = 3e-4,
     /// Budget: reward of a right answer of exactly the target's length. [0, inf)
-    delta: f64,
+    delta: f64 = 0.5,
     /// Cosine: reward of a right answer of no tokens and of max tokens.
-    right: Vec<f64>,
+    right: Vec<f64> = vec![1.0, 0.5],
     /// Cosine: reward of a wrong answer of no tokens and of max tokens.
-    wrong: Vec<f64>,
+    wrong: Vec<f64> = vec![-1.0, -0.5],
     /// Cosine: reward beyond max.
-    overlong_reward: f64,
+    overlong_reward: f64 = -1.0,
     /// Budget, cosine: the verifier that says what is right, { verifier = "math", options = { ... } }.
-    of: Option<Judge>,
+    of: Option<Judge> = None,
+}
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum LengthMode {
     Overlong,
@@ -62,7 +62,7 @@ enum LengthMode {
 }
 
 /// The length that is asked for.
-#[derive(Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(untagged)]
 enum LengthTarget {
     Tokens(u64),
@@ -70,7 +70,7 @@ enum LengthTarget {
 }
 
 /// Another verifier.
-#[derive(Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Judge {
     /// Its name.
@@ -78,24 +78,6 @@ struct Judge {
     /// Its options.
     #[serde(default)]
     options: Map<String, Value>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            mode: LengthMode::Overlong,
-            max: None,
-            cache: None,
-            column: None,
-            target: LengthTarget::Column("target_tokens".into()),
-            alpha: 3e-4,
-            delta: 0.5,
-            right: vec![1.0, 0.5],
-            wrong: vec![-1.0, -0.5],
-            overlong_reward: -1.0,
-            of: None,
-        }
-    }
 }
 
 /// The verifier.

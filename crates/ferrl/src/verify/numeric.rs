@@ -15,7 +15,7 @@ pub const ENTRY: Entry = Entry {
     build: |given| Ok(Box::new(given.read::<Numeric>()?)),
 };
 
-#[derive(Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum TakeNumber {
     Auto,
@@ -24,22 +24,16 @@ enum TakeNumber {
     Answer,
 }
 
+with_defaults! {
 /// The verifier.
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Numeric {
     /// Column with a number, or a text with the number after ####.
-    column: String,
+    column: String = "answer".into(),
     /// The answer: auto (#### or else the last number), hashes, last, answer (last `<answer>` tag).
-    take: TakeNumber,
+    take: TakeNumber = TakeNumber::Auto,
     /// Largest difference still right; 0 compares decimals exactly. [0, inf)
-    tolerance: f64,
+    tolerance: f64 = 0.0,
 }
-
-impl Default for Numeric {
-    fn default() -> Self {
-        Numeric { column: "answer".into(), take: TakeNumber::Auto, tolerance: 0.0 }
-    }
 }
 
 /// The last number of a text without signs of thousands, leading and trailing zeros: `$1,250.50` is `1250.5`.

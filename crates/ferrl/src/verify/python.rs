@@ -4,8 +4,7 @@ use super::{Entry, Hooks, Outcome, Progress, Sample, Score, Verifier};
 use crate::worker::{Arguments, Called, WorkerOptions, WorkerPool};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::lock;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 use std::ops::Range;
@@ -22,44 +21,28 @@ pub const ENTRY: Entry = Entry {
     build: |given| Ok(Box::new(Python::new(given.read()?, given.hooks)?)),
 };
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// The Python file.
     #[schemars(extend("required" = true))]
-    file: String,
+    file: String = String::new(),
     /// The function to call; "reward" by default.
-    function: Option<String>,
+    function: Option<String> = None,
     /// Several functions to call instead, whose rewards are added.
-    functions: Option<Vec<String>>,
+    functions: Option<Vec<String>> = None,
     /// What each function's reward is multiplied by; 1 by default.
-    weights: Option<Vec<f64>>,
+    weights: Option<Vec<f64>> = None,
     /// Processes; each holds a Python and whatever the file imports. [1, 256]
-    workers: usize,
+    workers: usize = 1,
     /// Samples per call; 0 shares a batch out among the workers.
-    batch: usize,
+    batch: usize = 0,
     /// Seconds a call may take. [0.001, 1000000]
-    timeout: f64,
+    timeout: f64 = 30.0,
     /// Seconds that loading the file may take. [0.001, 1000000]
-    start_timeout: f64,
+    start_timeout: f64 = 120.0,
     /// The Python to run it.
-    python: String,
+    python: String = "python3".into(),
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            file: String::new(),
-            function: None,
-            functions: None,
-            weights: None,
-            workers: 1,
-            batch: 0,
-            timeout: 30.0,
-            start_timeout: 120.0,
-            python: "python3".into(),
-        }
-    }
 }
 
 /// The verifier.

@@ -3,8 +3,7 @@
 use super::{Entry, Sample, Score, Verifier};
 use ferrl_engine::{Error, Result};
 use regex::{Regex, RegexBuilder};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 
 /// Its place in the registry.
 pub const ENTRY: Entry = Entry {
@@ -14,20 +13,14 @@ pub const ENTRY: Entry = Entry {
     build: |given| Ok(Box::new(RegexFormat::new(given.read()?)?)),
 };
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// The expression; a dot also matches a line's end.
     #[schemars(extend("required" = true))]
-    pattern: String,
+    pattern: String = String::new(),
     /// It must match the whole completion, trimmed.
-    whole: bool,
+    whole: bool = true,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { pattern: String::new(), whole: true }
-    }
 }
 
 /// The verifier.

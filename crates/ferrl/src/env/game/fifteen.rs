@@ -3,8 +3,7 @@
 
 use super::{ActionFormat, Direction, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "fifteen",
@@ -18,21 +17,15 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Rows and columns of the board. [2, 10]
-    rows: usize,
+    rows: usize = 2,
     /// Turns of an episode. [1, 100000]
-    turns: usize,
+    turns: usize = 20,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: ActionFormat,
+    format: ActionFormat = ActionFormat::Boxed,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { rows: 2, turns: 20, format: ActionFormat::Boxed }
-    }
 }
 
 /// Tiles by cell; 0 is the gap.

@@ -6,8 +6,7 @@
 use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -25,23 +24,17 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Smallest number.
-    min: i64,
+    min: i64 = 1,
     /// Largest number.
-    max: i64,
+    max: i64 = 10,
     /// Turns of an episode. [1, 1000]
-    turns: usize,
+    turns: usize = 4,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: ActionFormat,
+    format: ActionFormat = ActionFormat::Boxed,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { min: 1, max: 10, turns: 4, format: ActionFormat::Boxed }
-    }
 }
 
 impl Options {

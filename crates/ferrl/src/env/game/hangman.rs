@@ -4,8 +4,7 @@
 use super::words::LONGER;
 use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "hangman",
@@ -20,19 +19,13 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Turns of an episode. [1, 1000]
-    turns: usize,
+    turns: usize = 12,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: ActionFormat,
+    format: ActionFormat = ActionFormat::Boxed,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { turns: 12, format: ActionFormat::Boxed }
-    }
 }
 
 struct Hangman {

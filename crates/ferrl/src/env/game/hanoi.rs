@@ -3,8 +3,7 @@
 
 use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "hanoi",
@@ -18,21 +17,15 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Disks of the tower. [1, 16]
-    disks: usize,
+    disks: usize = 3,
     /// Turns of an episode. [1, 100000]
-    turns: usize,
+    turns: usize = 10,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: ActionFormat,
+    format: ActionFormat = ActionFormat::Boxed,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { disks: 3, turns: 10, format: ActionFormat::Boxed }
-    }
 }
 
 const PEGS: [char; 3] = ['A', 'B', 'C'];

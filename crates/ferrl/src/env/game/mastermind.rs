@@ -4,8 +4,7 @@
 use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -24,23 +23,17 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Digits of the code, all different.
-    length: usize,
+    length: usize = 2,
     /// Largest digit; the smallest is 1. [2, 9]
-    digits: usize,
+    digits: usize = 6,
     /// Turns of an episode. [1, 1000]
-    turns: usize,
+    turns: usize = 10,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: ActionFormat,
+    format: ActionFormat = ActionFormat::Boxed,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { length: 2, digits: 6, turns: 10, format: ActionFormat::Boxed }
-    }
 }
 
 impl Options {

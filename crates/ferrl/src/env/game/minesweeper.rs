@@ -5,8 +5,7 @@
 use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, numbers};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -21,23 +20,17 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Rows and columns of the field. [2, 64]
-    size: usize,
+    size: usize = 5,
     /// Mines in it.
-    mines: usize,
+    mines: usize = 5,
     /// Turns of an episode. [1, 100000]
-    turns: usize,
+    turns: usize = 25,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: ActionFormat,
+    format: ActionFormat = ActionFormat::Boxed,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { size: 5, mines: 5, turns: 25, format: ActionFormat::Boxed }
-    }
 }
 
 impl Options {

@@ -5,8 +5,7 @@
 use super::{ActionFormat, Direction, GameLimits, Games, Move, Rules, TaskDraw, within};
 use crate::task::{Entry, options};
 use ferrl_engine::Result;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -21,23 +20,17 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Rows and columns, walls included. [5, 32]
-    size: usize,
+    size: usize = 6,
     /// Boxes and targets.
-    boxes: usize,
+    boxes: usize = 2,
     /// Turns of an episode. [2, 100000]
-    turns: usize,
+    turns: usize = 20,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: ActionFormat,
+    format: ActionFormat = ActionFormat::Boxed,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { size: 6, boxes: 2, turns: 20, format: ActionFormat::Boxed }
-    }
 }
 
 impl Options {

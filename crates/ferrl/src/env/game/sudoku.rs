@@ -4,8 +4,7 @@
 use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, numbers, within};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -20,23 +19,17 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Rows and columns: 4 or 9.
-    size: usize,
+    size: usize = 4,
     /// Cells that are given; a few more where fewer would leave several solutions.
-    clues: usize,
+    clues: usize = 10,
     /// Turns of an episode. [1, 100000]
-    turns: usize,
+    turns: usize = 15,
     /// How actions are written: `boxed`, or `line` for the first line.
-    format: ActionFormat,
+    format: ActionFormat = ActionFormat::Boxed,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { size: 4, clues: 10, turns: 15, format: ActionFormat::Boxed }
-    }
 }
 
 impl Options {

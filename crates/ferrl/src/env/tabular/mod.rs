@@ -24,8 +24,7 @@ use ferrl_engine::{Error, Result};
 use metric::TabularMetric;
 use model::TabularModel;
 use pipeline::{Impute, Scale, TabularPipeline, WordEncoding, baseline};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -38,37 +37,23 @@ pub(crate) const ENTRY: Entry = Entry {
     build: |values, seed| Ok(Box::new(Tabular::new(options(values)?, seed)?)),
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// CSV of the training rows; unset makes up a table for every episode.
-    train: Option<String>,
+    train: Option<String> = None,
     /// CSV of the rows that are graded, with their targets; unset takes a quarter of the training rows.
-    test: Option<String>,
+    test: Option<String> = None,
     /// Column that is predicted.
-    target: String,
+    target: String = "target".into(),
     /// Metric: accuracy, balanced_accuracy, auc, log_loss, rmse, mae or r2.
-    metric: String,
+    metric: String = "accuracy".into(),
     /// Turns of an episode. [1, 1000]
-    turns: usize,
+    turns: usize = 10,
     /// Rows of a made-up table. [40, 100000]
-    rows: usize,
+    rows: usize = 200,
     /// Whether the prompt lists the commands.
-    instructions: bool,
+    instructions: bool = true,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            train: None,
-            test: None,
-            target: "target".into(),
-            metric: "accuracy".into(),
-            turns: 10,
-            rows: 200,
-            instructions: true,
-        }
-    }
 }
 
 struct Tabular {

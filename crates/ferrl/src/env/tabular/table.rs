@@ -1,6 +1,6 @@
 //! A table with a target: from CSV files, or made up by a seed.
 
-use crate::data::format_of;
+use crate::data::each_row;
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
@@ -110,8 +110,7 @@ struct Cells {
 
 fn cells(path: &Path) -> Result<Cells> {
     let mut out = Cells { names: Vec::new(), rows: Vec::new() };
-    format_of(path)?.read(path, &mut |line| {
-        let row = line.row.map_err(|e| e.at(format!("{}:{}", path.display(), line.number)))?;
+    each_row(path, |_, row| {
         if out.rows.is_empty() {
             out.names = row.keys().cloned().collect();
         }

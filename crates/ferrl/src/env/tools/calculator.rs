@@ -6,8 +6,7 @@ use crate::task::{Entry, options};
 use crate::tool;
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -38,37 +37,23 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Digits of each number. [1, 9]
-    digits: u32,
+    digits: u32 = 3,
     /// Numbers of an expression. [2, 8]
-    numbers: usize,
+    numbers: usize = 2,
     /// Operations between them, some of `+-*`.
-    ops: String,
+    ops: String = "+-*".into(),
     /// Whether the calculator is there; without it a question has one turn.
-    tool: bool,
+    tool: bool = true,
     /// Calls of an episode. [0, 1000]
-    max_calls: usize,
+    max_calls: usize = 2,
     /// Fraction of demonstrations that call the calculator; the others answer at once, rightly. [0, 1]
-    demonstrated: f64,
+    demonstrated: f64 = 0.5,
     /// Whether the prompt explains the tool and the answer's form.
-    instructions: bool,
+    instructions: bool = true,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            digits: 3,
-            numbers: 2,
-            ops: "+-*".into(),
-            tool: true,
-            max_calls: 2,
-            demonstrated: 0.5,
-            instructions: true,
-        }
-    }
 }
 
 struct Arithmetic {

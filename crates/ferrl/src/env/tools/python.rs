@@ -7,8 +7,7 @@ use crate::task::{Entry, options};
 use crate::tool::{self, Tool};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::Result;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -31,31 +30,19 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Largest number in a question. [20, 100000]
-    max_number: usize,
+    max_number: usize = 1000,
     /// Calls of an episode. [0, 1000]
-    max_calls: usize,
+    max_calls: usize = 2,
     /// Fraction of demonstrations that call Python; the others answer at once, rightly. [0, 1]
-    demonstrated: f64,
+    demonstrated: f64 = 0.5,
     /// Whether the prompt explains the tool and the answer's form.
-    instructions: bool,
+    instructions: bool = true,
     /// Sandbox of the tool: `auto`, `on` or `off`.
-    sandbox: SandboxMode,
+    sandbox: SandboxMode = SandboxMode::Auto,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            max_number: 1000,
-            max_calls: 2,
-            demonstrated: 0.5,
-            instructions: true,
-            sandbox: SandboxMode::Auto,
-        }
-    }
 }
 
 struct Programs {

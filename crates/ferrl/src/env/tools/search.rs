@@ -3,13 +3,12 @@
 
 use super::ToolLimits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
-use crate::data::format_of;
+use crate::data::{columns_of, each_row};
 use crate::task::{Entry, options};
 use crate::tool::{self, Document, SearchIndex, SearchTool, Tool};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -35,46 +34,29 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// File of documents: rows with `text` or `contents`, and `title` where they have one; unset makes up a world.
-    documents: Option<String>,
+    documents: Option<String> = None,
     /// Address of a retrieval service in the documents' place, such as `http://127.0.0.1:8000/retrieve`.
-    url: Option<String>,
+    url: Option<String> = None,
     /// File of questions: rows with `question` (or `prompt`) and `answer` (or `golden_answers`); a text or a list.
-    questions: Option<String>,
+    questions: Option<String> = None,
     /// Fraction of a file's questions, from its end, that evaluations ask. [0, 1]
-    held_out: f64,
+    held_out: f64 = 0.1,
     /// People of the made-up world. [10, 200000]
-    people: usize,
+    people: usize = 1000,
     /// Documents of a result. [1, 100]
-    topk: usize,
+    topk: usize = 3,
     /// Whether the search is there; without it a question has one turn.
-    tool: bool,
+    tool: bool = true,
     /// Calls of an episode. [0, 1000]
-    max_calls: usize,
+    max_calls: usize = 4,
     /// Fraction of demonstrations that search; the others answer at once, rightly. [0, 1]
-    demonstrated: f64,
+    demonstrated: f64 = 0.5,
     /// Whether the prompt explains the tool and the answer's form.
-    instructions: bool,
+    instructions: bool = true,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            documents: None,
-            url: None,
-            questions: None,
-            held_out: 0.1,
-            people: 1000,
-            topk: 3,
-            tool: true,
-            max_calls: 4,
-            demonstrated: 0.5,
-            instructions: true,
-        }
-    }
 }
 
 impl Options {
@@ -105,15 +87,12 @@ impl Options {
     fn rows(&self) -> Result<Vec<(String, Value)>> {
         let Some(path) = self.questions.as_ref().map(Path::new) else { return Ok(Vec::new()) };
         let mut rows = Vec::new();
-        format_of(path)?.read(path, &mut |line| {
-            let place = || format!("{}:{}", path.display(), line.number);
-            let row = line.row.map_err(|e| e.at(place()))?;
+        each_row(path, |place, row| {
             let question = ["question", "prompt"].iter().find_map(|name| row.get(*name)?.as_str());
             let answer = ["answer", "golden_answers", "answers"].iter().find_map(|name| row.get(*name));
             let (Some(question), Some(answer)) = (question, answer) else {
-                let names: Vec<&str> = row.keys().map(String::as_str).collect();
-                let what = format!("a row needs `question` and `answer`; it has {}", names.join(", "));
-                return Err(Error::data(what).at(place()));
+                let what = format!("a row needs `question` and `answer`; it has {}", columns_of(&row));
+                return Err(Error::data(what).at(place));
             };
             rows.push((question.to_string(), answer.clone()));
             Ok(())

@@ -1,6 +1,6 @@
 //! A series of prices with headlines: from CSV files, or made up by a seed.
 
-use crate::data::{Row, format_of};
+use crate::data::{columns_of, each_row};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
@@ -72,12 +72,11 @@ impl Synthetic {
 /// `headline`: each belongs to the first day whose close it precedes.
 pub(super) fn read(prices: &Path, headlines: Option<&Path>) -> Result<Vec<Day>> {
     let (mut days, mut dates) = (Vec::new(), Vec::new());
-    each(prices, |place, row| {
+    each_row(prices, |place, row| {
         let price = ["close", "price", "Close", "Price"].iter().find_map(|name| row.get(*name));
         let price = price.and_then(Value::as_f64).filter(|p| p.is_finite() && *p > 0.0).ok_or_else(|| {
-            let names: Vec<&str> = row.keys().map(String::as_str).collect();
-            Error::data(format!("a row needs a positive `close` or `price`; it has {}", names.join(", ")))
-                .at(&place)
+            let there = columns_of(&row);
+            Error::data(format!("a row needs a positive `close` or `price`; it has {there}")).at(place)
         })?;
         let headline = row.get("headline").and_then(Value::as_str).unwrap_or_default().trim().to_string();
         let date = row.get("date").or_else(|| row.get("Date")).and_then(Value::as_str).unwrap_or_default();
@@ -95,7 +94,7 @@ pub(super) fn read(prices: &Path, headlines: Option<&Path>) -> Result<Vec<Day>> 
         return Err(Error::data("headlines in a file of their own need a `date` in every row here")
             .at(prices.display()));
     }
-    each(headlines, |place, row| {
+    each_row(headlines, |place, row| {
         let of = |name: &str| row.get(name).and_then(Value::as_str).map(str::trim);
         let (Some(date), Some(text)) = (of("date").or_else(|| of("Date")), of("headline")) else {
             return Err(Error::data("a row needs `date` and `headline`").at(place));
@@ -108,14 +107,6 @@ pub(super) fn read(prices: &Path, headlines: Option<&Path>) -> Result<Vec<Day>> 
         Ok(())
     })?;
     Ok(days)
-}
-
-fn each(path: &Path, mut take: impl FnMut(String, &Row) -> Result<()>) -> Result<()> {
-    format_of(path)?.read(path, &mut |line| {
-        let place = format!("{}:{}", path.display(), line.number);
-        let row = line.row.map_err(|e| e.at(place.clone()))?;
-        take(place, &row)
-    })
 }
 
 /// The headlines of a range of days in a random order, for a placebo.

@@ -14,8 +14,7 @@ use crate::task::{Entry, Task, TaskExample, options};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use market::{Day, Synthetic};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::path::Path;
@@ -28,58 +27,37 @@ pub(crate) const ENTRY: Entry = Entry {
     build: |values, seed| Ok(Box::new(Trading::new(options(values)?, seed)?)),
 };
 
-#[derive(Clone, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// CSV of days in order: `close` or `price`, `headline`, `date`; unset makes up a market.
-    prices: Option<String>,
+    prices: Option<String> = None,
     /// CSV of headlines with `date` and `headline`, where the prices have none.
-    headlines: Option<String>,
+    headlines: Option<String> = None,
     /// Returns shown at the start of an episode. [1, 1000]
-    window: usize,
+    window: usize = 5,
     /// Days of an episode. [1, 10000]
-    horizon: usize,
+    horizon: usize = 20,
     /// Cost of a change of position by one, as a fraction of its value. [0, 1]
-    cost: f64,
+    cost: f64 = 0.0005,
     /// Risk aversion: what the variance of a day's return, in percent, costs. [0, 1000]
-    risk: f64,
+    risk: f64 = 0.02,
     /// Equal blocks after the first: walk-forward folds. [1, 100]
-    folds: usize,
+    folds: usize = 4,
     /// The fold: training has the blocks before, evaluations the block itself. [1, 100]
-    fold: usize,
+    fold: usize = 4,
     /// Placebo: headlines in a random order, those of training and of evaluations each among themselves.
-    shuffle_headlines: bool,
+    shuffle_headlines: bool = false,
     /// Fraction of demonstrated positions that know the next return; the others are random. [0, 1]
-    hindsight: f64,
+    hindsight: f64 = 0.0,
     /// Days of the made-up market. [100, 10000000]
-    days: usize,
+    days: usize = 5000,
     /// Fraction of the next return's variance that a made-up headline explains. [0, 0.1]
-    signal: f64,
+    signal: f64 = 0.1,
     /// Mean daily return of the made-up market. [-0.1, 0.1]
-    drift: f64,
+    drift: f64 = 0.0002,
     /// Standard deviation of a daily return of the made-up market. (0, 0.1]
-    volatility: f64,
+    volatility: f64 = 0.01,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            prices: None,
-            headlines: None,
-            window: 5,
-            horizon: 20,
-            cost: 0.0005,
-            risk: 0.02,
-            folds: 4,
-            fold: 4,
-            shuffle_headlines: false,
-            hindsight: 0.0,
-            days: 5000,
-            signal: 0.1,
-            drift: 0.0002,
-            volatility: 0.01,
-        }
-    }
 }
 
 struct Trading {

@@ -10,8 +10,7 @@ mod plain;
 use super::{Expansion, Node};
 use crate::fixes::unknown;
 use ferrl_engine::Result;
-use schemars::{JsonSchema, Schema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::{Schema, schema_for};
 
 /// One child to draw.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -102,47 +101,30 @@ pub const EXPANDERS: &[Entry] = &[
 /// Options of expanders, as JSON Schema.
 pub const EXPANDER_OPTIONS: fn() -> Schema = || schema_for!(ExpanderOptions);
 
+with_defaults! {
 /// Options of expanders.
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct ExpanderOptions {
     /// Of iid_with_max_branching_depth: depth of the last branching. [0, 4096]
-    branch_depth: usize,
+    branch_depth: usize = 2,
     /// Of high_low_temperature_iid: the high temperature. [0.0001, 100]
-    high: f64,
+    high: f64 = 1.0,
     /// Of high_low_temperature_iid: the low temperature. [0.0001, 100]
-    low: f64,
+    low: f64 = 0.35,
     /// Of iid_with_different_system_message: the system messages.
-    systems: Vec<String>,
+    systems: Vec<String> = Vec::new(),
     /// Of bleu_rejection_sampling_iid: most similar that is kept. [0, 1]
-    max_bleu: f64,
+    max_bleu: f64 = 0.6,
     /// Of bleu_rejection_sampling_iid: draws at most, for each child. [1, 4096]
-    tries: usize,
+    tries: usize = 4,
     /// Of confidence_interval_aware_efficient_iid: first draws. [1, 65536]
-    ci_start: usize,
+    ci_start: usize = 10,
     /// Of confidence_interval_aware_efficient_iid: draws added each time. [1, 65536]
-    ci_add: usize,
+    ci_add: usize = 4,
     /// Of confidence_interval_aware_efficient_iid: draws at most. [1, 65536]
-    ci_max: usize,
+    ci_max: usize = 30,
     /// Of confidence_interval_aware_efficient_iid: width that is enough. [0, 1]
-    ci_width: f64,
+    ci_width: f64 = 0.05,
 }
-
-impl Default for ExpanderOptions {
-    fn default() -> Self {
-        ExpanderOptions {
-            branch_depth: 2,
-            high: 1.0,
-            low: 0.35,
-            systems: Vec::new(),
-            max_bleu: 0.6,
-            tries: 4,
-            ci_start: 10,
-            ci_add: 4,
-            ci_max: 30,
-            ci_width: 0.05,
-        }
-    }
 }
 
 /// The expander of that name.

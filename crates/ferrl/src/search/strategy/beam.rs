@@ -17,30 +17,24 @@ pub(super) const ENTRY: Entry = Entry {
     build: |options, common| Ok(Box::new(Beam::new(read_settings(ENTRY.name, options)?, common)?)),
 };
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Beams that are continued. [1, 65536]
-    width: usize,
+    width: usize = 4,
     /// Continuations of each beam; as many as beams where not given. [1, 65536]
-    branch: Option<usize>,
+    branch: Option<usize> = None,
     /// What ranks beams: score (the scorer on prefixes) or logp; score where the scorer judges steps.
-    evaluate: Option<BeamRank>,
+    evaluate: Option<BeamRank> = None,
     /// Which whole completion is the result.
-    answer: ChoiceRule,
+    answer: ChoiceRule = ChoiceRule::Best,
+}
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum BeamRank {
     Score,
     Logp,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { width: 4, branch: None, evaluate: None, answer: ChoiceRule::Best }
-    }
 }
 
 struct Beam {

@@ -25,28 +25,22 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Children by depth: 3,2,1, or one number for all depths. [1, 65536]
-    branch: BranchSchedule,
+    branch: BranchSchedule = BranchSchedule::Each(vec![3, 2, 1]),
     /// Which whole completion is the result.
-    answer: ChoiceRule,
+    answer: ChoiceRule = ChoiceRule::Weighted,
+}
 }
 
 /// Whole numbers from 1 on: one, a list, or `3,2,1`.
-#[derive(Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(untagged)]
 enum BranchSchedule {
     One(usize),
     Each(Vec<usize>),
     Text(String),
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { branch: BranchSchedule::Each(vec![3, 2, 1]), answer: ChoiceRule::Weighted }
-    }
 }
 
 impl BranchSchedule {

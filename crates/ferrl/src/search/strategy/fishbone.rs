@@ -8,8 +8,7 @@ use super::Entry;
 use super::sampling::evaluate_terminals;
 use crate::recipe::read_settings;
 use ferrl_engine::Result;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "fishbone",
@@ -21,19 +20,13 @@ pub(super) const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Completions off each step of the spine. [1, 65536]
-    branch: usize,
+    branch: usize = 4,
     /// Which whole completion is the result.
-    answer: ChoiceRule,
+    answer: ChoiceRule = ChoiceRule::Weighted,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { branch: 4, answer: ChoiceRule::Weighted }
-    }
 }
 
 struct FishBone {

@@ -23,60 +23,43 @@ pub(super) const ENTRY: Entry = Entry {
     build: |options, common| Ok(Box::new(Mcts::new(read_settings(ENTRY.name, options)?, common)?)),
 };
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Simulations; with --budget as many as it allows. [1, 1048576]
     #[schemars(extend("default" = 32))]
-    simulations: Option<u64>,
+    simulations: Option<u64> = None,
     /// Simulations under way at once (virtual loss). [1, 4096]
-    parallel: usize,
+    parallel: usize = 4,
     /// Steps sampled where a node is expanded; equal ones are merged. [1, 4096]
-    branch: usize,
+    branch: usize = 4,
     /// Bound that chooses the child to descend to.
-    select: Select,
+    select: Select = Select::Puct,
     /// Weight of exploration. [0, 1000000]
-    c: f64,
+    c: f64 = 1.25,
     /// Progressive widening: a node of N visits has branch · N^widen steps drawn; 0 is off. [0, 1]
-    widen: f64,
+    widen: f64 = 0.4,
     /// Value of a leaf: rollout, or score where the scorer judges steps; rollout by default.
-    evaluate: Option<LeafValue>,
+    evaluate: Option<LeafValue> = None,
     /// Rollouts of a leaf; each is one visit. [1, 4096]
-    rollouts: usize,
+    rollouts: usize = 1,
     /// Prior of a step: logp (softmax of its mean logp), count or uniform.
-    prior: Prior,
+    prior: Prior = Prior::Logp,
     /// Which whole completion is the result; best with an oracle, weighted with another scorer, vote with logp.
-    answer: Option<ChoiceRule>,
+    answer: Option<ChoiceRule> = None,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            simulations: None,
-            parallel: 4,
-            branch: 4,
-            select: Select::Puct,
-            c: 1.25,
-            widen: 0.4,
-            evaluate: None,
-            rollouts: 1,
-            prior: Prior::Logp,
-            answer: None,
-        }
-    }
 }
 
 /// Simulations in a row that sampled nothing: all that is worth a visit has been sampled.
 const FREE: usize = 256;
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Select {
     Uct,
     Puct,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum LeafValue {
     Rollout,

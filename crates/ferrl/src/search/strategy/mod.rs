@@ -15,8 +15,7 @@ use super::{ChoiceRule, Facts, Strategy};
 use crate::fixes::unknown;
 use crate::recipe::{option_keys, read_settings, unknown_key};
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, Schema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::{Schema, schema_for};
 use serde_json::{Map, Value};
 
 /// A strategy's place in the registry.
@@ -49,31 +48,24 @@ pub const STRATEGIES: &[Entry] = &[
 /// Options of every strategy, as JSON Schema.
 pub const STEP_OPTIONS: fn() -> Schema = || schema_for!(StepOptions);
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct StepOptions {
     /// Text that ends a step; empty: only step_tokens does, and the end of a turn.
-    step: String,
+    step: String = "\n".into(),
     /// Tokens of a step at most; 0 is no limit. [0, 1048576]
-    step_tokens: usize,
+    step_tokens: usize = 0,
     /// Steps of a path at most; the last goes to the end. [1, 4096]
     #[schemars(extend("default" = MAX_DEPTH))]
-    max_depth: Option<usize>,
+    max_depth: Option<usize> = None,
     /// How the children of a node are drawn.
-    expander: String,
+    expander: String = EXPANDERS[0].name.into(),
     /// What of a completion is its answer, for votes.
-    extractor: String,
+    extractor: String = EXTRACTORS[0].name.into(),
+}
 }
 
 /// Steps of a path at most where nothing is given.
 const MAX_DEPTH: usize = 64;
-
-impl Default for StepOptions {
-    fn default() -> Self {
-        let (expander, extractor) = (EXPANDERS[0].name.into(), EXTRACTORS[0].name.into());
-        StepOptions { step: "\n".into(), step_tokens: 0, max_depth: None, expander, extractor }
-    }
-}
 
 /// What all strategies have in common.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -14,8 +14,7 @@ use crate::sandbox::{Limits, PythonSandbox, SandboxMode, SandboxOptions};
 use ferrl_engine::Result;
 use ferrl_kernels::{cores, lock};
 use run::{Bench, TestVerdict};
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -26,45 +25,27 @@ pub(super) const ENTRY: Entry = Entry {
     build: |given| Ok(Box::new(Code::new(given.read()?, given.hooks)?)),
 };
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// Confinement: auto (every layer the kernel has), on (an error where one is missing), off (none).
-    sandbox: SandboxMode,
+    sandbox: SandboxMode = SandboxMode::Auto,
     /// Seconds that a completion may run (each run of io). [0.05, 86400]
-    wall_s: f64,
+    wall_s: f64 = Limits::default().wall_s,
     /// Memory of the program and what it starts. [32, 1048576]
-    memory_mib: u64,
+    memory_mib: u64 = Limits::default().memory_mib,
     /// Processes and threads at a time. [1, 4096]
-    processes: u64,
+    processes: u64 = Limits::default().processes,
     /// Size of the scratch folder. [1, 1048576]
-    scratch_mib: u64,
+    scratch_mib: u64 = Limits::default().scratch_mib,
     /// Size of stdout and stderr together. [1, 262144]
-    output_kib: u64,
+    output_kib: u64 = Limits::default().output_kib,
     /// The interpreter.
-    python: String,
+    python: String = "python3".into(),
     /// Relative tolerance of floats; whole numbers are always compared exactly. [0, 0.1]
-    tolerance: f64,
+    tolerance: f64 = 1e-9,
     /// Reward the fraction of cases passed, not all or nothing.
-    partial: bool,
+    partial: bool = false,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        let Limits { wall_s, memory_mib, processes, scratch_mib, output_kib, .. } = Limits::default();
-        let (sandbox, python, tolerance, partial) = (SandboxMode::Auto, "python3".into(), 1e-9, false);
-        Options {
-            sandbox,
-            wall_s,
-            memory_mib,
-            processes,
-            scratch_mib,
-            output_kib,
-            python,
-            tolerance,
-            partial,
-        }
-    }
 }
 
 /// The function that an assertion calls, if the assertion becomes a test case.

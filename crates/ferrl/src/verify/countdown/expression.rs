@@ -1,6 +1,7 @@
 //! Arithmetic on exact fractions: a small language, a parser that cannot be surprised, and a printer.
 
 use ferrl_engine::{Error, Result};
+use num_integer::gcd;
 use std::fmt;
 
 /// The longest expression that is read.
@@ -51,13 +52,6 @@ impl fmt::Display for Fraction {
             bottom => write!(f, "({}/{bottom})", self.top),
         }
     }
-}
-
-fn gcd(mut a: u128, mut b: u128) -> u128 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }
 
 /// An operation on two numbers.

@@ -26,7 +26,7 @@ pub const ENTRY: Entry = Entry {
     },
 };
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum TakeJson {
     Auto,
@@ -34,24 +34,18 @@ enum TakeJson {
     Answer,
 }
 
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+with_defaults! {
 struct Options {
     /// The JSON Schema; without one, and without the column, any JSON is right.
-    schema: Option<Map<String, Value>>,
+    schema: Option<Map<String, Value>> = None,
     /// Column with the row's own schema, an object or JSON text.
-    schema_column: String,
+    schema_column: String = "schema".into(),
     /// The JSON: auto (all of it, else the last ```json block, else the last `<answer>` tag, else the last object or list),
     /// whole, answer.
-    take: TakeJson,
+    take: TakeJson = TakeJson::Auto,
     /// Reward for JSON that does not match the schema. [0, inf)
-    json_reward: f64,
+    json_reward: f64 = 0.0,
 }
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { schema: None, schema_column: "schema".into(), take: TakeJson::Auto, json_reward: 0.0 }
-    }
 }
 
 /// The verifier.

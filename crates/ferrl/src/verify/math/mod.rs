@@ -44,8 +44,7 @@ use super::{Entry, Sample, Score, Verifier, required};
 use extract::Take;
 use ferrl_engine::{Error, Result};
 use modes::Mode;
-use schemars::{JsonSchema, schema_for};
-use serde::{Deserialize, Serialize};
+use schemars::schema_for;
 use serde_json::Value;
 
 /// Its place in the registry.
@@ -59,25 +58,19 @@ pub const ENTRY: Entry = Entry {
     },
 };
 
+with_defaults! {
 /// The verifier.
-#[derive(Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
 pub struct Math {
     /// Column with the expected answer, or a solution with it in \boxed{} or after ####; a list of which any will do; where it
     /// is missing, the column solution is read.
-    column: String,
+    column: String = "answer".into(),
     /// Whose verdicts: equal (mathematical equality), or those of a known grader.
-    mode: Mode,
+    mode: Mode = Mode::Equal,
     /// The answer: auto (the last box, else what follows "the final answer is", else the answer tag, else what follows ####,
     /// else the last formula or number), boxed, answer (last `<answer>` tag), hashes (after ####), last (the last formula or
     /// number), whole (the completion is the answer).
-    take: Take,
+    take: Take = Take::Auto,
 }
-
-impl Default for Math {
-    fn default() -> Self {
-        Math { column: "answer".into(), mode: Mode::Equal, take: Take::Auto }
-    }
 }
 
 impl Math {

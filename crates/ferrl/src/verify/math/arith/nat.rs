@@ -4,6 +4,7 @@ use num_bigint::BigUint;
 use num_integer::Integer;
 use std::cell::Cell;
 use std::cmp::Ordering;
+use std::fmt;
 
 thread_local! {
     /// Products of 64-bit limbs, or what costs about as much, since the thread began.
@@ -26,6 +27,12 @@ pub struct Nat(BigUint);
 impl From<u128> for Nat {
     fn from(value: u128) -> Self {
         Nat(value.into())
+    }
+}
+
+impl fmt::Display for Nat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
     }
 }
 

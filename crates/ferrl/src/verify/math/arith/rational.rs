@@ -1,6 +1,7 @@
 //! Exact rationals: two machine words where they fit, big numbers otherwise.
 
 use super::nat::Nat;
+use num_integer::gcd;
 use std::cmp::Ordering;
 
 /// Bits of numerator or denominator beyond which a value is no longer kept exactly.
@@ -31,23 +32,6 @@ impl PartialEq for Rational {
     fn eq(&self, other: &Self) -> bool {
         self.compare(other) == Ordering::Equal
     }
-}
-
-fn gcd(mut a: u128, mut b: u128) -> u128 {
-    if a == 0 || b == 0 {
-        return a | b;
-    }
-    let twos = (a | b).trailing_zeros();
-    a >>= a.trailing_zeros();
-    b >>= b.trailing_zeros();
-    while a != b {
-        if a < b {
-            std::mem::swap(&mut a, &mut b);
-        }
-        a -= b;
-        a >>= a.trailing_zeros();
-    }
-    a << twos
 }
 
 /// Both without common factors, where finding them is cheap: one divides the other, or one is not huge.
