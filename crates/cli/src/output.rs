@@ -5,9 +5,10 @@ use ferrl::warnings::Warnings;
 use ferrl_engine::{Class, Error, Result};
 use serde::Serialize;
 use std::borrow::Cow;
-use std::fs::File;
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Rows of JSON on their way to a file or to standard output.
 ///
@@ -44,7 +45,6 @@ impl JsonlOutput {
                 .fix("--output with another name"));
         }
 
-        let open = |p: &Path| File::create(p).map(BufWriter::new).map_err(|e| unwritable(path, &e));
         let target = if path.as_os_str() == "-" {
             OutputTarget::Stdout(BufWriter::new(std::io::stdout()))
         } else if path.is_dir() {
@@ -52,17 +52,37 @@ impl JsonlOutput {
                 .at(path.display())
                 .fix(format!("--output {}", path.join("out.jsonl").display())));
         } else if path.exists() && !path.is_file() {
-            let file =
-                std::fs::OpenOptions::new().write(true).open(path).map_err(|e| unwritable(path, &e))?;
+            let file = OpenOptions::new().write(true).open(path).map_err(|e| unwritable(path, &e))?;
             OutputTarget::Direct(path.into(), BufWriter::new(file))
         } else {
             let mut part = path.as_os_str().to_owned();
             part.push(".part");
             let part = PathBuf::from(part);
-            let file = open(&part)?;
+            let file = Self::own_part(path, &part)?;
             OutputTarget::Part { path: path.into(), part, file }
         };
         Ok(JsonlOutput { target, rows: 0 })
+    }
+
+    /// An empty part that no other process writes: two of them would mix their rows, and the first to finish would take both.
+    fn own_part(path: &Path, part: &Path) -> Result<BufWriter<File>> {
+        let open = OpenOptions::new().write(true).create(true).truncate(false).open(part);
+        let file = open.map_err(|e| unwritable(path, &e))?;
+        // A process that was killed holds its lock for some milliseconds more; some file systems have no locks.
+        let taken = |_| {
+            let taken = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+            taken && {
+                std::thread::sleep(Duration::from_millis(10));
+                true
+            }
+        };
+        if (0..50).all(taken) {
+            return Err(Error::usage("another process is writing it")
+                .at(path.display())
+                .fix("wait for it, or --output with another name"));
+        }
+        file.set_len(0).map_err(|e| unwritable(path, &e))?;
+        Ok(BufWriter::new(file))
     }
 
     /// Writes one row.
@@ -199,7 +219,23 @@ pub fn unwritable(path: &Path, e: &std::io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::visible;
+    use super::{JsonlOutput, visible};
+
+    #[test]
+    fn two_processes_do_not_write_one_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("rows.jsonl");
+        let mut first = JsonlOutput::create(&path).expect("the first writer");
+        first.row(&1).expect("a row");
+        let second = JsonlOutput::create(&path).err().expect("a refusal").to_string();
+        assert!(
+            second.contains("another process is writing it") && second.contains("rows.jsonl"),
+            "{second}"
+        );
+        first.finish().expect("all rows");
+        assert_eq!(std::fs::read_to_string(&path).expect("the file"), "1\n");
+        JsonlOutput::create(&path).expect("a writer after it").finish().expect("a name");
+    }
 
     #[test]
     fn escape_codes_of_foreign_text_do_not_reach_a_terminal() {
