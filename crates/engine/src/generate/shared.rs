@@ -232,15 +232,17 @@ mod tests {
         Model::random(ferrl_kernels::open("cpu", Some(1)).unwrap(), &init, options).unwrap()
     }
 
-    /// Tokens with their logits, and the logits that the host looks at.
-    fn chosen(model: &Model, group: &TokenGroup) -> (Vec<(u32, u32, u32)>, Vec<u32>) {
+    /// Tokens with the bits of their logits, and those of the logits that the host looks at.
+    type ChosenBits = (Vec<(u32, u32, u32)>, Vec<u32>);
+
+    fn chosen(model: &Model, group: &TokenGroup) -> ChosenBits {
         let choices = model.backend.chosen(&group.choices).unwrap();
         let logits = model.read_f32s(group.logits.as_ref().unwrap()).unwrap();
         let bits = |c: &TokenChoice| (c.token, c.logit.to_bits(), c.lse.to_bits());
         (choices.iter().map(bits).collect(), logits.into_iter().map(f32::to_bits).collect())
     }
 
-    fn choices(ranks: &Ranks, vocab: usize, order: &HeadOrder) -> Option<(Vec<(u32, u32, u32)>, Vec<u32>)> {
+    fn choices(ranks: &Ranks, vocab: usize, order: &HeadOrder) -> Option<ChosenBits> {
         let mut m = model(vocab);
         let hidden: Vec<f32> = (0..ROWS * 16).map(|i| ((i * 37 % 23) as f32 - 11.0) / 7.0).collect();
         m.set_team(Team::new(ranks, 1, ranks.size(), false)).unwrap();
