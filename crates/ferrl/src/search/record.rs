@@ -107,7 +107,7 @@ impl Record {
         self
     }
 
-    /// The search as it would have been with so many completions; of independent completions only.
+    /// The search with its first `count` completions alone; of independent completions only.
     pub fn first(mut self, count: usize) -> Result<Record> {
         let nodes = self.nodes.nodes();
         let ends = nodes.len() - 1;
