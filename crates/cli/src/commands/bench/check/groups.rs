@@ -53,7 +53,7 @@ fn recipes(dtype: DType) -> Result<Vec<Recipe>> {
     Ok(resolved.stages.into_iter().map(|s| s.recipe).collect())
 }
 
-/// Layouts that so many ranks can have: `tp_size`, `sp_size`, `rollout.tp_size`. With four ranks that share tokens there are more of
+/// Layouts of this number of ranks: `tp_size`, `sp_size`, `rollout.tp_size`. With four ranks that share tokens there are more of
 /// them than key heads.
 fn layouts(ranks: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     let all = [(2, 1, 2), (1, 2, 1), (1, 1, 2), (2, 2, 2), (1, 4, 1)];
