@@ -173,7 +173,7 @@ impl ForwardShape {
     }
 }
 
-/// `y[m, n] = x[m, k] · w[n, k]ᵀ`, every row the same bits whatever `m`, and those that the whole weight gives. Addresses are of
+/// `y[m, n] = x[m, k] · w[n, k]ᵀ`; a row has the same bits for any `m`, and those that the whole weight gives. Addresses are of
 /// dense matrices.
 pub fn forward(
     cuda: &Cuda,

@@ -275,7 +275,7 @@ pub(super) struct HeadGradients {
 }
 
 impl HeadGradients {
-    /// Turns the raw logits of some rows by so many tokens into their gradient, in place.
+    /// Computes the gradient of the raw logits of `rows` rows by `tokens` tokens, in their place.
     pub(super) fn turn(
         &self,
         cuda: &Cuda,
@@ -294,7 +294,7 @@ impl HeadGradients {
     }
 }
 
-/// The kernel that turns rows of logits by so many tokens into their gradient: of a part of a vocabulary that of the whole.
+/// The kernel that computes the gradient of logits in their place; a part of a vocabulary has the kernel of the whole.
 pub(crate) fn turning(name: &str, compute: DType, tokens: usize, vocab: usize) -> String {
     let per_thread = if tokens.is_multiple_of(8) && vocab.is_multiple_of(8) { 8 } else { 1 };
     format!("{name}_{}{per_thread}", letter(compute))
