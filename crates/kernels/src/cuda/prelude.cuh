@@ -181,7 +181,9 @@ __device__ __forceinline__ void wait_for_earlier() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets the next kernel be started, if it is one that is started early, as soon as all blocks have said so.
+// Lets the next kernel be started, if it is one that is started early, as soon as all blocks have said so. Before it waits itself, that
+// kernel may read weights: a kernel that says so before its own wait must follow one that does not, or weights that were written
+// before both might be read too soon.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

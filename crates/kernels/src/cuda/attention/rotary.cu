@@ -106,6 +106,7 @@ __device__ __forceinline__ void finish_qkv(const T* sums, const float* bias, bf1
                                                  const float* sin, const u32* positions, const u32* slots,           \
                                                  bf16* cache, u32 heads, u32 kv_heads, u32 dim) {                    \
         wait_for_earlier();                                                                                          \
+        let_next_start();                                                                                            \
         if (dim % 8 == 0) {                                                                                          \
             finish_qkv<4>(sums, bias, qkv, cos, sin, positions, slots, cache, heads, kv_heads, dim);                 \
         } else {                                                                                                     \

@@ -57,8 +57,11 @@ __device__ __forceinline__ void store8(float* p, u64 i, const vec8& v) {
     store4(p, i + 4, {{v.x[4], v.x[5], v.x[6], v.x[7]}});
 }
 
+// Forward kernels are started early: the product behind them prefetches its weights meanwhile.
 template <class C, class T, class U>
 __device__ void gated(const T* x, U* y, u32 width) {
+    wait_for_earlier();
+    let_next_start();
     x += 2 * (u64)blockIdx.x * width, y += (u64)blockIdx.x * width;
     if (width % EIGHT == 0) {
         const u32 i = EIGHT * (blockIdx.y * blockDim.x + threadIdx.x);
@@ -78,6 +81,8 @@ __device__ void gated(const T* x, U* y, u32 width) {
 
 template <class C, class T, class U>
 __device__ void plain(const T* x, U* y, u64 n) {
+    wait_for_earlier();
+    let_next_start();
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) store(y, i, load(x, i) * C::gate(load(x, i)));
 }

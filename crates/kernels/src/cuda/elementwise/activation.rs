@@ -32,7 +32,7 @@ impl ActivationOps for Cuda {
         let rows = row_count(y.len(), width);
         assert_eq!(x.len(), rows * input_width(op, width));
         let args = args![x, &*y, rows, width as u32];
-        self.launch("activation", &kernel(name(op), &[x, y]), grid(op, rows, width), &args)
+        self.launch("activation", &kernel(name(op), &[x, y]), grid(op, rows, width).early(), &args)
     }
     fn activation_backward(
         &self,

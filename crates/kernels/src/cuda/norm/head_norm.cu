@@ -62,6 +62,8 @@ __device__ void head_norm(const T* qkv, const float* q_weight, const float* k_we
     extern "C" __global__ void head_norm_##name(const T* qkv, const float* q_weight, const float* k_weight, U* out,  \
                                                 u32 rows, u32 heads, u32 kv_heads, u32 dim, bool centred,            \
                                                 float offset, float eps) {                                           \
+        wait_for_earlier();                                                                                          \
+        let_next_start();                                                                                            \
         head_norm(qkv, q_weight, k_weight, out, rows, heads, kv_heads, dim, centred, offset, eps);                   \
     }
 HEAD_NORM(ff, float, float)

@@ -51,7 +51,7 @@ impl HeadNormOps for Cuda {
             offset(op),
             op.eps
         ];
-        let (name, grid) = (kernel("head_norm", &[qkv, out]), Grid::new(warps.div_ceil(8), 256));
+        let (name, grid) = (kernel("head_norm", &[qkv, out]), Grid::new(warps.div_ceil(8), 256).early());
         self.launch_variant("head_norm", &defines(op), &name, grid, &args)
     }
     fn head_norm_backward(

@@ -39,7 +39,7 @@ impl NormOps for Cuda {
         assert_eq!(x.len(), y.len());
         let rows = row_count(x.len(), op.width);
         let args = args![x, weight, bias, &*y, op.width as u32, op.centred, offset(op), op.eps];
-        self.launch("norm", &kernel("norm", &[x, y]), grid(rows), &args)
+        self.launch("norm", &kernel("norm", &[x, y]), grid(rows).early(), &args)
     }
     fn add_norm(
         &self,
@@ -56,7 +56,7 @@ impl NormOps for Cuda {
         let rows = row_count(x.len(), op.width);
         let args =
             args![x, delta, weight, bias, f32_ptr(sum), &*y, op.width as u32, op.centred, offset(op), op.eps];
-        self.launch("norm", &kernel("add_norm", &[x, delta, y]), grid(rows), &args)
+        self.launch("norm", &kernel("add_norm", &[x, delta, y]), grid(rows).early(), &args)
     }
     fn norm_backward(
         &self,

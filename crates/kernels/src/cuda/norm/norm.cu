@@ -1,5 +1,6 @@
 // RMSNorm and LayerNorm, a block of 128 threads a row, whatever the number of rows: a single row must not wait for one
-// warp. A thread has the same elements in every pass, so what it wrote it may read.
+// warp. A thread has the same elements in every pass, so what it wrote it may read. Forward kernels are started early: the
+// product behind them prefetches its weights meanwhile.
 
 struct Stats {
     float mean, scale;
@@ -76,6 +77,8 @@ __device__ void norm_row(const T* x, const float* weight, const float* bias, U* 
 
 #define NORM(name, T, U)                                                                                         \
     extern "C" __global__ void norm_##name(const T* x, const float* weight, const float* bias, U* y, u32 width, bool centred, float offset, float eps) {                   \
+        wait_for_earlier();                                                                                      \
+        let_next_start();                                                                                        \
         const u32 row = blockIdx.x;                                                                              \
         norm_row(x + (u64)row * width, weight, bias, y + (u64)row * width, width, centred, offset, eps);         \
     }
@@ -86,6 +89,8 @@ NORM(bb, bf16, bf16)
 
 template <class T, class D, class U>
 __device__ void add_norm(const T* x, const D* delta, const float* weight, const float* bias, float* sum, U* y, u32 width, bool centred, float offset, float eps) {
+    wait_for_earlier();
+    let_next_start();
     const u32 row = blockIdx.x;
     const u64 at = (u64)row * width;
     each(
