@@ -15,8 +15,8 @@ const MOST_STAGES: usize = 16;
 const FEWEST_STAGES: usize = 4;
 /// Most features of a block: half as many accumulators per thread.
 const MOST_FEATURES: usize = 192;
-/// Multiprocessors of a GPC that clusters of more than two blocks can count on: it has 16 or 18 of them.
-const GPC: usize = 16;
+/// Share of the multiprocessors that clusters of more than two blocks find: an H200 holds 30 of four and 15 of eight at a time.
+const TOGETHER: [usize; 2] = [10, 11];
 /// Rounds over the card, beyond the fewest possible, among which the best number of features is searched.
 const ROUNDS: usize = 4;
 
@@ -73,8 +73,8 @@ impl MulticastPlan {
 
     fn of((rows, cluster): Cut, n: usize, processors: usize) -> Option<MulticastPlan> {
         let blocks = cluster[0] * cluster[1];
-        let together = if blocks > 2 { GPC } else { 2 };
-        let most_blocks = processors / together * together;
+        let found = if blocks > 2 { processors * TOGETHER[0] / TOGETHER[1] } else { processors };
+        let most_blocks = found / blocks * blocks;
         [128, 64].into_iter().find_map(|columns| {
             let features = features((rows, cluster), n, most_blocks, 8 * line_cuts(cluster[0], columns))?;
             let stages = (RING_BYTES / ((rows + features) * columns * 2)).min(MOST_STAGES);
