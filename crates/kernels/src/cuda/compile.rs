@@ -4,7 +4,7 @@ use super::ahead::Ahead;
 use super::attention;
 use super::context::check;
 use super::decode;
-use super::gemm::{low_rank, stream};
+use super::gemm::{low_rank, multicast, stream};
 use super::handles::CudaContext;
 use super::head::{logp, sample};
 use super::libraries::{self, Library};
@@ -117,6 +117,7 @@ pub const SOURCES: &[KernelSource] = &[
     plain("logp", concat!(include_str!("head/scale.cu"), include_str!("head/logp.cu"))).with(logp::CONSTANTS),
     plain("logp_backward", concat!(include_str!("head/scale.cu"), include_str!("head/logp_backward.cu")))
         .with(logp::CONSTANTS),
+    plain("multicast", include_str!("gemm/multicast.cu")).variants(multicast::VARIANTS),
     plain("norm", include_str!("norm/norm.cu")).with(norm::CONSTANTS),
     plain("norm_backward", include_str!("norm/backward.cu")).with(norm::CONSTANTS).variants(&[
         "VECTORS=1 TEAMS=8 CENTRED=1 BIAS=1",

@@ -1,6 +1,7 @@
 //! Starting kernels.
 
 use super::context::Cuda;
+use super::tensor_map::TensorMap;
 use crate::buffer::Buffer;
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUresult};
@@ -146,13 +147,27 @@ impl Cuda {
         grid: Grid,
         args: &[Arg],
     ) -> Result<()> {
+        self.launch_mapped((module, defines), name, grid, &[], args)
+    }
+
+    /// The same for a kernel whose first parameters are tensor maps.
+    pub(super) fn launch_mapped(
+        &self,
+        (module, defines): (&'static str, &str),
+        name: &str,
+        grid: Grid,
+        maps: &[TensorMap],
+        args: &[Arg],
+    ) -> Result<()> {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
         self.bind()?;
         let function = self.modules.kernel(module, defines, name, grid.shared)?;
         self.trace.kernel(module, name, grid, args);
-        let mut args: Vec<*mut c_void> = args.iter().map(|a| (&raw const a.bits).cast_mut().cast()).collect();
+        let maps = maps.iter().map(TensorMap::parameter);
+        let args = args.iter().map(|a| (&raw const a.bits).cast_mut().cast());
+        let mut args: Vec<*mut c_void> = maps.chain(args).collect();
         let [x, y, z] = grid.blocks;
         // Cards before Hopper, and kernels that do not wait themselves, have no attribute.
         let early = grid.early && self.card.capability >= (9, 0);
@@ -174,7 +189,7 @@ impl Cuda {
             numAttrs: u32::from(early),
         };
         let start = || {
-            // SAFETY: each argument points to eight live bytes; launchers pass what the kernel's text declares.
+            // SAFETY: each argument points to eight live bytes or a live tensor map; launchers pass what the kernel's text declares.
             let done =
                 unsafe { sys::cuLaunchKernelEx(&config, function, args.as_mut_ptr(), std::ptr::null_mut()) };
             match done {

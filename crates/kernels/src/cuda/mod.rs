@@ -25,6 +25,7 @@ mod norm;
 mod optim;
 mod peak;
 mod profile;
+mod tensor_map;
 mod trace;
 mod transfer;
 

@@ -6,6 +6,7 @@
 
 pub(crate) mod linear;
 pub(crate) mod low_rank;
+pub(crate) mod multicast;
 pub(crate) mod rows;
 pub(crate) mod stream;
 pub(crate) mod tune;

@@ -1,9 +1,10 @@
-//! Products of some rows for decoding, k streaming through shared memory (stream.cu): taken where their sums are the
-//! library's, bit for bit, and they are sooner done. Both are tried once for each shape.
+//! Products of some rows for decoding, k streaming through shared memory (stream.cu, multicast.cu): taken where their sums are the
+//! library's, bit for bit, and they are sooner done. All are tried once for each shape.
 
 use crate::buffer::DType;
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::Gemm;
+use crate::cuda::gemm::multicast::MulticastPlan;
 use crate::cuda::gemm::rows::{RowsKey, agrees};
 use crate::cuda::gemm::tune::time;
 use crate::cuda::launch::{Grid, args};
@@ -14,8 +15,10 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
-/// Rows that products may have; fewer are padded to the next.
+/// Rows that products of stream.cu may have; fewer are padded to the next.
 const ROWS: [usize; 3] = [16, 32, 64];
+/// Rows of all products that are tried here: a plan serves what is padded to the same number.
+const CLASSES: [usize; 5] = [16, 32, 64, 128, 256];
 /// Fewest rows: below, decode/gemm.cu does more of a layer at once.
 const FEWEST: usize = 5;
 /// Threads of a block, and features of a warp's tile.
@@ -41,7 +44,38 @@ pub const VARIANTS: &[&str] = &[
 ];
 
 /// Tuned plans by shape: rows, n, k, storage of the result, output features of the whole weight.
-pub type StreamPlans = Mutex<HashMap<(usize, usize, usize, DType, usize), Option<StreamPlan>>>;
+pub type StreamPlans = Mutex<HashMap<(usize, usize, usize, DType, usize), Option<ProductPlan>>>;
+
+/// Which kernel serves a product, and how.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ProductPlan {
+    /// stream.cu.
+    Stream(StreamPlan),
+    /// multicast.cu.
+    Multicast(MulticastPlan),
+}
+
+impl ProductPlan {
+    /// What is tried, and of how many rows. None where no kernel serves the shape, or the weight is too small to be worth it.
+    fn all(shape: [usize; 3], processors: usize) -> Option<(usize, Vec<ProductPlan>)> {
+        let [m, n, k] = shape;
+        let class = CLASSES.into_iter().find(|&rows| m <= rows)?;
+        if n * k * 2 < SMALLEST {
+            return None;
+        }
+        let multicast = MulticastPlan::all(shape, processors).into_iter().map(ProductPlan::Multicast);
+        let all: Vec<_> =
+            StreamPlan::all(shape).into_iter().map(ProductPlan::Stream).chain(multicast).collect();
+        (!all.is_empty()).then_some((class, all))
+    }
+
+    fn start(&self, cuda: &Cuda, g: &Gemm) -> Result<()> {
+        match self {
+            ProductPlan::Stream(plan) => plan.start(cuda, g),
+            ProductPlan::Multicast(plan) => plan.start(cuda, g),
+        }
+    }
+}
 
 /// How a product is cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,9 +91,9 @@ pub struct StreamPlan {
 
 impl StreamPlan {
     /// What may be tried, whatever the card: groups of one to four tiles. Empty where the kernel does not serve the shape.
-    fn all([m, n, k]: [usize; 3]) -> Vec<StreamPlan> {
+    fn all([m, _, k]: [usize; 3]) -> Vec<StreamPlan> {
         let rows = ROWS.into_iter().find(|&r| m <= r).filter(|_| m >= FEWEST);
-        let Some(rows) = rows.filter(|_| k.is_multiple_of(128) && n * k * 2 >= SMALLEST) else {
+        let Some(rows) = rows.filter(|_| k.is_multiple_of(128)) else {
             return Vec::new();
         };
         let plan = |warps: usize| {
@@ -83,27 +117,29 @@ impl StreamPlan {
     }
 }
 
-/// Starts `x[m, k] · w[n, k]ᵀ` where the kernel is the better choice; `false` where the `library` is. The weight is a part of one of
-/// `whole` output features, or that.
+/// Starts `x[m, k] · w[n, k]ᵀ` where a kernel of our own is the better choice; `false` where the `library` is. The weight is a part of
+/// one of `whole` output features, or that.
 pub(crate) fn product(
     cuda: &Cuda,
     g: &Gemm,
     whole: usize,
     library: &dyn Fn(&Gemm) -> Result<()>,
 ) -> Result<bool> {
-    if cuda.card.capability != (9, 0) || g.beta != 0.0 || g.batch != 1 {
+    let aligned = [g.a, g.b, g.c].iter().all(|at| at % 16 == 0);
+    if cuda.card.capability != (9, 0) || g.beta != 0.0 || g.batch != 1 || !aligned {
         return Ok(false);
     }
-    let plans = StreamPlan::all([g.m, g.n, g.k]);
-    let Some(first) = plans.first() else { return Ok(false) };
-    let key = (first.rows, g.n, g.k, g.out, whole);
+    let Some((rows, plans)) = ProductPlan::all([g.m, g.n, g.k], cuda.card.processors as usize) else {
+        return Ok(false);
+    };
+    let key = (rows, g.n, g.k, g.out, whole);
     let known = lock(&cuda.streams).get(&key).copied();
     let best = match known {
         Some(known) => known,
         // Nothing can be tried while a graph is captured.
         None if cuda.capturing.load(Ordering::Relaxed) => return Ok(false),
         None => {
-            let best = fastest_plan(cuda, (g, whole), &plans, library)?;
+            let best = fastest_plan(cuda, (g, whole), (rows, &plans), library)?;
             lock(&cuda.streams).insert(key, best);
             best
         }
@@ -116,10 +152,10 @@ pub(crate) fn product(
 fn fastest_plan(
     cuda: &Cuda,
     (g, whole): (&Gemm, usize),
-    plans: &[StreamPlan],
+    (m, plans): (usize, &[ProductPlan]),
     library: &dyn Fn(&Gemm) -> Result<()>,
-) -> Result<Option<StreamPlan>> {
-    let (m, n, k) = (plans[0].rows, g.n, g.k);
+) -> Result<Option<ProductPlan>> {
+    let (n, k) = (g.n, g.k);
     // Each product reads another copy of the weight, so that none is in the L2 cache: a model's weights are not.
     let copies = (COLD / (n * k * 2)).clamp(1, TIMES);
     let (x, w) = (cuda.arena.take(m * k * 2)?, cuda.arena.take(copies * n * k * 2)?);
@@ -134,7 +170,11 @@ fn fastest_plan(
     let advised = time(cuda, TIMES, |i| library(&timed(i)))?;
     let (mut shortest, mut best) = (advised, None);
     for plan in plans {
-        plan.start(cuda, &timed(0))?;
+        // One that this card or its compiler refuses is as good as a slow one.
+        if let Err(e) = plan.start(cuda, &timed(0)) {
+            cuda.profile.note(|| format!("stream {m}x{n}x{k}: {plan:?} is not used: {e}"));
+            continue;
+        }
         let seconds = time(cuda, TIMES, |i| plan.start(cuda, &timed(i)))?;
         let trial = |x, w, y| plan.start(cuda, &Gemm::forward([m, n, k], x, w, (y, g.out)));
         // Where no bits are promised, these sums are as good as any.
@@ -171,6 +211,19 @@ mod tests {
     }
 
     #[test]
+    fn every_class_of_rows_has_its_kernels() {
+        for (m, class, stream, multicast) in
+            [(5, 16, 4, 0), (16, 16, 4, 0), (17, 32, 4, 2), (64, 64, 4, 3), (65, 128, 0, 3), (256, 256, 0, 4)]
+        {
+            let (rows, plans) = ProductPlan::all([m, 3584, 18944], 132).unwrap();
+            let streams = plans.iter().filter(|plan| matches!(plan, ProductPlan::Stream(_))).count();
+            assert_eq!((rows, streams, plans.len() - streams), (class, stream, multicast), "{m} rows");
+        }
+        assert!(ProductPlan::all([4, 3584, 18944], 132).is_none(), "decode/gemm.cu");
+        assert!(ProductPlan::all([257, 3584, 18944], 132).is_none(), "the library");
+    }
+
+    #[test]
     fn decode_rows_of_large_weights_stream() {
         for m in [5, 16, 64] {
             assert_eq!(StreamPlan::all([m, 3584, 18944]).len(), 4, "{m} rows");
@@ -179,6 +232,6 @@ mod tests {
             StreamPlan::all([65, 3584, 18944]).is_empty() && StreamPlan::all([4, 3584, 18944]).is_empty()
         );
         assert_eq!(StreamPlan::all([16, 896, 896]).len(), 4, "the smallest weight of a 0.5B model");
-        assert!(StreamPlan::all([16, 256, 256]).is_empty(), "a weight that is not worth trying");
+        assert!(ProductPlan::all([16, 256, 256], 132).is_none(), "a weight that is not worth trying");
     }
 }
