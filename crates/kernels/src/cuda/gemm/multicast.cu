@@ -107,10 +107,10 @@ __device__ __forceinline__ u32 cluster_rank() {
     return rank;
 }
 
-// All threads of the cluster meet; what each wrote to shared memory before is visible to all.
+// All threads of the cluster meet. Barriers, all of shared memory that threads write, have a fence of their own.
 __device__ __forceinline__ void cluster_sync() {
     __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
