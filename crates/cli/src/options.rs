@@ -2,7 +2,7 @@
 
 use crate::machine;
 use clap::ValueEnum;
-use ferrl::recipe::Recipe;
+use ferrl::recipe::{Recipe, device_bytes};
 use ferrl_engine::checkpoint::{self, ModelDir};
 use ferrl_engine::model::{Model, ModelConfig, Options};
 use ferrl_engine::{Error, Result};
@@ -64,6 +64,9 @@ pub struct DeviceArgs {
     /// Allow log-probabilities to depend on the batch, where that is faster (GPU only)
     #[arg(long)]
     pub inexact: bool,
+    /// Memory that the device is taken to have, such as 24GiB [default: all of it]
+    #[arg(long, value_name = "SIZE", value_parser = device_bytes)]
+    pub device_memory: Option<u64>,
 }
 
 impl DeviceArgs {
@@ -77,6 +80,9 @@ impl DeviceArgs {
         let own = ferrl_kernels::open_for(&self.device, self.threads, ranks);
         let device = own.or_else(|_| ferrl_kernels::open(&self.device, self.threads))?;
         device.set_exact(!self.inexact).map_err(|e| e.at("--inexact"))?;
+        if let Some(bytes) = self.device_memory {
+            device.set_memory_limit(Some(bytes as usize));
+        }
         Ok(device)
     }
 }

@@ -47,7 +47,7 @@ pub use parallel::Parallel;
 pub use range::Range;
 pub use schema::KeyKind;
 pub use settings::*;
-pub use size::bytes;
+pub use size::{bytes, device_bytes};
 pub(crate) use types::{read_settings, unknown_key};
 pub use warn::warn;
 
