@@ -7,7 +7,7 @@ use ferrl_engine::model::serve::{serve, served};
 use ferrl_engine::model::tensor::Team;
 use ferrl_engine::model::{FAMILIES, Head, Model, Options};
 use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, Rule, StatGrads};
-use ferrl_kernels::comm::threads;
+use ferrl_kernels::comm::{device_threads, threads};
 use ferrl_kernels::{DType, Ranks};
 
 fn model(family: &str, dtype: DType) -> Model {
@@ -117,10 +117,13 @@ fn run(mut t: ModelTrainer, ranks: &Ranks, mesh: Mesh) -> (Vec<u64>, Vec<Option<
     (seen, whole.into_iter().map(|t| t.map(bits)).collect())
 }
 
-fn on_each<T: Send>(size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+/// Ranks as threads, whose numbers go from buffer to buffer or through messages.
+type Connect = fn(usize) -> Vec<Ranks>;
+
+fn on_each<T: Send>(connect: Connect, size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let work = &work;
-        let running: Vec<_> = threads(size).into_iter().map(|r| scope.spawn(move || work(r))).collect();
+        let running: Vec<_> = connect(size).into_iter().map(|r| scope.spawn(move || work(r))).collect();
         running.into_iter().map(|r| r.join().unwrap()).collect()
     })
 }
@@ -184,9 +187,10 @@ fn train_all(meshes: [(usize, usize, usize, usize); 4], trainer: fn(&str, DType)
         let (name, dtype) = (family.name(), [DType::F32, DType::Bf16][n % 2]);
         let one = Mesh { ranks: 1, tp: 1, sp: 1, copies: 1 };
         let (alone, state) = run(trainer(name, dtype), Ranks::ALONE, one);
-        for (ranks, tp, sp, copies) in [meshes[0], meshes[1 + n % 3]] {
+        let connects: [Connect; 2] = [threads, device_threads];
+        for (i, (ranks, tp, sp, copies)) in [meshes[0], meshes[1 + n % 3]].into_iter().enumerate() {
             let mesh = Mesh { ranks, tp, sp, copies };
-            let results = on_each(ranks, |r| run(trainer(name, dtype), &r, mesh));
+            let results = on_each(connects[(n / 2 + i) % 2], ranks, |r| run(trainer(name, dtype), &r, mesh));
             for (rank, (seen, _)) in results.iter().enumerate() {
                 assert_eq!(seen, &alone, "{name} on rank {rank} of {mesh:?}");
             }

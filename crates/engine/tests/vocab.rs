@@ -9,7 +9,7 @@ use ferrl_engine::generate::{
 use ferrl_engine::model::tensor::Team;
 use ferrl_engine::model::{Head, Model, Options};
 use ferrl_engine::train::{Batch, BatchSequence, ModelTrainer, OptimizerOptions, StatGrads, kl};
-use ferrl_kernels::comm::threads;
+use ferrl_kernels::comm::{device_threads, threads};
 use ferrl_kernels::{DType, Ranks};
 
 /// Families whose heads are tied and not, capped and divided, and one with learned positions.
@@ -24,10 +24,15 @@ fn model(family: &str, dtype: DType, (vocab, seed): (usize, u64)) -> Model {
     Model::random(ferrl_kernels::open("cpu", Some(1)).unwrap(), &init, options).unwrap()
 }
 
-fn on_each<T: Send>(size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+/// Ranks as threads, whose numbers go from buffer to buffer or through messages.
+type Connect = fn(usize) -> Vec<Ranks>;
+
+const CONNECTS: [Connect; 2] = [threads, device_threads];
+
+fn on_each<T: Send>(connect: Connect, size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let work = &work;
-        let running: Vec<_> = threads(size).into_iter().map(|r| scope.spawn(move || work(r))).collect();
+        let running: Vec<_> = connect(size).into_iter().map(|r| scope.spawn(move || work(r))).collect();
         running.into_iter().map(|r| r.join().unwrap()).collect()
     })
 }
@@ -88,8 +93,8 @@ fn scores_and_gradients_of_a_shared_vocabulary_are_those_of_one_rank() {
             || ModelTrainer::new(model(family, dtype, (vocab, 5)), OptimizerOptions::default()).unwrap();
         let other = model(family, dtype, (vocab, 6));
         let (want, gradient) = scored(new(), &other, Ranks::ALONE, (1, 1));
-        for (tp, sp) in [(2, 1), (4, 1), (1, 2), (2, 2)] {
-            let all = on_each(tp * sp, |ranks| {
+        for (i, (tp, sp)) in [(2, 1), (4, 1), (1, 2), (2, 2)].into_iter().enumerate() {
+            let all = on_each(CONNECTS[(n + i) % 2], tp * sp, |ranks| {
                 let other = model(family, dtype, (vocab, 6));
                 let t = new();
                 let own: Vec<_> = {
@@ -154,8 +159,8 @@ fn tokens_sampled_from_a_shared_vocabulary_are_those_of_one_rank() {
         let new = || model(family, dtype, (vocab, 8));
         let want = sampled(new(), Ranks::ALONE);
         assert!(want.iter().all(|c| c.ids.len() == 7));
-        for size in [2, 4] {
-            let got = on_each(size, |ranks| sampled(new(), &ranks)).swap_remove(0);
+        for (i, size) in [2, 4].into_iter().enumerate() {
+            let got = on_each(CONNECTS[(n + i) % 2], size, |ranks| sampled(new(), &ranks)).swap_remove(0);
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                 assert_eq!(got, want, "{family}: request {i} on {size} ranks");
             }
@@ -168,7 +173,7 @@ fn tokens_sampled_from_a_shared_vocabulary_are_those_of_one_rank() {
 #[test]
 fn logits_stay_where_they_are_computed() {
     let sent = |vocab: usize, params: SamplingParams| {
-        let sent = on_each(2, |ranks| {
+        let sent = on_each(threads, 2, |ranks| {
             let mut m = model("qwen2", DType::F32, (vocab, 8));
             m.set_team(Team::new(&ranks, 2, 1, false)).unwrap();
             m.gather_all().unwrap();

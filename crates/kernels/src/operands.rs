@@ -373,9 +373,9 @@ pub struct PartGrads<'a> {
     pub add: bool,
     /// These columns of the whole head, transposed: `[columns, vocab]`.
     pub back: &'a Weight,
-    /// From the gradient of some rows' logits by this part's tokens, `[rows, tokens]`, to that by the whole vocabulary. Called
+    /// From the gradient of that many rows' logits by this part's tokens, `[rows, tokens]`, to that by the whole vocabulary. Called
     /// equally often by all ranks: how often follows from the number of rows and the vocabulary.
-    pub gather: &'a mut dyn FnMut(&Buffer) -> Result<Buffer>,
+    pub gather: &'a mut dyn FnMut(&Buffer, usize) -> Result<Buffer>,
 }
 
 /// A draw that goes through a row of logits part by part.

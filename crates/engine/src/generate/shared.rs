@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::InitOptions;
     use crate::model::Options;
-    use ferrl_kernels::comm::threads;
+    use ferrl_kernels::comm::{device_threads, threads};
     use ferrl_kernels::{DType, Ranks};
 
     const ROWS: usize = 5;
@@ -270,12 +270,14 @@ mod tests {
         let order =
             HeadOrder { divisor: 0.7, rows: (0..ROWS as u32).collect(), asks, looked_at: vec![true; ROWS] };
         // Parts of one tile and of several, and a rank without any.
-        for (vocab, size) in [(700, 2), (700, 3), (300, 3)] {
+        for (connect, vocab, size) in
+            [(threads as fn(usize) -> Vec<Ranks>, 700, 2), (device_threads, 700, 3), (device_threads, 300, 3)]
+        {
             let want = choices(Ranks::ALONE, vocab, &order).unwrap();
             let got: Vec<_> = std::thread::scope(|scope| {
                 let order = &order;
                 let run = |ranks: Ranks| scope.spawn(move || choices(&ranks, vocab, order));
-                let running: Vec<_> = threads(size).into_iter().map(run).collect();
+                let running: Vec<_> = connect(size).into_iter().map(run).collect();
                 running.into_iter().map(|rank| rank.join().unwrap()).collect()
             });
             assert_eq!(got[0].as_ref(), Some(&want), "{vocab} tokens on {size} ranks");

@@ -109,7 +109,7 @@ impl SelfAttention {
         let (columns, width) = (Columns::Input(Slot::AttnOut), m.config.attention_width());
         let mut rows = None;
         if m.place_in_context().is_some() && !m.shares_queries() {
-            rows = Some(m.columns_for_rows(columns, att, m.own_width(columns, width))?);
+            rows = Some(m.columns_for_rows(columns, att)?);
         }
         if m.is_shared(self.out.weight) {
             rows = Some(m.with_all_columns(columns, rows.as_ref().unwrap_or(att), width)?);
@@ -185,7 +185,8 @@ impl SelfAttention {
             let shares_tokens = m.place_in_context().is_some();
             if shares_tokens {
                 let raw = all.as_ref().unwrap_or(raw);
-                (all, dqkv) = (Some(m.all_rows(raw)?), m.all_rows(&dqkv)?); // and over those of all tokens
+                let wide = m.config.qkv_width(); // and over those of all tokens
+                (all, dqkv) = (Some(m.all_rows(raw, wide)?), m.all_rows(&dqkv, wide)?);
             }
             let raw = all.as_ref().unwrap_or(raw);
             let [sum_q, sum_k] = grads.get_disjoint_mut([norms.0, norms.1]).expect("two parameters");
@@ -225,7 +226,7 @@ impl SelfAttention {
         let mut dqkv = m.activations(a.qkv.len())?;
         m.backend.attention_backward(exchanged.unwrap_or(op), saved, &datt, segments, &mut dqkv)?;
         match exchanged {
-            Some(_) => m.columns_for_rows(Columns::Output(Slot::Qkv), &dqkv, op.heads.qkv_width()),
+            Some(_) => m.columns_for_rows(Columns::Output(Slot::Qkv), &dqkv),
             None => Ok(dqkv),
         }
     }

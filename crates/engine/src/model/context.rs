@@ -8,12 +8,13 @@
 //! gradients have the bits of one rank, too.
 
 use super::decoder::Tokens;
-use super::tensor::{Columns, Ranges, packed, unpack, width};
+use super::exchange::{Members, Parcels, stretch};
+use super::tensor::{Columns, Ranges, Team, width};
 use super::weights::Model;
 use crate::{Error, Result};
+use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::Attention;
-use ferrl_kernels::comm::part;
-use ferrl_kernels::{Buffer, DType};
+use ferrl_kernels::comm::{Block, part};
 
 impl Model {
     /// This rank's part of a micro-batch; `None` where it has all of it.
@@ -25,29 +26,31 @@ impl Model {
         Ok(Some(Tokens { reach: t.reach, ..tokens }))
     }
 
-    /// All rows of an activation, of which each member has some. All members call it together.
-    pub(super) fn all_rows(&self, own: &Buffer) -> Result<Buffer> {
-        let Some((_, size)) = self.place_in_context() else {
+    /// All rows of an activation, of which each member has some; a row has `wide` elements. All members call it together.
+    pub(super) fn all_rows(&self, own: &Buffer, wide: usize) -> Result<Buffer> {
+        // Parts differ by one row at most.
+        self.joined_rows(own, wide, own.len() / wide + 1)
+    }
+
+    /// The same where each has any number of rows up to `most`.
+    pub(super) fn joined_rows(&self, own: &Buffer, wide: usize, most: usize) -> Result<Buffer> {
+        let Some(team) = self.team().filter(|_| self.place_in_context().is_some()) else {
             let mut copy = self.backend.alloc(own.dtype(), own.len())?;
             self.backend.copy(own, 0, &mut copy, 0, own.len())?;
             return Ok(copy);
         };
-        let bytes = packed(own.dtype(), &self.read_f32s(own)?);
-        let arrived = self.exchanged(&vec![bytes.as_slice(); size])?;
-        drop(bytes);
-        self.joined(own.dtype(), arrived)
+        let among = team.sharing_tokens();
+        let parcels = Parcels::Same(&among.ranks, vec![(own, stretch(own.len()))]);
+        self.join_rows(&among, parcels, (own.dtype(), own.len() / wide, most, wide))
     }
 
-    /// What members sent, one behind the other.
-    fn joined(&self, dtype: DType, arrived: Vec<Vec<u8>>) -> Result<Buffer> {
-        let count = arrived.iter().map(|bytes| bytes.len() / dtype.size()).sum();
-        let (mut to, mut at) = (self.backend.alloc(dtype, count)?, 0);
-        for bytes in arrived {
-            let values = unpack(dtype, &bytes)?;
-            self.backend.write(&mut to, at, &values)?;
-            at += values.len();
-        }
-        Ok(to)
+    /// The largest number that a member has.
+    pub(super) fn most_rows(&self, own: usize) -> Result<usize> {
+        let Some(team) = self.team() else { return Ok(own) };
+        let all = team.ranks().all_gather(&(own as u64).to_le_bytes())?;
+        let counts =
+            all.iter().filter_map(|bytes| Some(u64::from_le_bytes(bytes.as_slice().try_into().ok()?)));
+        counts.max().map(|most| most as usize).ok_or_else(other_batch)
     }
 
     /// This rank's rows of an activation that has all of them, of so many columns.
@@ -62,60 +65,28 @@ impl Model {
     /// From this rank's rows of all columns (that it and those have that share tokens with it) to all rows of its columns. All
     /// members call it together.
     pub(super) fn rows_for_columns(&self, columns: Columns, own: &Buffer, all: usize) -> Result<Buffer> {
-        let (_, cuts) = self.cuts(columns)?;
-        let (dtype, values) = (own.dtype(), self.read_f32s(own)?);
-        let picked = |cut: &Ranges| -> Vec<f32> {
-            let rows = values.chunks_exact(all);
-            rows.flat_map(|row| cut.iter().flat_map(|r| &row[r.clone()])).copied().collect()
-        };
-        let parts: Vec<Vec<u8>> = cuts.iter().map(|cut| packed(dtype, &picked(cut))).collect();
-        drop(values);
-        let arrived = self.exchanged(&slices(&parts))?;
-        drop(parts);
-        self.joined(dtype, arrived)
+        let (among, cuts) = self.cuts(columns)?;
+        let rows = own.len() / all;
+        let block = |cut: &Ranges| vec![(own, Block { rows: 0..rows, width: all, columns: cut.clone() })];
+        let parcels = Parcels::Each(cuts.iter().map(block).collect());
+        self.join_rows(&among, parcels, (own.dtype(), rows, rows + 1, width(&cuts[among.own])))
     }
 
     /// The way back.
-    pub(super) fn columns_for_rows(&self, columns: Columns, own: &Buffer, all: usize) -> Result<Buffer> {
-        let (member, cuts) = self.cuts(columns)?;
-        let (dtype, values) = (own.dtype(), self.read_f32s(own)?);
-        let (size, wide) = (cuts.len(), width(&cuts[member]));
-        let rows = values.len() / wide;
-        let rows_of = |to: usize| part(rows, to, size);
-        let parts: Vec<Vec<u8>> = (0..size)
-            .map(|to| packed(dtype, &values[rows_of(to).start * wide..rows_of(to).end * wide]))
-            .collect();
-        let mut whole = vec![0.0; rows_of(member).len() * all];
-        for (bytes, cut) in self.exchanged(&slices(&parts))?.iter().zip(&cuts) {
-            let theirs = unpack(dtype, bytes)?;
-            let mut rest = &theirs[..];
-            for row in whole.chunks_exact_mut(all) {
-                for range in cut {
-                    let (here, after) = rest.split_at_checked(range.len()).ok_or_else(other_batch)?;
-                    row[range.clone()].copy_from_slice(here);
-                    rest = after;
-                }
-            }
-        }
-        self.stored(dtype, &whole)
+    pub(super) fn columns_for_rows(&self, columns: Columns, own: &Buffer) -> Result<Buffer> {
+        let (among, cuts) = self.cuts(columns)?;
+        let rows = own.len() / width(&cuts[among.own]);
+        self.rows_of_columns(&among, (&cuts, rows), own)
     }
 
-    /// This rank's place and the columns of every member.
-    fn cuts(&self, columns: Columns) -> Result<(usize, Vec<Ranges>)> {
-        let (member, _) = self.place_in_context().ok_or_else(|| Error::usage("no team shares tokens"))?;
-        Ok((member, self.context_columns(columns)))
+    /// The ranks that share tokens with this one, and the columns of each.
+    fn cuts(&self, columns: Columns) -> Result<(Members<'_>, Vec<Ranges>)> {
+        Ok((self.sharing_tokens()?, self.context_columns(columns)))
     }
 
-    /// Part `i` to the `i`-th member; what each of them sent.
-    pub(super) fn exchanged(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
-        let team = self.team().ok_or_else(|| Error::usage("no team shares tokens"))?;
-        team.exchange_tokens(parts)
-    }
-
-    pub(super) fn stored(&self, dtype: DType, values: &[f32]) -> Result<Buffer> {
-        let mut to = self.backend.alloc(dtype, values.len())?;
-        self.backend.write(&mut to, 0, values)?;
-        Ok(to)
+    /// The ranks that share tokens with this one.
+    pub(super) fn sharing_tokens(&self) -> Result<Members<'_>> {
+        self.team().map(Team::sharing_tokens).ok_or_else(|| Error::usage("no team shares tokens"))
     }
 
     /// The heads of which this rank computes attention over all tokens; `None` where members do not exchange rows for heads.
@@ -125,10 +96,6 @@ impl Model {
         (heads.heads, heads.kv_heads) = (heads.heads / size, heads.kv_heads / size);
         Some(Attention { heads, ..op })
     }
-}
-
-pub(super) fn slices(parts: &[Vec<u8>]) -> Vec<&[u8]> {
-    parts.iter().map(Vec::as_slice).collect()
 }
 
 pub(super) fn other_batch() -> Error {

@@ -209,7 +209,7 @@ pub fn forward(
     let m = layers.model();
     let (mut h, _) = x.normed(m, Some(m.layout.final_norm))?;
     if own.is_some() {
-        h = m.all_rows(&h)?; // every rank takes part in the heads
+        h = m.all_rows(&h, m.config.hidden)?; // every rank takes part in the heads
     }
     Ok((h, Activations { layers: kept, x_final: x.x }))
 }
@@ -237,7 +237,7 @@ pub fn backward(
     }
     let m = layers.model();
     if own.is_some() {
-        flow.dx = m.all_rows(&flow.dx)?;
+        flow.dx = m.all_rows(&flow.dx, m.config.hidden)?;
     }
     m.embedded_backward(all, &flow.dx, grads)
 }

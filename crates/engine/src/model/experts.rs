@@ -86,7 +86,9 @@ impl MixtureOfExperts {
             None => self.router.forward(m, h, &mut logits)?,
         }
         let routing = |logits: &Buffer| Ok(Routing::of(&m.read_f32s(logits)?, &self.options));
-        let all = m.place_in_context().map(|_| m.all_rows(&logits).and_then(|all| routing(&all)));
+        let all = m
+            .place_in_context()
+            .map(|_| m.all_rows(&logits, self.options.count).and_then(|all| routing(&all)));
         Ok((routing(&logits)?, all.transpose()?.map(Box::new)))
     }
 
@@ -133,7 +135,7 @@ impl MixtureOfExperts {
         drop(doutputs);
         let dlogits = match &a.all {
             Some(all) => {
-                let dweights = m.all_rows(&dweights)?;
+                let dweights = m.all_rows(&dweights, k)?;
                 let dlogits = all.backward(&m.read_f32s(&dweights)?, segments, m.balance);
                 m.own_rows(&m.upload(&dlogits)?, self.options.count)?
             }

@@ -135,12 +135,12 @@ impl Linear {
             // All tokens of some output features.
             let (n, width) = (m.weight(self.weight).n, m.weight(self.weight).k);
             let dy = m.rows_for_columns(Columns::Output(self.slot(m)), dy, n)?;
-            let x = m.all_rows(x)?;
+            let x = m.all_rows(x, width)?;
             return self.add_weight(m, (&dy, &x), x.len() / width, grads);
         }
         let routed = matches!(self.slot(m), Slot::Router | Slot::ExpertUp(_) | Slot::ExpertDown(_));
         if m.place_in_context().is_some() && routed {
-            let (dy, x) = (m.all_rows(dy)?, m.all_rows(x)?);
+            let (dy, x) = self.of_all_tokens(m, dy, x)?;
             return self.add_weight(m, (&dy, &x), x.len() / m.weight(self.weight).k, grads);
         }
         if let Some(adapter) = m.adapter.as_ref().filter(|_| m.team().is_none()) {
@@ -160,11 +160,23 @@ impl Linear {
         };
         let dy = wide.as_ref().unwrap_or(dy);
         let rows = match m.place_in_context() {
-            Some(_) => Some((m.all_rows(dy)?, m.all_rows(x)?)),
+            Some(_) => Some(self.of_all_tokens(m, dy, x)?),
             None => None,
         };
         let (dy, x) = rows.as_ref().map_or((dy, x), |(dy, x)| (dy, x));
         m.adapter.as_ref().map_or(Ok(()), |adapter| adapter.backward(m, self.weight, (dy, x), grads))
+    }
+
+    /// All rows of the gradient of an output that has all features, and of the input.
+    fn of_all_tokens(self, m: &Model, dy: &Buffer, x: &Buffer) -> Result<(Buffer, Buffer)> {
+        let (n, k) = (m.params[self.weight].shape.rows, m.weight(self.weight).k);
+        let rows = x.len() / k;
+        let most = match self.slot(m) {
+            // An expert has any number of each member's tokens.
+            Slot::ExpertUp(_) | Slot::ExpertDown(_) => m.most_rows(rows)?,
+            _ => rows + 1,
+        };
+        Ok((m.joined_rows(dy, n, most)?, m.joined_rows(x, k, most)?))
     }
 
     fn add_weight(self, m: &Model, (dy, x): (&Buffer, &Buffer), rows: usize, grads: Grads<'_>) -> Result<()> {

@@ -17,6 +17,7 @@ pub mod weights;
 mod attention;
 mod common;
 mod context;
+mod exchange;
 mod experts;
 mod ffn;
 mod fields;

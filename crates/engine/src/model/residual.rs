@@ -266,8 +266,9 @@ fn sum_norm(
     dy: &Buffer,
     grads: Grads<'_>,
 ) -> Result<()> {
-    let (b, x, dy) = (&*m.backend, m.all_rows(x)?, m.all_rows(dy)?);
-    let delta = delta.map(|delta| m.all_rows(delta)).transpose()?;
+    let (b, hidden) = (&*m.backend, m.config.hidden);
+    let (x, dy) = (m.all_rows(x, hidden)?, m.all_rows(dy, hidden)?);
+    let delta = delta.map(|delta| m.all_rows(delta, hidden)).transpose()?;
     let (mut y, mut dx) = (m.activations(x.len())?, m.f32s(x.len())?);
     b.fill(&mut dx, 0.0)?;
     Taken::with(norm.weight, norm.bias, grads, |taken| {

@@ -331,7 +331,8 @@ impl Model {
         let parts: Vec<Travelling> = params.iter().map(travels).collect();
         let pieces = parts.iter().map(|part| split.piece(part, split.ranks.rank()).1).collect();
         let slot = ParcelContents { note: Vec::new(), pieces };
-        let mut outbox = Outbox::new(&split.ranks, &self.backend, Route::Same(split.copy()), vec![slot])?;
+        let mut outbox =
+            Outbox::new(&split.ranks, &self.backend, Route::Same(split.copy().collect()), vec![slot])?;
         for part in &parts {
             match self.is_nf4(part.param) {
                 true => outbox.push(0, &self.base_f32(part.param)?, 0)?,

@@ -11,13 +11,12 @@
 //! over the ranks as they do without a team (`shard.rs`).
 
 use super::config::ModelConfig;
-use super::context::other_batch;
+use super::exchange::Members;
 use super::param::{ParamId, ParamKind, ParamShape, Slot};
-use super::shard::{read_f32s, write_f32s};
 use super::weights::{Model, Param};
 use crate::{Error, Result};
 use ferrl_kernels::backend::Heads;
-use ferrl_kernels::comm::part;
+use ferrl_kernels::comm::{Block, part};
 use ferrl_kernels::{Buffer, DType, Purpose, Ranks, Weight};
 use std::ops::Range;
 
@@ -66,24 +65,22 @@ impl Team {
         (self.ranks.rank() % self.tp, self.ranks.rank() / self.tp)
     }
 
-    /// What each rank that shares features with this one has.
-    fn gather_features(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let first = self.place().1 * self.tp;
-        self.exchange((first..first + self.tp).collect(), &vec![own; self.tp])
+    /// The ranks that share features with this one.
+    fn sharing_features(&self) -> Members<'_> {
+        let (own, context) = self.place();
+        let first = context * self.tp;
+        Members { team: self, ranks: (first..first + self.tp).collect(), own }
     }
 
-    /// Part `i` goes to the `i`-th of the ranks that share tokens with this one; what each of them sent.
-    pub(super) fn exchange_tokens(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
-        let first = self.place().0;
-        self.exchange((0..self.sp).map(|i| first + i * self.tp).collect(), parts)
+    /// The ranks that share tokens with this one.
+    pub(super) fn sharing_tokens(&self) -> Members<'_> {
+        let (first, own) = self.place();
+        Members { team: self, ranks: (0..self.sp).map(|i| first + i * self.tp).collect(), own }
     }
 
-    /// Between some of its ranks, while the others do the same with theirs.
-    fn exchange(&self, members: Vec<usize>, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
-        let mut all: Vec<&[u8]> = vec![&[]; self.ranks.size()];
-        members.iter().zip(parts).for_each(|(&member, part)| all[member] = part);
-        let mut arrived = self.ranks.all_to_all(&all)?;
-        Ok(members.into_iter().map(|member| std::mem::take(&mut arrived[member])).collect())
+    /// All of its ranks.
+    pub(super) fn everyone(&self) -> Members<'_> {
+        Members { team: self, ranks: (0..self.ranks.size()).collect(), own: self.ranks.rank() }
     }
 }
 
@@ -161,13 +158,15 @@ impl Model {
         self.team.as_ref()
     }
 
-    /// Computes with these ranks from now on, once all of them have called [`Model::gather_all`]; alone with `None`.
+    /// Computes with these ranks from now on, once all of them have called [`Model::gather_all`]; alone with `None`. All of them call it
+    /// together: between cards they connect here.
     pub fn set_team(&mut self, team: Option<Team>) -> Result<()> {
         if forms(&team) == forms(&self.team) {
             return Ok(());
         }
         if let Some(team) = &team {
             self.config.check_team(team.tp)?;
+            team.ranks.in_step(|| team.ranks.connect(&self.backend))?;
         }
         if self.split.is_some() || self.team.is_some() || team.is_some() {
             self.forget_forms();
@@ -286,27 +285,10 @@ impl Model {
         let Some((member, size)) = self.place_in_layer() else {
             return self.backend.copy(own, 0, to, 0, own.len());
         };
-        let team = self.team.as_ref().expect("asked above");
+        let among = self.team.as_ref().expect("asked above").sharing_features();
         let cuts: Vec<Ranges> = (0..size).map(|m| self.columns(columns, (m, size))).collect();
         let rows = own.len() / width(&cuts[member]).max(1);
-        let all = to.len() / rows.max(1);
-        let mut values = vec![0.0; to.len()];
-        let bytes = packed(own.dtype(), &self.read_f32s(own)?);
-        for (arrived, cut) in team.gather_features(&bytes)?.iter().zip(&cuts) {
-            let theirs = unpack(own.dtype(), arrived)?;
-            if theirs.len() != rows * width(cut) {
-                return Err(other_batch());
-            }
-            let mut rest = &theirs[..];
-            for row in values.chunks_mut(all.max(1)) {
-                for range in cut {
-                    let (here, after) = rest.split_at(range.len());
-                    row[range.clone()].copy_from_slice(here);
-                    rest = after;
-                }
-            }
-        }
-        self.backend.write(to, 0, &values)
+        self.join_columns(&among, &among.ranks, (&cuts, rows), own, Some(to))
     }
 
     /// The same into a new buffer, of `all` columns.
@@ -320,11 +302,9 @@ impl Model {
     /// This rank's columns of an activation that has all of them.
     pub(super) fn own_columns(&self, columns: Columns, of: &Buffer, all: usize) -> Result<Buffer> {
         let cut = self.place_in_layer().map(|at| self.columns(columns, at)).unwrap_or_else(|| whole(all));
-        let values = self.read_f32s(of)?;
-        let rows = values.chunks_exact(all);
-        let own: Vec<f32> = rows.flat_map(|row| cut.iter().flat_map(|r| &row[r.clone()])).copied().collect();
+        let own = Block { rows: 0..of.len() / all, width: all, columns: cut };
         let mut to = self.backend.alloc(of.dtype(), own.len())?;
-        self.backend.write(&mut to, 0, &own)?;
+        own.pack(&*self.backend, of, &mut to, 0)?;
         Ok(to)
     }
 
@@ -429,25 +409,4 @@ pub(super) fn elements(shape: &ParamShape, rows: &Range<usize>) -> Range<usize> 
     let ParamId { kind, .. } = shape.id;
     let each = if kind == ParamKind::Bias { 1 } else { shape.cols };
     rows.start * each..rows.end * each
-}
-
-/// An activation as bytes that travel, no more of them than it has.
-pub(super) fn packed(dtype: DType, values: &[f32]) -> Vec<u8> {
-    if dtype == DType::Bf16 {
-        return values.iter().flat_map(|&x| ferrl_kernels::narrow(x).to_le_bytes()).collect();
-    }
-    let mut bytes = vec![0; 4 * values.len()];
-    write_f32s(values, &mut bytes);
-    bytes
-}
-
-/// The way back.
-pub(super) fn unpack(dtype: DType, bytes: &[u8]) -> Result<Vec<f32>> {
-    if dtype == DType::Bf16 {
-        let (pairs, []) = bytes.as_chunks::<2>() else { return Err(other_batch()) };
-        return Ok(pairs.iter().map(|b| f32::from_bits((u16::from_le_bytes(*b) as u32) << 16)).collect());
-    }
-    let mut values = vec![0.0; bytes.len() / 4];
-    read_f32s(bytes, &mut values);
-    Ok(values)
 }

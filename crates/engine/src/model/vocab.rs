@@ -9,16 +9,17 @@
 use super::config::ModelConfig;
 use super::context::other_batch;
 use super::decoder::Tokens;
+use super::exchange::{Parcels, stretch};
 use super::gradient::{Gradient, Grads, added_to};
 use super::heads::{RowStats, Scored};
 use super::shard::{read_f32s, write_f32s};
-use super::tensor::{Team, elements, packed, unpack};
+use super::tensor::{Ranges, Team, elements, width};
 use super::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::backend::{
     LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart,
 };
-use ferrl_kernels::comm::part;
+use ferrl_kernels::comm::{ParcelPiece, part};
 use ferrl_kernels::{Buffer, DType, Purpose};
 use std::ops::Range;
 
@@ -110,20 +111,32 @@ impl Model {
                 let (table, scale) = (self.master(self.layout.embed), self.config.embedding_scale);
                 b.embed(&b.indices(&here)?, table, scale, false, &mut rows)?;
             }
-            rows_for.push(bytes_of(&self.read_f32s(&rows)?));
+            rows_for.push(rows);
         }
-        let parts: Vec<&[u8]> = (0..size).map(|to| rows_for[to / tp].as_slice()).collect();
-        let arrived = team.ranks().all_to_all(&parts)?;
-        let mut values = vec![0.0; x.len()];
-        for (from, bytes) in arrived.iter().enumerate() {
-            let (theirs, mut rest) = (self.vocab_of((from, size)), &bytes[..]);
-            for (id, row) in wanted(member / tp).iter().zip(values.chunks_exact_mut(hidden)) {
-                if theirs.contains(&(*id as usize)) {
-                    row.copy_from_slice(&take(&mut rest, hidden)?);
-                }
-            }
+        let among = team.everyone();
+        let parcel = |to: usize| {
+            let rows = &rows_for[to / tp];
+            vec![(rows, stretch(rows.len()))]
+        };
+        let parcels = Parcels::Each((0..size).map(parcel).collect());
+        // Rows come in the order of their members, and of their tokens for each.
+        let from = |id: u32| (0..size).position(|m| self.vocab_of((m, size)).contains(&(id as usize)));
+        let owners: Vec<usize> = wanted(member / tp).iter().map(|&id| from(id).unwrap_or_default()).collect();
+        let count = |from: usize| owners.iter().filter(|owner| **owner == from).count();
+        let mut next: Vec<usize> = (0..size).map(|from| (0..from).map(count).sum()).collect();
+        let mut places = Vec::with_capacity(owners.len());
+        for &owner in &owners {
+            places.push(next[owner] as u32);
+            next[owner] += 1;
         }
-        b.write(x, 0, &values)
+        let expected = |from: usize| vec![ParcelPiece::f32s(count(from) * hidden)];
+        let mut inbox = self.exchange(&among, &[], parcels, expected)?;
+        let arrived = self.joined_pieces(&mut inbox, &among, DType::F32, |from| count(from) * hidden)?;
+        among.ranks.iter().try_for_each(|&from| inbox.end(from))?;
+        if !places.is_empty() {
+            b.gather_rows(&arrived, &b.indices(&places)?, hidden, x)?;
+        }
+        Ok(())
     }
 
     /// Adds the gradient of the rows of this rank's tokens; `dx` is that of all embeddings of the micro-batch.
@@ -179,20 +192,18 @@ impl Model {
             )?;
         }
         // A member folds some of the rows.
-        let (numbers, each) = (self.read_f32s(&tiles)?, 3 * tiles_of(member));
-        let rows_of = |m: usize| part(rows, m, size);
-        let parts: Vec<Vec<u8>> = (0..size)
-            .map(|to| bytes_of(&numbers[rows_of(to).start * each..rows_of(to).end * each]))
-            .collect();
-        let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-        let (arrived, own) = (team.ranks().all_to_all(&parts)?, rows_of(member).len());
-        let cuts = (0..size).scan(0, |at, m| {
-            *at += 3 * tiles_of(m);
-            Some(*at - 3 * tiles_of(m)..*at)
-        });
-        let all = joined(DType::F32, &arrived, &cuts.collect::<Vec<_>>(), own)?;
+        let cut = |m: usize| {
+            let before: usize = (0..m).map(tiles_of).sum();
+            let numbers = 3 * before..3 * (before + tiles_of(m));
+            vec![numbers]
+        };
+        let (cuts, rows_of): (Vec<Ranges>, _) =
+            ((0..size).map(cut).collect(), |m: usize| part(rows, m, size));
+        let all = self.rows_of_columns(&team.everyone(), (&cuts, rows), &tiles)?;
+        let own = rows_of(member).len();
         let (mut lse, mut entropy) = (self.f32s(own)?, self.f32s(own)?);
-        b.fold_tiles(&self.upload(&all)?, &mut lse, &mut entropy)?;
+        b.fold_tiles(&all, &mut lse, &mut entropy)?;
+        // The host needs these few: they are messages.
         let mut numbers = [self.read_f32s(&lse)?, self.read_f32s(&entropy)?].concat();
         let inside = |of: &Range<usize>, id: u32| of.contains(&(id as usize));
         let logits_here = self.read_f32s(&found)?;
@@ -213,15 +224,10 @@ impl Model {
     /// All logits of rows on the first rank, of which each has those of its tokens; none on the others. All members call it together.
     pub(crate) fn logits_on_first(&self, team: &Team, own: &Buffer, rows: usize) -> Result<Option<Buffer>> {
         let (member, size) = team.member();
-        let bytes = if member == 0 { Vec::new() } else { bytes_of(&self.read_f32s(own)?) };
-        let parts: Vec<&[u8]> = (0..size).map(|to| if to == 0 { &bytes[..] } else { &[] }).collect();
-        let mut arrived = team.ranks().all_to_all(&parts)?;
-        if member > 0 {
-            return Ok(None);
-        }
-        arrived[0] = bytes_of(&self.read_f32s(own)?);
-        let cuts: Vec<Range<usize>> = (0..size).map(|m| self.vocab_of((m, size))).collect();
-        self.upload(&joined(DType::F32, &arrived, &cuts, rows)?).map(Some)
+        let cuts: Vec<Ranges> = (0..size).map(|m| vec![self.vocab_of((m, size))]).collect();
+        let mut whole = if member == 0 { Some(self.f32s(rows * self.config.vocab)?) } else { None };
+        self.join_columns(&team.everyone(), &[0], (&cuts, rows), own, whole.as_mut())?;
+        Ok(whole)
     }
 
     /// [`Model::score`] by all members of a team.
@@ -283,25 +289,20 @@ impl Model {
         &self,
         team: &Team,
         dx: &mut Buffer,
-        f: impl FnOnce(&mut Buffer, &mut dyn FnMut(&Buffer) -> Result<Buffer>) -> Result<()>,
+        f: impl FnOnce(&mut Buffer, &mut dyn FnMut(&Buffer, usize) -> Result<Buffer>) -> Result<()>,
     ) -> Result<()> {
         let (member, size) = team.member();
         let rows = dx.len() / self.config.hidden;
-        let columns: Vec<Range<usize>> = (0..size).map(|m| part(self.config.hidden, m, size)).collect();
-        let tokens: Vec<Range<usize>> = (0..size).map(|m| self.vocab_of((m, size))).collect();
-        let mut own = self.activations(rows * columns[member].len())?;
-        f(&mut own, &mut |own| self.gathered_columns(team, &tokens, own))?;
-        let all = self.gathered_columns(team, &columns, &own)?;
-        self.backend.copy(&all, 0, dx, 0, all.len())
-    }
-
-    /// All columns of something, of which each member has some.
-    fn gathered_columns(&self, team: &Team, cuts: &[Range<usize>], own: &Buffer) -> Result<Buffer> {
-        let dtype = own.dtype();
-        let arrived = team.ranks().all_gather(&packed(dtype, &self.read_f32s(own)?))?;
-        let widest = cuts.iter().zip(&arrived).max_by_key(|(cut, _)| cut.len());
-        let rows = widest.map_or(0, |(cut, bytes)| bytes.len() / dtype.size() / cut.len().max(1));
-        self.stored(dtype, &joined(dtype, &arrived, cuts, rows)?)
+        let columns: Vec<Ranges> = (0..size).map(|m| vec![part(self.config.hidden, m, size)]).collect();
+        let tokens: Vec<Ranges> = (0..size).map(|m| vec![self.vocab_of((m, size))]).collect();
+        let among = team.everyone();
+        let mut own = self.activations(rows * width(&columns[member]))?;
+        f(&mut own, &mut |own, rows| {
+            let mut all = self.backend.alloc(own.dtype(), rows * self.config.vocab)?;
+            self.join_columns(&among, &among.ranks, (&tokens, rows), own, Some(&mut all))?;
+            Ok(all)
+        })?;
+        self.join_columns(&among, &among.ranks, (&columns, rows), &own, Some(dx))
     }
 
     /// KL(this || other) by all members of a team, which one of the two models or both are of.
@@ -332,15 +333,17 @@ impl Model {
             let (p, q) = (PartSide { x, part: p, lse: p_lse }, PartSide { x: y, part: q, lse: q_lse });
             self.backend.kl_tiles(op, p, q, &mut sums)?;
         }
-        let mut all = vec![Vec::new(); rows];
-        for (from, bytes) in team.ranks().all_gather(&bytes_of(&self.read_f32s(&sums)?))?.iter().enumerate() {
-            let (tiles, mut rest) = (self.vocab_tiles_of((from, size)), &bytes[..]);
-            for row in &mut all {
-                row.extend(take(&mut rest, tiles)?);
-            }
-        }
+        let cut = |m: usize| {
+            let before: usize = (0..m).map(|m| self.vocab_tiles_of((m, size))).sum();
+            let tiles = before..before + self.vocab_tiles_of((m, size));
+            vec![tiles]
+        };
+        let cuts: Vec<Ranges> = (0..size).map(cut).collect();
+        let (among, tiles) = (team.everyone(), cuts.iter().map(|cut| width(cut)).sum::<usize>());
+        let mut all = self.f32s(rows * tiles)?;
+        self.join_columns(&among, &among.ranks, (&cuts, rows), &sums, Some(&mut all))?;
         let mut kl = self.f32s(rows)?;
-        self.backend.fold_kl(&self.upload(&all.concat())?, &mut kl)?;
+        self.backend.fold_kl(&all, &mut kl)?;
         self.read_f32s(&kl)
     }
 
@@ -368,20 +371,4 @@ impl Model {
             b.kl_part_backward(op, sides, (&kl, &dkl), to)
         })
     }
-}
-
-/// Rows of which each member has sent some columns.
-fn joined(dtype: DType, arrived: &[Vec<u8>], cuts: &[Range<usize>], rows: usize) -> Result<Vec<f32>> {
-    let all: usize = cuts.iter().map(Range::len).sum();
-    let mut values = vec![0.0; rows * all];
-    for (bytes, cut) in arrived.iter().zip(cuts).filter(|(_, cut)| !cut.is_empty()) {
-        let theirs = unpack(dtype, bytes)?;
-        if theirs.len() != rows * cut.len() {
-            return Err(other_batch());
-        }
-        for (row, here) in values.chunks_exact_mut(all).zip(theirs.chunks_exact(cut.len())) {
-            row[cut.clone()].copy_from_slice(here);
-        }
-    }
-    Ok(values)
 }

@@ -8,13 +8,14 @@
 //! Partial softmaxes are not merged, so forward has the bits of one rank. Backward has them too: a member gets what is
 //! needed of all rows, and computes the gradients of its chunks' queries, keys and values, each a whole sum.
 
-use super::context::{other_batch, slices};
-use super::tensor::{Ranges, Team, packed, unpack, width};
+use super::context::other_batch;
+use super::exchange::{Parcels, piece};
+use super::tensor::{Ranges, Team, width};
 use super::weights::Model;
 use crate::{Error, Result};
+use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::{Attention, AttentionSaved, RowShard, Segments};
-use ferrl_kernels::comm::part;
-use ferrl_kernels::{Buffer, DType};
+use ferrl_kernels::comm::{Block, part};
 use std::ops::Range;
 
 /// Which member has which rows of a micro-batch.
@@ -92,8 +93,9 @@ impl Model {
         let (plan, width) = (self.row_plan(segments)?, op.heads.qkv_width());
         let ranges = plan.zigzag(plan.member);
         let shard = RowShard { segments, ranges: &ranges };
-        let (qkv, out, lse) = (self.all_rows(own.qkv)?, self.all_rows(own.out)?, self.all_rows(own.lse)?);
-        let dout = self.all_rows(datt)?;
+        let (queries, heads) = (op.heads.out_width(), op.heads.heads);
+        let (qkv, out) = (self.all_rows(own.qkv, width)?, self.all_rows(own.out, queries)?);
+        let (lse, dout) = (self.all_rows(own.lse, heads)?, self.all_rows(datt, queries)?);
         let mut dqkv = self.activations(shard.rows() * width)?;
         let saved = AttentionSaved { qkv: &qkv, out: &out, lse: &lse };
         self.backend.attention_shard_backward(op, saved, &dout, shard, &mut dqkv)?;
@@ -104,25 +106,29 @@ impl Model {
 
     /// From this rank's rows of `qkv` to the queries of its rows of attention, and keys and values of all rows.
     fn queries_for_rows(&self, op: Attention, plan: &RowPlan<'_>, qkv: &Buffer) -> Result<(Buffer, Buffer)> {
-        let (dtype, values) = (qkv.dtype(), self.read_f32s(qkv)?);
-        let (wide, queries) = (op.heads.qkv_width(), op.heads.out_width());
-        let kv: Vec<f32> = values.chunks_exact(wide).flat_map(|row| &row[queries..]).copied().collect();
-        let (kv, first) = (packed(dtype, &kv), plan.stream(plan.member).start);
-        let message = |to: usize| {
-            let rows = plan.shared(plan.member, to).into_iter().flatten();
-            let q: Vec<f32> =
-                rows.flat_map(|row| &values[(row - first) * wide..][..queries]).copied().collect();
-            [&kv[..], &packed(dtype, &q)].concat()
+        let (dtype, among) = (qkv.dtype(), self.sharing_tokens()?);
+        let (wide, queries, kv_width) = (op.heads.qkv_width(), op.heads.out_width(), op.heads.kv_width());
+        let stream = plan.stream(plan.member);
+        let of = |columns| Block { rows: 0..stream.len(), width: wide, columns: vec![columns] };
+        let mut q = self.backend.alloc(dtype, stream.len() * queries)?;
+        of(0..queries).pack(&*self.backend, qkv, &mut q, 0)?;
+        // Those of each member behind those of the one before it.
+        let to_members = (0..plan.size).flat_map(|to| plan.shared(plan.member, to)).flatten();
+        let q = self.picked(&q, to_members.map(|row| (row - stream.start) as u32), queries)?;
+        let counts = |from: usize, to: usize| width(&plan.shared(from, to));
+        let parcel = |to: usize| {
+            let before: usize = (0..to).map(|member| counts(plan.member, member)).sum();
+            let rows = before..before + counts(plan.member, to);
+            vec![(qkv, of(queries..wide)), (&q, Block::rows(rows, queries))]
         };
-        let messages: Vec<Vec<u8>> = (0..plan.size).map(message).collect();
-        let (mut all_q, mut all_kv) = (Vec::new(), Vec::new());
-        for (from, bytes) in self.exchanged(&slices(&messages))?.iter().enumerate() {
-            let kv_bytes = plan.stream(from).len() * op.heads.kv_width() * dtype.size();
-            let (kv, q) = bytes.split_at_checked(kv_bytes).ok_or_else(other_batch)?;
-            all_kv.extend(unpack(dtype, kv)?);
-            all_q.extend(unpack(dtype, q)?);
-        }
-        Ok((self.stored(dtype, &all_q)?, self.stored(dtype, &all_kv)?))
+        let lengths = |from: usize| [plan.stream(from).len() * kv_width, counts(from, plan.member) * queries];
+        let parcels = Parcels::Each((0..plan.size).map(parcel).collect());
+        let mut inbox =
+            self.exchange(&among, &[], parcels, |from| lengths(from).map(|len| piece(dtype, len)).into())?;
+        let kv = self.joined_pieces(&mut inbox, &among, dtype, |from| lengths(from)[0])?;
+        let q = self.joined_pieces(&mut inbox, &among, dtype, |from| lengths(from)[1])?;
+        among.ranks.iter().try_for_each(|&from| inbox.end(from))?;
+        Ok((q, kv))
     }
 
     /// From this rank's rows of attention to its rows of the stream, for buffers given with the elements of a row.
@@ -131,42 +137,32 @@ impl Model {
         plan: &RowPlan<'_>,
         own: [(&Buffer, usize); N],
     ) -> Result<[Buffer; N]> {
-        let mut messages = vec![Vec::new(); plan.size];
-        for (buffer, wide) in own {
-            let values = self.read_f32s(buffer)?;
-            let mut rest = &values[..];
-            for (to, message) in messages.iter_mut().enumerate() {
-                let (here, after) = rest.split_at(width(&plan.shared(to, plan.member)) * wide);
-                message.extend(packed(buffer.dtype(), here));
-                rest = after;
-            }
-        }
-        let arrived = self.exchanged(&slices(&messages))?;
-        let mut unread: Vec<&[u8]> = arrived.iter().map(Vec::as_slice).collect();
+        let among = self.sharing_tokens()?;
+        let counts = |from: usize, to: usize| width(&plan.shared(to, from));
+        let parcel = |to: usize| {
+            let before: usize = (0..to).map(|member| counts(plan.member, member)).sum();
+            let rows = before..before + counts(plan.member, to);
+            own.iter().map(|&(buffer, wide)| (buffer, Block::rows(rows.clone(), wide))).collect()
+        };
+        let parcels = Parcels::Each((0..plan.size).map(parcel).collect());
+        let expected = |from: usize| {
+            own.iter().map(|&(b, wide)| piece(b.dtype(), counts(from, plan.member) * wide)).collect()
+        };
+        let mut inbox = self.exchange(&among, &[], parcels, expected)?;
+        // Where each row of the stream has come to, behind those of the members before.
         let stream = plan.stream(plan.member);
-        let mut stored = own.map(|_| Vec::new());
-        for (values, (buffer, wide)) in stored.iter_mut().zip(own) {
-            values.resize(stream.len() * wide, 0.0);
-            for (from, bytes) in unread.iter_mut().enumerate() {
-                for rows in plan.shared(plan.member, from) {
-                    let to = (rows.start - stream.start) * wide..(rows.end - stream.start) * wide;
-                    values[to].copy_from_slice(&front(bytes, buffer.dtype(), rows.len() * wide)?);
-                }
-            }
-        }
+        let arrived = (0..plan.size).flat_map(|from| plan.shared(plan.member, from)).flatten();
+        let mut places = vec![0; stream.len()];
+        arrived.zip(0..).for_each(|(row, place)| places[row - stream.start] = place);
         let mut buffers = Vec::with_capacity(N);
-        for (values, (buffer, _)) in stored.iter().zip(own) {
-            buffers.push(self.stored(buffer.dtype(), values)?);
+        for (buffer, wide) in own {
+            let len = |from: usize| counts(from, plan.member) * wide;
+            let all = self.joined_pieces(&mut inbox, &among, buffer.dtype(), len)?;
+            buffers.push(self.picked(&all, places.iter().copied(), wide)?);
         }
+        among.ranks.iter().try_for_each(|&from| inbox.end(from))?;
         buffers.try_into().map_err(|_| other_batch())
     }
-}
-
-/// The first `count` numbers of a message, removed from its front.
-fn front(bytes: &mut &[u8], dtype: DType, count: usize) -> Result<Vec<f32>> {
-    let (here, after) = bytes.split_at_checked(count * dtype.size()).ok_or_else(other_batch)?;
-    *bytes = after;
-    unpack(dtype, here)
 }
 
 #[cfg(test)]

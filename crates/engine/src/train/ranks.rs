@@ -59,7 +59,7 @@ impl ModelTrainer {
                     note: bucket.iter().map(|&i| totals[i].is_some().into()).collect(),
                     pieces: own.clone().map(|total| ParcelPiece::f32s(total.len())).collect(),
                 };
-                let to = Route::Same(0..ranks.size());
+                let to = Route::Same((0..ranks.size()).collect());
                 let mut outbox = Outbox::new(ranks, &self.model.backend, to, vec![slot])?;
                 own.into_iter().try_for_each(|total| outbox.push(0, total, 0))?;
                 let expected: Vec<Vec<ParcelPiece>> =

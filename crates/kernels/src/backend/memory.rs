@@ -81,6 +81,17 @@ pub trait MemoryOps: Home {
     }
     /// `dst[to..to + len] = src[from..from + len]`, converted where the types differ.
     fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()>;
+    /// Copies rows of `columns` elements. A side is its buffer, where its first row begins and how many elements after it the next one
+    /// does; both have one storage type.
+    fn copy_block(
+        &self,
+        (src, from, pitch): (&Buffer, usize, usize),
+        (dst, to, to_pitch): (&mut Buffer, usize, usize),
+        [rows, columns]: [usize; 2],
+    ) -> Result<()> {
+        shapes::copy_block(self.as_home(), (src, from, pitch), (dst, to, to_pitch), [rows, columns])?;
+        (0..rows).try_for_each(|r| self.copy(src, from + r * pitch, dst, to + r * to_pitch, columns))
+    }
 }
 
 /// Elements whose products a dot product sums first.

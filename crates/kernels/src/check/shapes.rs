@@ -115,6 +115,7 @@ const CASES: &[Case] = &[
     ("read", |m| m.b.read(&m.x(20)?, 12, &mut [0.0; 8])),
     ("set_indices", |m| m.b.set_indices(&mut m.ids(&[1, 2, 3])?, &[4, 5, 6])),
     ("copy", |m| m.b.copy(&m.x(20)?, 12, &mut m.f32s(30)?, 22, 8)),
+    ("copy_block", |m| m.b.copy_block((&m.x(27)?, 2, 7), (&mut m.x(38)?, 1, 11), [4, 4])),
     ("axpy", |m| m.b.axpy(0.5, &m.x(70)?, &mut m.f32s(70)?)),
     ("axpy_from", |m| {
         let mut y = m.b.alloc(DType::F32, 8)?; // says how many elements are added
@@ -360,7 +361,7 @@ const CASES: &[Case] = &[
         let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: Some(&dlisted) };
         let (mut dx, mut dw, back) = (m.x(ROWS * 11)?, m.f32s(VOCAB * 24)?, m.weight(11, VOCAB)?);
         let part = Some(VocabPart { w: &w, first: 0, from: 0, to: VOCAB });
-        let gather = &mut |own: &Buffer| gathered(m, own);
+        let gather = &mut |own: &Buffer, _: usize| gathered(m, own);
         let to = PartGrads { dx: &mut dx, dw: Some(&mut dw), add: true, back: &back, gather };
         let head = PartInput { op: HEAD, x: &x, part, targets: &targets };
         m.b.part_backward(head, Some(&listed), &stats, &grads, to)
@@ -381,7 +382,7 @@ const CASES: &[Case] = &[
         let (p, q) =
             (PartSide { x: &x, part: part(&w), lse: &p }, PartSide { x: &y, part: part(&v), lse: &q });
         let (mut dx, mut dw, back) = (m.x(ROWS * 11)?, m.f32s(VOCAB * 24)?, m.weight(11, VOCAB)?);
-        let gather = &mut |own: &Buffer| gathered(m, own);
+        let gather = &mut |own: &Buffer, _: usize| gathered(m, own);
         let to = PartGrads { dx: &mut dx, dw: Some(&mut dw), add: true, back: &back, gather };
         m.b.kl_part_backward(HEAD, Some([p, q]), (&kl, &dkl), to)
     }),

@@ -98,8 +98,16 @@ impl RowCase for VectorRows {
         let mut spread = unwritten(b, DType::F32, 2 * picks.len() * self.width)?;
         b.scatter_rows(&y, &b.indices(&places)?, self.width, &mut spread)?;
         let spread = by_row(b, &spread, 2 * self.width)?;
+        let (from, pitch) = (self.width / 3, self.width + 3);
+        let mut columns = upload(b, dtype, &vec![0.0; picks.len() * pitch])?;
+        b.copy_block((&y, from, self.width), (&mut columns, 2, pitch), [picks.len(), self.width - from])?;
+        let columns = by_row(b, &columns, pitch)?;
         Ok(Results {
-            rows: vec![("gather", by_row(b, &y, self.width)?), ("scatter", spread)],
+            rows: vec![
+                ("gather", by_row(b, &y, self.width)?),
+                ("scatter", spread),
+                ("some columns", columns),
+            ],
             sums: Vec::new(),
         })
     }

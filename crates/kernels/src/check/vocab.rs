@@ -68,30 +68,22 @@ fn joined(rows: usize, parts: &[(Range<usize>, Vec<f32>)]) -> Vec<f32> {
 fn gathered(
     b: &dyn Backend,
     ranks: &[Rank],
-    mut run: impl FnMut(&Rank, &mut dyn FnMut(&Buffer) -> Result<Buffer>) -> Result<()>,
+    mut run: impl FnMut(&Rank, &mut dyn FnMut(&Buffer, usize) -> Result<Buffer>) -> Result<()>,
 ) -> Result<()> {
     let sent: RefCell<Vec<Vec<Vec<f32>>>> = RefCell::new(vec![Vec::new(); ranks.len()]);
     let vocab = ranks.iter().map(|r| r.tokens.end).max().unwrap_or_default();
-    let with_tokens = ranks.iter().position(|r| r.w.is_some()).unwrap_or_default();
-    let mut order: Vec<usize> = (0..ranks.len()).collect();
-    order.sort_by_key(|&i| ranks[i].w.is_none());
-    for i in order {
-        run(&ranks[i], &mut |own| {
-            let mut sent = sent.borrow_mut();
-            sent[i].push(download(b, own)?);
-            // Ranks without tokens come after one that has some: how many rows a call has is known from that.
-            let call = sent[i].len() - 1;
-            let rows = sent[with_tokens][call].len() / ranks[with_tokens].tokens.len();
+    for (i, rank) in ranks.iter().enumerate() {
+        run(rank, &mut |own, rows| {
+            sent.borrow_mut()[i].push(download(b, own)?);
             upload(b, own.dtype(), &vec![0.0; rows * vocab])
         })?;
     }
     for rank in ranks {
         let mut call = 0;
-        run(rank, &mut |own| {
+        run(rank, &mut |own, rows| {
             let sent = sent.borrow();
             let parts: Vec<_> =
                 ranks.iter().zip(&sent[..]).map(|(r, sent)| (r.tokens.clone(), sent[call].clone())).collect();
-            let rows = sent[with_tokens][call].len() / ranks[with_tokens].tokens.len();
             call += 1;
             upload(b, own.dtype(), &joined(rows, &parts))
         })?;

@@ -137,12 +137,16 @@ impl Ranks {
         Ok((Some(Arc::new(NcclMover::new(Arc::new(joined?), card, true))), None))
     }
 
-    /// What moves numbers from card to card, or why they go through host memory; `None` before [`Ranks::connect`], and for ranks
-    /// without cards.
+    /// What moves numbers from card to card, or why they go through host memory, those of its groups included; `None` before
+    /// [`Ranks::connect`], and for ranks without cards.
     pub fn cards(&self) -> Option<std::result::Result<String, String>> {
-        let Devices { mover, why_not } = self.0.as_ref()?.devices.get()?;
+        let group = self.0.as_ref()?;
+        let Devices { mover, why_not } = group.devices.get()?;
         match mover {
-            Some(mover) => Some(Ok(mover.describe())),
+            Some(mover) => {
+                let host = group.teams().iter().find_map(|team| team.cards()?.err());
+                Some(host.map_or_else(|| Ok(mover.describe()), Err))
+            }
             None => why_not.clone().map(Err),
         }
     }

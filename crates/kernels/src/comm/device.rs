@@ -17,6 +17,11 @@ pub(super) trait Mover: Send + Sync {
     fn describe(&self) -> String;
     /// Prepares the transfers of one exchange. They begin after all work that this device has been given before this call.
     fn prepare(&self, backend: &Arc<dyn Backend>) -> Result<Box<dyn Transfer>>;
+    /// What moves them within a group of these ranks, where it is known without asking the others; else [`Ranks::connect`](super::Ranks::connect)
+    /// of the group finds it.
+    fn team(&self, _members: &[usize]) -> Option<Arc<dyn Mover>> {
+        None
+    }
     /// Seconds in which this rank's transfers were under way since the last call, as far as they are complete.
     fn take_seconds(&self) -> f64 {
         0.0

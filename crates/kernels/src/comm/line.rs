@@ -11,7 +11,6 @@ use super::device::Shipment;
 use super::{Arrived, Comm, give_back};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -30,7 +29,7 @@ enum Parts {
     /// One for each rank.
     Each(Vec<Vec<u8>>),
     /// The same for some of them.
-    Same(Vec<u8>, Range<usize>),
+    Same(Vec<u8>, Vec<usize>),
 }
 
 impl Job {
@@ -40,7 +39,7 @@ impl Job {
     }
 
     /// These bytes go to some ranks.
-    pub fn same(bytes: Vec<u8>, to: Range<usize>) -> Self {
+    pub fn same(bytes: Vec<u8>, to: Vec<usize>) -> Self {
         Job { parts: Parts::Same(bytes, to), failed: false, shipment: None }
     }
 
@@ -50,7 +49,7 @@ impl Job {
     }
 
     /// An error, for all ranks.
-    pub fn error(text: Vec<u8>, to: Range<usize>) -> Self {
+    pub fn error(text: Vec<u8>, to: Vec<usize>) -> Self {
         Job { failed: true, ..Job::same(text, to) }
     }
 
@@ -159,7 +158,7 @@ impl Line {
     pub fn settle(&mut self, comm: &Arc<dyn Comm>, mut first: Option<u64>) -> Result<()> {
         loop {
             while first.is_some_and(|first| self.begun < first + LOOKAHEAD) {
-                self.begin(comm, Job::same(Vec::new(), 0..0));
+                self.begin(comm, Job::same(Vec::new(), Vec::new()));
             }
             if self.coming.is_empty() {
                 return Ok(());

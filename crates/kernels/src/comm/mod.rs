@@ -21,7 +21,7 @@ pub use launcher::{Launched, Launcher};
 #[cfg(unix)]
 pub use mpi::{Found, find as find_mpi};
 pub use nccl::{FoundNccl, find as find_nccl};
-pub use parcel::{ComingParcels, Inbox, Outbox, ParcelContents, ParcelPiece, Route};
+pub use parcel::{Block, ComingParcels, Inbox, Outbox, ParcelContents, ParcelPiece, Route};
 pub use room::{give_back, room};
 pub use threads::{device_threads, threads};
 
@@ -124,7 +124,8 @@ impl Ranks {
         Ranks(Some(Arc::new(Group { comm: comm.into(), line, first, failed, cost, teams, devices })))
     }
 
-    /// The group of `size` ranks in a row that this one belongs to; `size` divides the number of ranks. All ranks call it.
+    /// The group of `size` ranks in a row that this one belongs to; `size` divides the number of ranks. All ranks call it. Between
+    /// cards its numbers travel once its members have called [`Ranks::connect`].
     ///
     /// While a rank is in [`Ranks::in_step`] of a team, nothing in it waits for ranks outside: an error of one member then
     /// reaches the others wherever they are.
@@ -135,7 +136,12 @@ impl Ranks {
         let new = || {
             let first = self.rank() / size * size;
             let members: Vec<usize> = (first..first + size).collect();
-            Ranks::group(group.comm.subgroup(&members), first, group.cost.clone())
+            let team = Ranks::group(group.comm.subgroup(&members), first, group.cost.clone());
+            if let (Some(team), Some(mover)) = (&team.0, group.mover().and_then(|mover| mover.team(&members)))
+            {
+                let _ = team.devices.set(Devices { mover: Some(mover), why_not: None }); // a new group
+            }
+            team
         };
         teams.entry(size).or_insert_with(new).clone()
     }
@@ -189,8 +195,8 @@ impl Ranks {
     pub fn describe(&self) -> String {
         let bytes = self.0.as_ref().map_or("one process".into(), |g| g.comm.describe());
         match self.cards() {
-            Some(Ok(mover)) => format!("{bytes}; gradients and weights go from card to card by {mover}"),
-            Some(Err(why)) => format!("{bytes}; gradients and weights go through host memory ({why})"),
+            Some(Ok(mover)) => format!("{bytes}; numbers go from card to card by {mover}"),
+            Some(Err(why)) => format!("{bytes}; numbers go through host memory ({why})"),
             None => bytes,
         }
     }
@@ -251,7 +257,7 @@ impl Ranks {
     }
 
     /// The same where some ranks get the same bytes, and the others nothing.
-    pub fn begin_gather(&self, own: Vec<u8>, to: Range<usize>) -> Pending {
+    pub fn begin_gather(&self, own: Vec<u8>, to: Vec<usize>) -> Pending {
         let Some(group) = &self.0 else { return Pending { number: 0, alone: Some(vec![own]) } };
         group.count_sent((0..self.size()).map(|rank| if to.contains(&rank) { own.len() } else { 0 }));
         let number = group.line().begin(&group.comm, Job::same(own, to));
@@ -289,7 +295,7 @@ impl Ranks {
             let text = pack_error(error).into_bytes();
             // Whoever is gone needs no message.
             let _ = group.waiting(|line| {
-                line.begin(&group.comm, Job::error(text, 0..self.size()));
+                line.begin(&group.comm, Job::error(text, (0..self.size()).collect()));
                 line.settle(&group.comm, None)
             });
         }
@@ -305,12 +311,16 @@ impl Ranks {
     /// Seconds in which transfers from card to card were under way since the last call, whatever was computed meanwhile; slower
     /// ranks are waited for on the card. `None` where numbers go through host memory.
     pub fn take_card_seconds(&self) -> Option<f64> {
-        self.0.as_ref()?.mover().map(|mover| mover.take_seconds())
+        let group = self.0.as_ref()?;
+        let own = group.mover().map(|mover| mover.take_seconds());
+        let teams = group.teams().iter().filter_map(Ranks::take_card_seconds).reduce(|a, b| a + b);
+        own.into_iter().chain(teams).reduce(|a, b| a + b)
     }
 
     /// The last call: every rank has finished.
     pub fn finish(&self) {
         if let Some(group) = &self.0 {
+            group.teams().iter().for_each(Ranks::finish);
             if let Some(mover) = group.mover() {
                 mover.finish();
             }
@@ -329,6 +339,14 @@ pub struct Pending {
 }
 
 impl Group {
+    /// Groups of these ranks, in the same order on all of them.
+    fn teams(&self) -> Vec<Ranks> {
+        let teams = lock(&self.teams);
+        let mut sizes: Vec<&usize> = teams.keys().collect();
+        sizes.sort_unstable();
+        sizes.into_iter().map(|size| teams[size].clone()).collect()
+    }
+
     fn line(&self) -> MutexGuard<'_, Line> {
         lock(&self.line)
     }

@@ -407,6 +407,11 @@ impl Comm for Members {
         unreachable!("groups of groups are not made: {members:?}")
     }
 
+    fn abort(&self, error: &Error) {
+        let _ = writeln!(std::io::stderr(), "error: rank {}: {error}", self.mpi.rank);
+        self.mpi.abort(LOST);
+    }
+
     fn describe(&self) -> String {
         format!("{} of {} ranks under {}", self.members.len(), self.mpi.size, self.mpi.opened.version())
     }
@@ -434,8 +439,7 @@ impl Comm for World {
     }
 
     fn abort(&self, error: &Error) {
-        let _ = writeln!(std::io::stderr(), "error: rank {}: {error}", self.mpi.rank);
-        self.mpi.abort(LOST);
+        self.all.abort(error);
     }
 
     fn describe(&self) -> String {

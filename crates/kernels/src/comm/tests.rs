@@ -227,7 +227,7 @@ fn a_rank_that_fails_between_parcels_leaves_all_in_step() {
                 let backend = crate::open(crate::BACKENDS[0].name, Some(1)).unwrap();
                 let begin = |value: f32| {
                     let slot = ParcelContents { note: vec![7], pieces: vec![ParcelPiece::f32s(5)] };
-                    let mut outbox = Outbox::new(&ranks, &backend, Route::Same(0..3), vec![slot])?;
+                    let mut outbox = Outbox::new(&ranks, &backend, Route::Same(vec![0, 1, 2]), vec![slot])?;
                     let mut buffer = backend.alloc(DType::F32, 5)?;
                     backend.fill(&mut buffer, value)?;
                     outbox.push(0, &buffer, 0)?;
@@ -266,6 +266,94 @@ fn a_rank_that_fails_between_parcels_leaves_all_in_step() {
                 assert_eq!(error, format!("{place}row 7 is broken"), "moment {moment}");
                 assert_eq!(values, [3.0; 5], "moment {moment}");
             }
+        }
+    }
+}
+
+/// Columns of rows, in groups of ranks: one range and several, none, and of no rows.
+#[test]
+fn blocks_travel_in_groups() {
+    for connect in [threads, device_threads] {
+        each_of(connect(4), |all| {
+            let backend = crate::open(crate::BACKENDS[0].name, Some(1)).unwrap();
+            for (size, format) in [(2, DType::F32), (4, DType::Bf16), (2, DType::Bf16)] {
+                let (ranks, rows) = (all.team(size), 3);
+                // A member has two ranges of a row of 11 columns, or none.
+                let columns = |member: usize| match member {
+                    0 => vec![1..3, 6..11],
+                    1 => vec![0..1, 3..6],
+                    _ => Vec::new(),
+                };
+                let block = |member| Block { rows: 0..rows, width: 11, columns: columns(member) };
+                let values: Vec<f32> = (0..11 * rows).map(|i| i as f32).collect();
+                let mut from = backend.alloc(format, values.len()).unwrap();
+                backend.write(&mut from, 0, &values).unwrap();
+                let own = block(ranks.rank());
+                let empty = Block { rows: 2..2, ..block(0) };
+                let pieces = |block: &Block| [block.len(), 0].map(|len| ParcelPiece { len, format }).to_vec();
+                let slot = ParcelContents { note: vec![1], pieces: pieces(&own) };
+                let to = Route::Same((0..size).collect());
+                let mut outbox = Outbox::new(&ranks, &backend, to, vec![slot]).unwrap();
+                outbox.push_block(0, &from, &own).unwrap();
+                outbox.push_block(0, &from, &empty).unwrap();
+                let expected: Vec<_> = (0..size).map(|member| pieces(&block(member))).collect();
+                let mut inbox = ranks.exchange_parcels(outbox, &expected).unwrap();
+                let mut whole = backend.alloc(format, values.len()).unwrap();
+                backend.fill(&mut whole, -1.0).unwrap();
+                for member in 0..size {
+                    assert_eq!(inbox.note(member, 1).unwrap(), [1]);
+                    inbox.write_block(member, &mut whole, &block(member)).unwrap();
+                    inbox.write_block(member, &mut whole, &empty).unwrap();
+                    inbox.end(member).unwrap();
+                }
+                let mut arrived = vec![0.0; values.len()];
+                backend.read(&whole, 0, &mut arrived).unwrap();
+                assert_eq!(arrived, values, "{size} members");
+            }
+        });
+    }
+}
+
+/// A member of a group fails while blocks are on their way: the others of its group return its error, those of another group go on,
+/// and all groups are in step afterwards.
+#[test]
+fn a_member_that_fails_ends_the_exchanges_of_its_group_alone() {
+    for connect in [threads, device_threads] {
+        for moment in 0..4 {
+            let done = each_of(connect(4), |all| {
+                let backend = crate::open(crate::BACKENDS[0].name, Some(1)).unwrap();
+                let team = all.team(2);
+                let exchange = |value: f32| -> Result<f32> {
+                    let slot = ParcelContents { note: Vec::new(), pieces: vec![ParcelPiece::f32s(3)] };
+                    let mut outbox = Outbox::new(&team, &backend, Route::Same(vec![0, 1]), vec![slot])?;
+                    let mut buffer = backend.alloc(DType::F32, 3)?;
+                    backend.fill(&mut buffer, value)?;
+                    outbox.push(0, &buffer, 0)?;
+                    let mut inbox = team.exchange_parcels(outbox, &vec![vec![ParcelPiece::f32s(3)]; 2])?;
+                    let mut sum = backend.alloc(DType::F32, 3)?;
+                    backend.fill(&mut sum, 0.0)?;
+                    (0..2).try_for_each(|from| inbox.add(from, &mut sum))?;
+                    let mut values = [0.0; 3];
+                    backend.read(&sum, 0, &mut values)?;
+                    Ok(values[0])
+                };
+                let step = team.in_step(|| {
+                    for now in 0..4 {
+                        if all.rank() == 3 && now == moment {
+                            return Err(Error::data("row 7 is broken"));
+                        }
+                        exchange(now as f32)?;
+                    }
+                    Ok(())
+                });
+                let after = exchange(1.0 + all.rank() as f32).unwrap();
+                (step.map_err(|e| e.to_string()), after)
+            });
+            let failed = |place: &str| Err(format!("{place}row 7 is broken"));
+            assert_eq!(done[0], (Ok(()), 3.0));
+            assert_eq!(done[1], (Ok(()), 3.0));
+            assert_eq!(done[2], (failed("rank 3: "), 7.0), "moment {moment}");
+            assert_eq!(done[3], (failed(""), 7.0), "moment {moment}");
         }
     }
 }

@@ -34,6 +34,8 @@ type Posted = HashMap<(usize, usize), VecDeque<Vec<f32>>>;
 struct Desk {
     posted: Mutex<Posted>,
     news: Condvar,
+    /// Those of groups of its ranks, by their members.
+    teams: Mutex<HashMap<Vec<usize>, Arc<Desk>>>,
 }
 
 impl Desk {
@@ -54,6 +56,12 @@ impl Mover for ThreadMover {
 
     fn prepare(&self, backend: &Arc<dyn Backend>) -> Result<Box<dyn Transfer>> {
         Ok(Box::new(ThreadTransfer { rank: self.rank, desk: self.desk.clone(), backend: backend.clone() }))
+    }
+
+    fn team(&self, members: &[usize]) -> Option<Arc<dyn Mover>> {
+        let desk = lock(&self.desk.teams).entry(members.to_vec()).or_default().clone();
+        let rank = members.iter().position(|&m| m == self.rank)?;
+        Some(Arc::new(ThreadMover { rank, desk }))
     }
 }
 

@@ -117,7 +117,7 @@ fn backward<B: LinearOps + ?Sized>(
     }
     let mut dy = b.alloc(to.back.compute, dlogits.len())?;
     b.write(&mut dy, 0, &dlogits)?;
-    let all = (to.gather)(&dy)?;
+    let all = (to.gather)(&dy, rows.len())?;
     let mut columns = b.alloc(to.dx.dtype(), rows.len() * to.back.n)?;
     b.linear(&all, to.back, None, &mut columns)?;
     b.copy(&columns, 0, to.dx, rows.start * to.back.n, columns.len())?;

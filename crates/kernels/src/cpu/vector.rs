@@ -123,6 +123,18 @@ impl MemoryOps for Cpu {
         typed!([ref src, mut dst] copy_slice(self, &src[from..][..len], &mut dst[to..][..len]));
         Ok(())
     }
+    fn copy_block(
+        &self,
+        (src, from, pitch): (&Buffer, usize, usize),
+        (dst, to, to_pitch): (&mut Buffer, usize, usize),
+        [rows, columns]: [usize; 2],
+    ) -> Result<()> {
+        shapes::copy_block(self, (src, from, pitch), (dst, to, to_pitch), [rows, columns])?;
+        if rows * columns > 0 {
+            typed!([ref src, mut dst] copy_rows(self, (&src[from..], pitch), (&mut dst[to..], to_pitch), [rows, columns]));
+        }
+        Ok(())
+    }
 }
 
 impl VectorOps for Cpu {
@@ -196,6 +208,22 @@ fn copy_slice<T: Stored, U: Stored>(cpu: &Cpu, src: &[T], dst: &mut [U]) {
     cpu.pool.ranges(src.len(), PIECE, |r| {
         // SAFETY: pieces of the slice do not overlap.
         copy_piece(cpu.level, &src[r.clone()], unsafe { dst.part(r.start, r.len()) });
+    });
+}
+
+fn copy_rows<T: Stored, U: Stored>(
+    cpu: &Cpu,
+    (src, pitch): (&[T], usize),
+    (dst, to_pitch): (&mut [U], usize),
+    [rows, columns]: [usize; 2],
+) {
+    let dst = Disjoint::new(dst);
+    cpu.pool.ranges(rows, rows_of_task(columns), |r| {
+        for row in r {
+            // SAFETY: rows begin at least their own length apart.
+            let to = unsafe { dst.part(row * to_pitch, columns) };
+            copy_piece(cpu.level, &src[row * pitch..][..columns], to);
+        }
     });
 }
 

@@ -38,6 +38,24 @@ pub(crate) fn copy(
     op.stretch("dst", dst, to, len)
 }
 
+/// Each side with its first element and the elements from one row to the next.
+pub(crate) fn copy_block(
+    home: &dyn Home,
+    (src, from, pitch): (&Buffer, usize, usize),
+    (dst, to, to_pitch): (&Buffer, usize, usize),
+    [rows, columns]: [usize; 2],
+) -> Result<()> {
+    let op = Op::new(home, "copy_block");
+    let same = src.dtype() == dst.dtype();
+    op.expect(same, || format!("src is {}, dst {}", src.dtype().name(), dst.dtype().name()))?;
+    for (operand, buffer, at, pitch) in [("src", src, from, pitch), ("dst", dst, to, to_pitch)] {
+        op.expect(pitch >= columns, || format!("rows of {columns} elements of {operand} overlap"))?;
+        let before = op.times(rows.saturating_sub(1), pitch)?;
+        op.stretch(operand, buffer, at, if rows == 0 { 0 } else { before + columns })?;
+    }
+    Ok(())
+}
+
 pub(crate) fn axpy(home: &dyn Home, x: &Buffer, y: &Buffer) -> Result<()> {
     let op = Op::new(home, "axpy");
     op.floats("x", x, y.len())?;

@@ -1,6 +1,6 @@
 //! Parcels that have arrived, and what is taken out of them.
 
-use super::ParcelPiece;
+use super::{Block, ParcelPiece};
 use crate::backend::Backend;
 use crate::buffer::{Buffer, DType};
 use crate::comm::device::{ANNOUNCEMENT, Shipment};
@@ -89,6 +89,22 @@ impl Inbox {
         }
         self.next_numbers(from, piece)?;
         self.backend.write(to, at, &self.numbers)
+    }
+
+    /// The next piece of a rank, to a block of a buffer.
+    pub fn write_block(&mut self, from: usize, to: &mut Buffer, block: &Block) -> Result<()> {
+        let piece = ParcelPiece { len: block.len(), format: to.dtype() };
+        if let Some(at) = block.in_a_row() {
+            return self.write(from, piece, to, at);
+        }
+        if let Some(shipped) = &mut self.shipped {
+            let (buffer, start) = shipped.next(from, piece)?;
+            return block.unpack(&*self.backend, (buffer, start), to);
+        }
+        self.next_numbers(from, piece)?;
+        let mut packed = self.backend.alloc(piece.format, piece.len)?;
+        self.backend.write(&mut packed, 0, &self.numbers)?;
+        block.unpack(&*self.backend, (&packed, 0), to)
     }
 
     /// `total += piece`, of as many elements as the next piece of a rank has; it is one of f32.

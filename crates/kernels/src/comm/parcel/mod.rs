@@ -4,8 +4,10 @@
 //! A parcel is a note of a few bytes and pieces of numbers. Both sides know the pieces from the note and from shapes, so nothing
 //! but numbers travels. On a device all parcels of an exchange lie in one buffer for each storage type, pieces at aligned places.
 
+mod block;
 mod inbox;
 
+pub use block::Block;
 pub use inbox::Inbox;
 
 use super::device::{Devices, FORMATS, Mover, Section, Shipment, announce};
@@ -61,7 +63,7 @@ pub enum Route {
     /// ParcelContents `r` is for rank `r`.
     Each,
     /// The only slot is for each of these ranks.
-    Same(Range<usize>),
+    Same(Vec<usize>),
 }
 
 impl Route {
@@ -126,6 +128,24 @@ impl Outbox {
             }
         }
         Ok(())
+    }
+
+    /// The next piece of a slot: a block of a buffer.
+    pub fn push_block(&mut self, slot: usize, from: &Buffer, block: &Block) -> Result<()> {
+        if let Some(at) = block.in_a_row() {
+            return self.push(slot, from, at);
+        }
+        if let ParcelStorage::Device { buffers, filled, .. } = &mut self.packed {
+            let piece = self.slots[slot].pieces[self.pushed[slot]];
+            self.pushed[slot] += 1;
+            let range = &mut filled[slot][piece.section()];
+            block.pack(&*self.backend, from, &mut buffers[piece.section()], range.end)?;
+            range.end += piece.padded();
+            return Ok(());
+        }
+        let mut packed = self.backend.alloc(from.dtype(), block.len())?;
+        block.pack(&*self.backend, from, &mut packed, 0)?;
+        self.push(slot, &packed, 0)
     }
 
     fn check(&self) {

@@ -259,7 +259,7 @@ fn through_part<E: GradElement>(
             let here = at..(at + gathered).min(count);
             let mut own = cpu.alloc(to.back.compute, here.len() * width)?;
             elements_mut::<E>(&mut own).copy_from_slice(&grad[here.start * width..here.end * width]);
-            let all = (to.gather)(&own)?;
+            let all = (to.gather)(&own, here.len())?;
             if all.len() != here.len() * vocab || all.dtype() != to.back.compute {
                 return Err(Error::rank("gradients of another number of logits were gathered"));
             }

@@ -136,6 +136,43 @@ impl MemoryOps for Cuda {
         }
         split_master::split(self, room.as_ref().map_or(source.ptr(), CardMemory::ptr), dst, to, len)
     }
+    fn copy_block(
+        &self,
+        (src, from, pitch): (&Buffer, usize, usize),
+        (dst, to, to_pitch): (&mut Buffer, usize, usize),
+        [rows, columns]: [usize; 2],
+    ) -> Result<()> {
+        shapes::copy_block(self, (src, from, pitch), (dst, to, to_pitch), [rows, columns])?;
+        if rows * columns == 0 {
+            return Ok(());
+        }
+        let size = src.dtype().size();
+        // A single row has no pitch: the driver refuses those beyond what it knows.
+        let bytes = |pitch: usize| size * if rows == 1 { columns } else { pitch };
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: std::ptr::null(),
+            srcDevice: element(src, from),
+            srcArray: std::ptr::null_mut(),
+            srcPitch: bytes(pitch),
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: element(dst, to),
+            dstArray: std::ptr::null_mut(),
+            dstPitch: bytes(to_pitch),
+            WidthInBytes: columns * size,
+            Height: rows,
+        };
+        self.bind()?;
+        // SAFETY: `shapes::copy_block` has checked that both buffers hold their last row, and they are not the same memory.
+        check(unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream) }, || {
+            format!("copying {rows} rows of {columns} elements")
+        })
+    }
 }
 
 impl Cuda {

@@ -98,7 +98,7 @@ impl PartBackward<'_> {
                 }
                 None => cuda.alloc(compute, 0)?,
             };
-            let all = (to.gather)(&own)?;
+            let all = (to.gather)(&own, count)?;
             drop(own);
             if all.len() != count * vocab || all.dtype() != compute {
                 return Err(Error::rank("gradients of another number of logits were gathered"));

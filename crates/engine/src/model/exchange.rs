@@ -1,0 +1,176 @@
+//! What the ranks of a team send each other while they compute with a model: blocks of activations and of their gradients, as parcels,
+//! which go from card to card where the ranks are connected so.
+//!
+//! Sizes follow from the layout and from the rows that a rank has. Of rows that are shared, parts differ by one at most, and each member
+//! says how many it has.
+
+use super::context::other_batch;
+use super::tensor::{Ranges, Team, width};
+use super::weights::Model;
+use crate::Result;
+use ferrl_kernels::comm::{Block, Inbox, Outbox, ParcelContents, ParcelPiece, Route, part};
+use ferrl_kernels::{Buffer, DType};
+
+/// Some ranks of a team, by their numbers in it; the others do the same meanwhile.
+pub(super) struct Members<'a> {
+    pub team: &'a Team,
+    pub ranks: Vec<usize>,
+    /// This one's place among them.
+    pub own: usize,
+}
+
+/// What leaves this rank.
+pub(super) enum Parcels<'a> {
+    /// The same for these ranks.
+    Same(&'a [usize], Vec<(&'a Buffer, Block)>),
+    /// For each member its own.
+    Each(Vec<Vec<(&'a Buffer, Block)>>),
+}
+
+/// Elements one behind the other.
+pub(super) fn stretch(len: usize) -> Block {
+    Block::rows(0..1, len)
+}
+
+/// A piece of an activation.
+pub(super) fn piece(dtype: DType, len: usize) -> ParcelPiece {
+    ParcelPiece { len, format: dtype }
+}
+
+fn contents(note: &[u8], blocks: &[(&Buffer, Block)]) -> ParcelContents {
+    let pieces = blocks.iter().map(|(from, block)| piece(from.dtype(), block.len())).collect();
+    ParcelContents { note: note.to_vec(), pieces }
+}
+
+impl Model {
+    /// Sends blocks to members; `expected` are the most pieces that member `i` sends here.
+    pub(super) fn exchange(
+        &self,
+        among: &Members<'_>,
+        note: &[u8],
+        parcels: Parcels<'_>,
+        expected: impl Fn(usize) -> Vec<ParcelPiece>,
+    ) -> Result<Inbox> {
+        let (ranks, b) = (among.team.ranks(), &self.backend);
+        let mut coming = vec![Vec::new(); ranks.size()];
+        among.ranks.iter().enumerate().for_each(|(i, &rank)| coming[rank] = expected(i));
+        let (route, slots) = match parcels {
+            Parcels::Same(to, blocks) => (Route::Same(to.to_vec()), vec![blocks]),
+            Parcels::Each(blocks) => {
+                let mut slots: Vec<_> = (0..ranks.size()).map(|_| Vec::new()).collect();
+                among.ranks.iter().zip(blocks).for_each(|(&to, blocks)| slots[to] = blocks);
+                (Route::Each, slots)
+            }
+        };
+        let all = slots.iter().map(|blocks| contents(note, blocks)).collect();
+        let mut outbox = Outbox::new(ranks, b, route, all)?;
+        for (slot, blocks) in slots.iter().enumerate() {
+            blocks.iter().try_for_each(|(from, block)| outbox.push_block(slot, from, block))?;
+        }
+        ranks.exchange_parcels(outbox, &coming)
+    }
+
+    /// All columns of something, of which each member has some, on the members `to`: into a buffer of `rows` rows.
+    pub(super) fn join_columns(
+        &self,
+        among: &Members<'_>,
+        to: &[usize],
+        (cuts, rows): (&[Ranges], usize),
+        own: &Buffer,
+        into: Option<&mut Buffer>,
+    ) -> Result<()> {
+        let dtype = own.dtype();
+        let expected = |i: usize| match into {
+            Some(_) => vec![piece(dtype, rows * width(&cuts[i]))],
+            None => Vec::new(),
+        };
+        let blocks = vec![(own, stretch(own.len()))];
+        let mut inbox = self.exchange(among, &[], Parcels::Same(to, blocks), expected)?;
+        let Some(into) = into else { return Ok(()) };
+        let all = cuts.iter().map(|cut| width(cut)).sum();
+        for (&from, cut) in among.ranks.iter().zip(cuts) {
+            inbox.write_block(from, into, &Block { rows: 0..rows, width: all, columns: cut.clone() })?;
+            inbox.end(from)?;
+        }
+        Ok(())
+    }
+
+    /// From all rows of this member's columns to its rows of all columns.
+    pub(super) fn rows_of_columns(
+        &self,
+        among: &Members<'_>,
+        (cuts, rows): (&[Ranges], usize),
+        own: &Buffer,
+    ) -> Result<Buffer> {
+        let (dtype, size, wide) = (own.dtype(), among.ranks.len(), width(&cuts[among.own]));
+        let here = part(rows, among.own, size).len();
+        let all = cuts.iter().map(|cut| width(cut)).sum();
+        let block = |to: usize| vec![(own, Block::rows(part(rows, to, size), wide))];
+        let parcels = Parcels::Each((0..size).map(block).collect());
+        let mut inbox = self.exchange(among, &[], parcels, |i| vec![piece(dtype, here * width(&cuts[i]))])?;
+        let mut whole = self.backend.alloc(dtype, here * all)?;
+        for (&from, cut) in among.ranks.iter().zip(cuts) {
+            inbox.write_block(
+                from,
+                &mut whole,
+                &Block { rows: 0..here, width: all, columns: cut.clone() },
+            )?;
+            inbox.end(from)?;
+        }
+        Ok(whole)
+    }
+
+    /// What members send of their rows, of which each has `most` at most, one behind the other: `wide` elements of each.
+    pub(super) fn join_rows(
+        &self,
+        among: &Members<'_>,
+        parcels: Parcels<'_>,
+        (dtype, rows, most, wide): (DType, usize, usize, usize),
+    ) -> Result<Buffer> {
+        let note = (rows as u64).to_le_bytes();
+        let mut inbox = self.exchange(among, &note, parcels, |_| vec![piece(dtype, most * wide)])?;
+        let mut lengths = Vec::with_capacity(among.ranks.len());
+        for &from in &among.ranks {
+            let note = inbox.note(from, note.len())?;
+            let theirs = note.try_into().map_or(usize::MAX, |bytes| u64::from_le_bytes(bytes) as usize);
+            if theirs > most {
+                return Err(other_batch());
+            }
+            lengths.push(theirs * wide);
+        }
+        let (mut to, mut at) = (self.backend.alloc(dtype, lengths.iter().sum())?, 0);
+        for (&from, len) in among.ranks.iter().zip(lengths) {
+            inbox.write(from, piece(dtype, len), &mut to, at)?;
+            inbox.end(from)?;
+            at += len;
+        }
+        Ok(to)
+    }
+
+    /// Rows of something in another order.
+    pub(super) fn picked(&self, of: &Buffer, rows: impl Iterator<Item = u32>, wide: usize) -> Result<Buffer> {
+        let rows: Vec<u32> = rows.collect();
+        let mut to = self.backend.alloc(of.dtype(), rows.len() * wide)?;
+        if !rows.is_empty() {
+            self.backend.gather_rows(of, &self.backend.indices(&rows)?, wide, &mut to)?;
+        }
+        Ok(to)
+    }
+
+    /// Pieces of known lengths that have come from members, one behind the other; the first of each that is left.
+    pub(super) fn joined_pieces(
+        &self,
+        inbox: &mut Inbox,
+        among: &Members<'_>,
+        dtype: DType,
+        len: impl Fn(usize) -> usize,
+    ) -> Result<Buffer> {
+        let lengths: Vec<usize> = (0..among.ranks.len()).map(len).collect();
+        let (mut to, mut at) = (self.backend.alloc(dtype, lengths.iter().sum())?, 0);
+        for (&from, len) in among.ranks.iter().zip(lengths) {
+            inbox.write(from, piece(dtype, len), &mut to, at)?;
+            at += len;
+        }
+        Ok(to)
+    }
+}
