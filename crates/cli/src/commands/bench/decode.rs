@@ -1,7 +1,8 @@
 //! `ferrl bench decode`: many sequences at once.
 
+use super::measured::MeasuredModel;
 use super::report::{self, TimedWork};
-use super::{HowArgs, ShapeArgs, forward_flops};
+use super::{HowArgs, forward_flops};
 use crate::options::{DeviceArgs, size};
 use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams};
 use ferrl_engine::model::{Model, Options};
@@ -13,7 +14,7 @@ use ferrl_engine::{Error, Result};
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    shape: ShapeArgs,
+    model: MeasuredModel,
     /// Sequences that are decoded together; several numbers, such as `1,16,64`, are measured one after the other
     #[arg(long, value_name = "N", default_value = "32", value_delimiter = ',', value_parser = size::<65536>)]
     batch: Vec<usize>,
@@ -34,7 +35,7 @@ pub fn run(args: &Args) -> Result<()> {
     let device = args.device.open()?;
     let options =
         Options { dtype: args.device.dtype.dtype(), training: false, context: args.prompt + args.new };
-    let model = args.shape.model(device, options, None)?;
+    let model = args.model.load(device, options, None)?;
     args.batch.iter().try_for_each(|&batch| measure(args, &model, batch))
 }
 
@@ -42,7 +43,7 @@ fn measure(args: &Args, model: &Model, batch: usize) -> Result<()> {
     let (device, length) = (&*model.backend, args.prompt + args.new);
     let title = format!(
         "decoding: {}; {batch} sequences, {} + {} tokens; {}, compute {}",
-        args.shape.describe(),
+        args.model.describe(),
         args.prompt,
         args.new,
         device.describe(),
@@ -51,7 +52,9 @@ fn measure(args: &Args, model: &Model, batch: usize) -> Result<()> {
     let flops = forward_flops(&model.config, length as f64 / 2.0);
     let params = SamplingParams { max_new_tokens: args.new, ..SamplingParams::greedy() };
     let request = |i: usize| GenerationRequest {
-        prompt: (i * args.prompt..(i + 1) * args.prompt).map(|t| (t * 7 % args.shape.vocab) as u32).collect(),
+        prompt: (i * args.prompt..(i + 1) * args.prompt)
+            .map(|t| (t * 7 % model.config.vocab) as u32)
+            .collect(),
         params: params.clone(),
         stream: [0, i as u32, 0],
     };

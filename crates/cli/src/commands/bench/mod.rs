@@ -3,6 +3,7 @@
 mod check;
 mod decode;
 mod gemm;
+mod measured;
 mod memory;
 mod parity;
 mod ranks;
@@ -277,8 +278,8 @@ fn some_ids(count: usize, vocab: usize) -> Vec<u32> {
 }
 
 /// Sequences of `seq` random tokens, in micro-batches of at most `budget` tokens.
-fn micro_batches(shape: &ShapeArgs, (batch, seq): (usize, usize), budget: usize) -> Result<Vec<Batch>> {
-    let ids = some_ids(batch * seq, shape.vocab);
+fn micro_batches(vocab: usize, (batch, seq): (usize, usize), budget: usize) -> Result<Vec<Batch>> {
+    let ids = some_ids(batch * seq, vocab);
     let sequences = |c: &Range<usize>| ids[c.start * seq..c.end * seq].chunks(seq).map(<[u32]>::to_vec);
     Ok(plan(&vec![seq; batch], budget)?.iter().map(|c| Batch::of(sequences(c))).collect())
 }

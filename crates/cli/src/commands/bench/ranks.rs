@@ -162,7 +162,7 @@ fn measure(args: &Args, taken: StepSetup<'_>, device: Arc<dyn Backend>) -> Resul
         trainer.split(ranks, 1, 0)?;
     }
     let budget = args.micro_batch.unwrap_or(args.batch.div_ceil(size) * args.seq);
-    let batches = micro_batches(&args.shape, (args.batch, args.seq), budget)?;
+    let batches = micro_batches(args.shape.vocab, (args.batch, args.seq), budget)?;
     let targets = (args.batch * args.seq - args.batch) as f32;
     let (mut steps, mut exchanges, mut micro, mut updates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut sent, mut cards) = (0.0, Vec::new());

@@ -1,7 +1,8 @@
 //! `ferrl bench train`: whole training steps.
 
+use super::measured::MeasuredModel;
 use super::report::{self, TimedWork};
-use super::{HowArgs, LoraArgs, ShapeArgs, forward_flops, micro_batches};
+use super::{HowArgs, LoraArgs, forward_flops, micro_batches};
 use crate::options::{DeviceArgs, at_least_one, size};
 use ferrl_engine::model::Options;
 use ferrl_engine::train::{ModelTrainer, OptimizerOptions, StatGrads};
@@ -14,7 +15,7 @@ use ferrl_engine::{Error, Result};
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    shape: ShapeArgs,
+    model: MeasuredModel,
     /// Sequences of a step
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = size::<65536>)]
     batch: usize,
@@ -48,7 +49,7 @@ pub fn run(args: &Args) -> Result<()> {
     let device = args.device.open()?;
     let title = format!(
         "training step: {}{}; {} x {} tokens{}; {}, compute {}",
-        args.shape.describe(),
+        args.model.describe(),
         args.lora.describe(),
         args.batch,
         args.seq,
@@ -56,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
         device.describe(),
         dtype.name()
     );
-    let model = args.shape.model(device.clone(), options, args.lora.options())?;
+    let model = args.model.load(device.clone(), options, args.lora.options())?;
     // Forward, and in backward once for the input and once for the weights, which an adapter hardly has.
     let passes = if args.lora.lora.is_some() { 2.0 } else { 3.0 };
     let flops = passes * forward_flops(&model.config, args.seq as f64 / 2.0);
@@ -67,9 +68,10 @@ pub fn run(args: &Args) -> Result<()> {
         max_grad_norm: None,
         ..Default::default()
     };
+    let vocab = model.config.vocab;
     let mut trainer = ModelTrainer::new(model, settings)?;
     let tokens = args.batch * args.seq;
-    let batches = micro_batches(&args.shape, (args.batch, args.seq), args.micro_batch.unwrap_or(tokens))?;
+    let batches = micro_batches(vocab, (args.batch, args.seq), args.micro_batch.unwrap_or(tokens))?;
     let targets = tokens - args.batch;
     let mut once = || {
         let mut loss = 0.0;
