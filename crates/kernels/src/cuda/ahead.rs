@@ -8,7 +8,7 @@ use super::compile::{KernelSource, SOURCES, is_kept, machine_code};
 use crate::error::{Error, Result};
 use crate::{cores, lock};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// What is to be done, and what became of it.
@@ -79,6 +79,30 @@ impl Ahead {
     }
 }
 
+/// Compiles variants of sources into the cache folder, as many at a time as there are cores: one alone takes half a second. What fails
+/// to compile or to be kept is left to whoever loads it.
+pub(super) fn compile_together(architecture: &str, variants: &[(&'static str, String)]) {
+    let missing = variants.iter().filter_map(|(name, defines)| {
+        let source = SOURCES.iter().find(|s| s.name == *name)?;
+        (!is_kept(source, defines, architecture)).then_some((source, defines))
+    });
+    let missing: Vec<_> = missing.collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let _here = LiveThread::new();
+        while let Some((source, defines)) = missing.get(next.fetch_add(1, Ordering::Relaxed))
+            && !LEAVING.load(Ordering::Relaxed)
+        {
+            let _ = machine_code(source, defines, architecture);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..missing.len().min(cores()) {
+            scope.spawn(work);
+        }
+    });
+}
+
 /// The next source for a thread.
 fn next(shared: &AheadShared) -> Option<&'static KernelSource> {
     let mut board = shared.board();
@@ -131,6 +155,22 @@ pub fn settle() {
 mod tests {
     use super::super::compile::version;
     use super::*;
+
+    /// Needs NVRTC, as the test below.
+    #[test]
+    fn variants_are_kept_once_they_were_compiled_together() {
+        if let Err(e) = version() {
+            return eprintln!("skipped: {e}");
+        }
+        let source = SOURCES.iter().find(|s| s.name == "stream").unwrap();
+        let variants: Vec<_> = source.variants.iter().map(|v| (source.name, v.to_string())).collect();
+        compile_together("sm_90a", &variants);
+        compile_together("sm_90a", &[("stream", "RING=no number".into()), ("no such source", String::new())]);
+        for (_, defines) in &variants {
+            assert!(is_kept(source, defines, "sm_90a"), "{defines}");
+        }
+        assert!(!is_kept(source, "RING=no number", "sm_90a"));
+    }
 
     /// Needs NVRTC; elsewhere it says so. Its cache is the user's, as for every program.
     #[test]

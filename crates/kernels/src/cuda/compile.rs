@@ -1,6 +1,6 @@
 //! Kernels from text: compiled by NVRTC for the card that is found, and kept in the user's cache folder.
 
-use super::ahead::Ahead;
+use super::ahead::{self, Ahead};
 use super::attention;
 use super::context::check;
 use super::decode;
@@ -350,6 +350,11 @@ impl KernelModules {
             kernel.shared = shared;
         }
         Ok(kernel.function)
+    }
+
+    /// Before variants of sources are asked for one after the other.
+    pub(super) fn compile_together(&self, variants: &[(&'static str, String)]) {
+        ahead::compile_together(&self.architecture, variants);
     }
 
     fn load(&self, name: &'static str, defines: &str, ahead: &mut Ahead) -> Result<CUmodule> {

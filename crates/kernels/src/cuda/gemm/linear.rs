@@ -185,19 +185,13 @@ pub fn forward(
 ) -> Result<()> {
     // The sum must not be rounded before the bias is added; the library adds none of f32 to a result of bf16.
     let sums = if bias.is_some() { DType::F32 } else { out };
-    let how = match ProductKernel::of(dtype, [whole, k]) {
-        ProductKernel::TensorCores { .. } => rows(cuda, RowsKey { n, k, out: sums, whole })?,
-        ProductKernel::Plain => RowInvariance::Plain,
-    };
-    let library = |g: &Gemm| match &how {
-        RowInvariance::Checked(checked) => cuda.products.gemm_checked(cuda, g, checked),
-        _ => cuda.products.gemm(cuda, g),
-    };
-    let product = |g: &Gemm| if stream::product(cuda, g, whole, &library)? { Ok(()) } else { library(g) };
+    let how = row_invariance(cuda, RowsKey { n, k, out: sums, whole }, dtype)?;
     if matches!(how, RowInvariance::Plain) {
         let operands = [Operand(x, k, 1), Operand(w, k, 1)];
         return plain(cuda, [m, n, k], operands, dtype, bias, PlainResult { c: y, out, add: false });
     }
+    let library = |g: &Gemm| by_library(cuda, &how, g);
+    let product = |g: &Gemm| if stream::product(cuda, g, whole, &library)? { Ok(()) } else { library(g) };
     let Some(bias) = bias else {
         return product(&Gemm::forward([m, n, k], x, w, (y, out)));
     };
@@ -207,6 +201,37 @@ pub fn forward(
     let name = format!("add_bias_{}", letter(out));
     let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
     cuda.launch_flat("linear", &name, threads, &args![at, bias, y, m * n, n as u32])
+}
+
+/// The same without a bias, and by no kernel that was chosen because it gives these bits: what such kernels are compared with.
+pub(crate) fn reference_forward(
+    cuda: &Cuda,
+    ForwardShape { sizes: [m, n, k], whole }: ForwardShape,
+    x: u64,
+    (w, dtype): (u64, DType),
+    (y, out): (u64, DType),
+) -> Result<()> {
+    match row_invariance(cuda, RowsKey { n, k, out, whole }, dtype)? {
+        RowInvariance::Plain => {
+            let operands = [Operand(x, k, 1), Operand(w, k, 1)];
+            plain(cuda, [m, n, k], operands, dtype, None, PlainResult { c: y, out, add: false })
+        }
+        how => by_library(cuda, &how, &Gemm::forward([m, n, k], x, w, (y, out))),
+    }
+}
+
+fn row_invariance(cuda: &Cuda, key: RowsKey, dtype: DType) -> Result<RowInvariance> {
+    match ProductKernel::of(dtype, [key.whole, key.k]) {
+        ProductKernel::TensorCores { .. } => rows(cuda, key),
+        ProductKernel::Plain => Ok(RowInvariance::Plain),
+    }
+}
+
+fn by_library(cuda: &Cuda, how: &RowInvariance, g: &Gemm) -> Result<()> {
+    match how {
+        RowInvariance::Checked(checked) => cuda.products.gemm_checked(cuda, g, checked),
+        _ => cuda.products.gemm(cuda, g),
+    }
 }
 
 /// `dx[m, k] = dy[m, n] · w[n, k]`; rows of `dy` are `ld` elements apart.

@@ -198,6 +198,7 @@ __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w
     const u32 clusters = gridDim.x / (CLUSTER_ROWS * CLUSTER_FEATURES);
     const u32 cluster = blockIdx.x / (CLUSTER_ROWS * CLUSTER_FEATURES), width = CLUSTER_FEATURES * FEATURES;
     const u32 groups = (n + width - 1) / width, stages = k / COLUMNS, row = of_rows * ROWS;
+    const u32 own = cluster < groups ? (groups - cluster + clusters - 1) / clusters : 0, total = own * stages;
     let_next_start();
 
     if (threadIdx.x == 0) {
@@ -221,7 +222,6 @@ __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w
             u64 once, often;
             asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
             asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(often));
-            const u32 own = cluster < groups ? (groups - cluster + clusters - 1) / clusters : 0, total = own * stages;
             const u32 first = min(total, RING);
             u32 feature = cluster * width + of_features * FEATURES, column = 0;
             const auto copy_weights = [&](u32 slot) {
@@ -266,6 +266,15 @@ __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w
         const u64 layout = 1024ull >> 4 << 32 | 1ull << 62;
         float c[FEATURES / 2];
         u32 slot = 0, parity = 0;
+        // Stages whose slots are filled again. Of the others no block is told: it may have ended. So every arrival is waited for
+        // by the block where it arrives, as is every copy, and a block may end before the others of its cluster.
+        u32 refilled = total > RING ? total - RING : 0;
+        const auto release = [&](u32 slot) {
+            if (refilled) {
+                refilled--;
+                if (lane < SHARERS) arrive_at(empty + slot * 8, sharer);
+            }
+        };
 #pragma unroll 1
         for (u32 group = cluster; group < groups; group += clusters) {
             u32 before = 0;
@@ -282,12 +291,12 @@ __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
                 // Products of the stage before are complete.
-                if (stage && lane < SHARERS) arrive_at(empty + before * 8, sharer);
+                if (stage) release(before);
                 before = slot;
                 if (++slot == RING) slot = 0, parity ^= 1;
             }
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            if (lane < SHARERS) arrive_at(empty + before * 8, sharer);
+            release(before);
             // A lane has rows lane / 4 and that plus 8 of its warp's 16, of features 2 (lane % 4) and the next of every eight.
             const u32 r = row + warp * 16 + lane / 4, feature = group * width + of_features * FEATURES + lane % 4 * 2;
 #pragma unroll
@@ -298,8 +307,6 @@ __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w
             }
         }
     }
-    // No block ends while another may still arrive at its barriers.
-    cluster_sync();
 }
 
 #else

@@ -83,11 +83,15 @@ impl MulticastPlan {
         })
     }
 
+    pub(super) fn defines(&self) -> String {
+        let MulticastPlan { rows, features, cluster: [high, wide], columns, stages, .. } = *self;
+        format!(
+            "ROWS={rows} FEATURES={features} CLUSTER_ROWS={high} CLUSTER_FEATURES={wide} COLUMNS={columns} RING={stages}"
+        )
+    }
+
     pub(super) fn start(&self, cuda: &Cuda, g: &Gemm) -> Result<()> {
         let MulticastPlan { rows, features, cluster: [high, wide], columns, stages, most_blocks } = *self;
-        let defines = format!(
-            "ROWS={rows} FEATURES={features} CLUSTER_ROWS={high} CLUSTER_FEATURES={wide} COLUMNS={columns} RING={stages}"
-        );
         let x = TensorMap::of(g.a, [g.m, g.k], rows / line_cuts(wide, columns))?;
         let w = TensorMap::of(g.b, [g.n, g.k], features / line_cuts(high, columns))?;
         let clusters = g.n.div_ceil(features * wide).min(most_blocks / (high * wide));
@@ -97,7 +101,7 @@ impl MulticastPlan {
         let grid = Grid::new(clusters * high * wide, threads).with_shared(shared).early();
         let all = args![g.c, g.m as u32, g.n as u32, g.k as u32];
         let name = format!("multicast_{}", letter(g.out));
-        cuda.launch_mapped(("multicast", &defines), &name, grid, &[x, w], &all)
+        cuda.launch_mapped(("multicast", &self.defines()), &name, grid, &[x, w], &all)
     }
 }
 

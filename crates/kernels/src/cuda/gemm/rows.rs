@@ -16,7 +16,7 @@
 use crate::buffer::DType;
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::convert;
-use crate::cuda::gemm::linear::{ForwardShape, forward};
+use crate::cuda::gemm::linear::{ForwardShape, reference_forward};
 use crate::cuda::gemm::{Gemm, alignment};
 use crate::cuda::launch::args;
 use crate::cuda::memory::CardMemory;
@@ -216,7 +216,7 @@ fn find_part(cuda: &Cuda, key: RowsKey, all: &CheckedAlgorithms) -> Result<Check
     Err(Error::device(what).fix("another parallel.tp_size or rollout.tp_size, or model.dtype = \"f32\""))
 }
 
-/// The most rows up to which every number of them gets, by a kernel of our own, the sums that [`forward`] gives: of products
+/// The most rows up to which every number of them gets, by a kernel of our own, the sums that [`reference_forward`] gives: of products
 /// into `out`, of rows at several places. `launch(rows, x, weights, to)` starts the kernel, whose sums are f32, and says
 /// whether it serves this number of rows.
 pub(crate) fn agreeing(
@@ -227,7 +227,7 @@ pub(crate) fn agreeing(
 ) -> Result<usize> {
     let trial = Trial::with(cuda, [n, k], out, PERIOD)?;
     let (want, shape) = (trial.reference.ptr(), ForwardShape { sizes: [PERIOD, n, k], whole });
-    forward(cuda, shape, trial.x.ptr(), (trial.w.ptr(), DType::Bf16), None, (want, out))?;
+    reference_forward(cuda, shape, trial.x.ptr(), (trial.w.ptr(), DType::Bf16), (want, out))?;
     let (sums, rounded) = (cuda.arena.take(most * n * 4)?, cuda.arena.take(most * n * 4)?);
     let found = cuda.uploaded(&vec![0u32; most])?;
     let mut tried = 0;
@@ -249,7 +249,7 @@ pub(crate) fn agreeing(
     Ok(differ[..tried].iter().take_while(|&&word| word == 0).count())
 }
 
-/// Whether a kernel of our own gives `rows` rows, at several places, the results that [`forward`] gives, into `out`.
+/// Whether a kernel of our own gives `rows` rows, at several places, the results that [`reference_forward`] gives, into `out`.
 /// `launch(x, weights, to)` starts it.
 pub(crate) fn agrees(
     cuda: &Cuda,
@@ -259,7 +259,7 @@ pub(crate) fn agrees(
 ) -> Result<bool> {
     let trial = Trial::with(cuda, [n, k], out, PERIOD)?;
     let (want, shape) = (trial.reference.ptr(), ForwardShape { sizes: [PERIOD, n, k], whole });
-    forward(cuda, shape, trial.x.ptr(), (trial.w.ptr(), DType::Bf16), None, (want, out))?;
+    reference_forward(cuda, shape, trial.x.ptr(), (trial.w.ptr(), DType::Bf16), (want, out))?;
     let found = cuda.uploaded(&[0u32])?;
     for first in (0..=PERIOD - rows).step_by(rows.next_multiple_of(APART)) {
         launch(trial.x.ptr() + (first * k * 2) as u64, trial.w.ptr(), trial.result.ptr())?;
