@@ -2,8 +2,8 @@
 
     python tools/make_bf16_errors.py
 
-Writes crates/engine/tests/fixtures/bf16_errors.json: for each case the worst error of a log-probability (or score),
-relative to the larger of 1 and its size.
+Writes crates/engine/tests/fixtures/bf16_errors.json: for each case and kind of number (log-probability and entropy, or score) the worst
+error and the root of the mean square error, relative to the larger of 1 and the number's size.
 """
 import json
 import pathlib
@@ -15,31 +15,34 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "crates/engine/tests/fixtures"
 
 
-def worst_error(case):
+def errors(case):
     reference = load_file(case / "reference.safetensors")
     score = "score.0" in reference
     kind = AutoModelForSequenceClassification if score else AutoModelForCausalLM
     model = kind.from_pretrained(case, dtype=torch.bfloat16, attn_implementation="eager",
                                  experts_implementation="eager").eval()
-    worst = 0.0
+    far = {}
     for k in range(len([name for name in reference if name.startswith("ids.")])):
-        ids, want = reference[f"ids.{k}"][None], reference.get(f"{'score' if score else 'logp'}.{k}")
-        if want is None:
-            continue
+        ids = reference[f"ids.{k}"][None]
         if score:
-            got = model.score(model.model(ids).last_hidden_state)[0, :, 0].float()
+            got = {"score": model.score(model.model(ids).last_hidden_state)[0, :, 0].float()}
         else:
             logp = model(ids).logits[0, :-1].float().log_softmax(-1)
-            got = logp.gather(1, ids[0, 1:, None])[:, 0]
-        worst = max(worst, ((got - want).abs() / want.abs().clamp(min=1)).max().item())
-    return worst
+            got = {"logp": logp.gather(1, ids[0, 1:, None])[:, 0], "entropy": -(logp.exp() * logp).sum(-1)}
+        for name, values in got.items():
+            want = reference.get(f"{name}.{k}")
+            if want is not None:
+                want = want[:len(values)]
+                far.setdefault(name, []).append((values - want).abs() / want.abs().clamp(min=1))
+    far = {name: torch.cat(all) for name, all in far.items()}
+    return {name: {"worst": x.max().item(), "rms": x.square().mean().sqrt().item()} for name, x in far.items()}
 
 
 def main():
     torch.set_num_threads(1)
     with torch.no_grad():
-        errors = {case.name: worst_error(case) for case in sorted((ROOT / "models").iterdir())}
-    (ROOT / "bf16_errors.json").write_text(json.dumps(errors, indent=1) + "\n")
+        all = {case.name: errors(case) for case in sorted((ROOT / "models").iterdir())}
+    (ROOT / "bf16_errors.json").write_text(json.dumps(all, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
