@@ -96,7 +96,7 @@ impl GraphOps for Cuda {
         !self.trace.waits()
     }
     fn captures(&self) -> bool {
-        !self.trace.waits()
+        !self.trace.waits() && !self.profile.wants_kernels()
     }
     fn repeat(
         &self,

@@ -1,5 +1,6 @@
-//! Where the time goes: with `FERRL_PROFILE=1` every kernel and product is timed on the card, and a table of them is
-//! printed to standard error when the card is closed.
+//! Where the time goes: with `FERRL_PROFILE=1` every kernel, product and graph is timed on the card, and a table of them is
+//! printed to standard error when the card is closed. With `FERRL_PROFILE=kernels` nothing becomes a graph, so that those of decoding
+//! are seen one by one. What is done to choose an algorithm is not counted.
 
 use super::context::check;
 use super::handles::{CudaContext, StreamEvent};
@@ -8,6 +9,7 @@ use crate::lock;
 use cudarc::driver::sys::{self, CUstream};
 use std::collections::HashMap;
 use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Start and end of one piece of work.
@@ -17,12 +19,50 @@ struct Span {
 }
 
 /// Times, where they are wanted.
-pub(super) struct Profile(Option<(Mutex<Vec<Span>>, Arc<CudaContext>)>);
+pub(super) struct Profile(Option<Wanted>);
+
+struct Wanted {
+    spans: Mutex<Vec<Span>>,
+    context: Arc<CudaContext>,
+    /// Whether kernels are wanted one by one.
+    kernels: bool,
+    /// Trials that are under way, one within another.
+    trials: AtomicUsize,
+}
+
+/// While this lives, nothing is counted.
+pub(super) struct Trials<'a>(Option<&'a Wanted>);
+
+impl Drop for Trials<'_> {
+    fn drop(&mut self) {
+        if let Some(wanted) = self.0 {
+            wanted.trials.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
 
 impl Profile {
     pub(super) fn from_env(context: &Arc<CudaContext>) -> Self {
-        let wanted = std::env::var_os("FERRL_PROFILE").is_some_and(|v| !v.is_empty() && v != "0");
-        Profile(wanted.then(|| (Mutex::default(), context.clone())))
+        let said = std::env::var_os("FERRL_PROFILE").filter(|v| !v.is_empty() && v != "0");
+        Profile(said.map(|said| Wanted {
+            spans: Mutex::default(),
+            context: context.clone(),
+            kernels: said == "kernels",
+            trials: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Whether kernels are wanted one by one, without graphs.
+    pub(super) fn wants_kernels(&self) -> bool {
+        self.0.as_ref().is_some_and(|wanted| wanted.kernels)
+    }
+
+    /// Before algorithms are tried.
+    pub(super) fn trials(&self) -> Trials<'_> {
+        if let Some(wanted) = &self.0 {
+            wanted.trials.fetch_add(1, Ordering::Relaxed);
+        }
+        Trials(self.0.as_ref())
     }
 
     /// Does some work on the stream, timed where wanted.
@@ -32,7 +72,10 @@ impl Profile {
         name: impl FnOnce() -> String,
         work: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let Some((spans, context)) = &self.0 else { return work() };
+        let Some(Wanted { spans, context, trials, .. }) = &self.0 else { return work() };
+        if trials.load(Ordering::Relaxed) > 0 {
+            return work();
+        }
         let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: a live variable and the card's stream.
         check(unsafe { sys::cuStreamIsCapturing(stream, &mut status) }, || "timing".into())?;
@@ -59,7 +102,7 @@ impl Profile {
 
     /// Prints what was timed, the slowest first. Everything must be done.
     pub(super) fn report(&self) {
-        let Some((spans, _)) = &self.0 else { return };
+        let Some(Wanted { spans, .. }) = &self.0 else { return };
         let mut sums: HashMap<String, (f64, usize)> = HashMap::new();
         for span in lock(spans).drain(..) {
             let mut ms = 0f32;

@@ -96,6 +96,7 @@ pub(crate) fn rows(cuda: &Cuda, key: RowsKey) -> Result<RowInvariance> {
     if let Some(known) = lock(&cuda.products.rows).get(&key) {
         return Ok(known.clone());
     }
+    let _trials = cuda.profile.trials();
     let how = if n < whole {
         match rows(cuda, RowsKey { n: whole, ..key })? {
             RowInvariance::Checked(all) => RowInvariance::Checked(Arc::new(find_part(cuda, key, &all)?)),
@@ -173,6 +174,7 @@ impl CheckedAlgorithms {
         if cuda.capturing.load(Ordering::Relaxed) {
             return Ok(false);
         }
+        let _trials = cuda.profile.trials();
         let most = (FEWER / self.shape[0]).clamp(PERIOD, LATER);
         // Without memory for a trial it is not used now, and tried another time.
         let Ok(trial) = Trial::with(cuda, self.shape, self.out, rows.clamp(PERIOD, most)) else {
@@ -225,6 +227,7 @@ pub(crate) fn agreeing(
     most: usize,
     launch: impl Fn(usize, u64, u64, u64) -> Result<bool>,
 ) -> Result<usize> {
+    let _trials = cuda.profile.trials();
     let trial = Trial::with(cuda, [n, k], out, PERIOD)?;
     let (want, shape) = (trial.reference.ptr(), ForwardShape { sizes: [PERIOD, n, k], whole });
     reference_forward(cuda, shape, trial.x.ptr(), (trial.w.ptr(), DType::Bf16), (want, out))?;

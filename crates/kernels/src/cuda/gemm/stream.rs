@@ -172,7 +172,7 @@ fn fastest_plan(
     (m, plans): (usize, &[ProductPlan]),
     library: &dyn Fn(&Gemm) -> Result<()>,
 ) -> Result<Option<ProductPlan>> {
-    let (n, k) = (g.n, g.k);
+    let (n, k, _trials) = (g.n, g.k, cuda.profile.trials());
     // Each product reads another copy of the weight, so that none is in the L2 cache: a model's weights are not.
     let copies = (COLD / (n * k * 2)).clamp(1, TIMES);
     let (x, w) = (cuda.arena.take(m * k * 2)?, cuda.arena.take(copies * n * k * 2)?);

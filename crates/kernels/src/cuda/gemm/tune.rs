@@ -95,6 +95,7 @@ fn search(
     advised: Option<cublasLtMatmulAlgo_t>,
     checked: Option<&CheckedAlgorithms>,
 ) -> Result<Option<Option<cublasLtMatmulAlgo_t>>> {
+    let _trials = cuda.profile.trials();
     let mut offers = cuda.products.offers(cuda, g)?;
     // What was tried before comes first: its bits are the ones.
     if let Some(first) = advised {
