@@ -79,6 +79,9 @@ impl ModelTrainer {
                 inbox.end(rank)?;
             }
         }
+        drop(totals);
+        // The update and the next rollouts need other sizes than forward and backward, whose memory would lie beside theirs.
+        self.model.backend.trim();
         self.sum = Sum::Whole;
         Ok(())
     }
@@ -91,7 +94,7 @@ impl ModelTrainer {
                 None => self.slot(i)?,
             };
         }
-        // The update needs other sizes than forward and backward, whose memory would lie beside its own.
+        // As above.
         self.model.backend.trim();
         self.sum = Sum::Whole;
         Ok(())

@@ -22,7 +22,10 @@ impl ModelTrainer {
             self.sum.check(self.pending.is_some())?;
         }
         self.mask_frozen()?;
-        let fresh = (0..self.model.params.len()).map(|i| self.slot(i)).collect::<Result<_>>()?;
+        // Where weights are split, backward makes room when it needs it.
+        let whole = self.model.split_over().is_none();
+        let slot = |i: usize| if whole { self.slot(i) } else { Ok(None) };
+        let fresh = (0..self.model.params.len()).map(slot).collect::<Result<_>>()?;
         let taken = std::mem::replace(&mut self.grads, fresh);
         self.zero_grads();
         self.summed(taken)

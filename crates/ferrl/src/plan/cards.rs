@@ -71,7 +71,7 @@ pub const CPU: &str = ferrl_kernels::BACKENDS[0].name;
 const MPI_LINK: f64 = (64 << 20) as f64 / 12e-3 / LINK_SHARE;
 
 impl Card {
-    /// The same where what ranks exchange passes through the machine's memory: the speed of ranks without cards, which was measured.
+    /// The same for messages, which pass through the machine's memory: the speed of ranks without cards, which was measured.
     pub(super) fn through_host(self) -> Card {
         Card { link: self.link.min(MPI_LINK), ..self }
     }

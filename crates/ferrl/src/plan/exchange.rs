@@ -19,6 +19,9 @@ const TOKEN: f64 = 40.0;
 /// Bytes of a row that is sampled from a shared vocabulary, from rank to rank.
 const DRAW: f64 = 20.0;
 
+/// Bytes of a row's log-sum-exp, entropy and target's logit.
+const FOLDED: f64 = 12.0;
+
 /// Bytes that ranks exchange in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exchange {
@@ -42,11 +45,10 @@ pub(super) fn rounds(i: &Inputs, l: RankLayout) -> (usize, usize, usize) {
 
 /// What ranks exchange in a step.
 pub(super) fn exchanges(i: &Inputs, l: RankLayout, cluster: &Cluster) -> Vec<Exchange> {
-    // Activations of ranks that compute together pass through the machine's memory, on cards too.
-    let host = cluster.card.through_host();
-    let slow = Cluster { card: host, network: cluster.network.min(host.link), ..*cluster };
-    let groups = if i.device.own_memory { slow } else { *cluster };
-    let mut all = Traffic { i, l, cluster, groups, e: i.dtype().size() as f64, out: Vec::new() };
+    // Activations travel as weights do, from card to card; numbers that the host needs are messages between the machines.
+    let slow = cluster.card.through_host();
+    let host = Cluster { card: slow, network: cluster.network.min(slow.link), ..*cluster };
+    let mut all = Traffic { i, l, cluster, host, e: i.dtype().size() as f64, out: Vec::new() };
     match l.tp * l.sp {
         1 => all.layers(),
         _ => all.before_updates(),
@@ -71,8 +73,8 @@ struct Traffic<'a> {
     i: &'a Inputs,
     l: RankLayout,
     cluster: &'a Cluster,
-    /// The same for what ranks exchange that compute together.
-    groups: Cluster,
+    /// The same for messages, which pass through the machines' memory on cards too.
+    host: Cluster,
     /// Bytes of the compute type.
     e: f64,
     out: Vec<Exchange>,
@@ -205,11 +207,12 @@ impl Traffic<'_> {
         let backward = |c: &ModelConfig| inside(c) + c.qkv_width() + c.up_width() + 2 * c.hidden;
         let per_token = |c: &ModelConfig| (c.layers * (passes * forward(c) + backward(c))) as f64 * self.e;
         let bytes = tokens / l.sp as f64 * self.sum(per_token);
-        let cost = (bytes * others(l.tp), self.groups.gather(bytes, l.tp, 1));
+        let cost = (bytes * others(l.tp), self.cluster.gather(bytes, l.tp, 1));
         self.add("activations", cost, "of every layer, forward and backward".into());
     }
 
-    /// Embeddings; of the head three numbers a tile, gradients of logits, and columns of the hidden states' gradient.
+    /// Embeddings; of the head three numbers a tile, gradients of logits, and columns of the hidden states' gradient. The host reads
+    /// what is folded.
     fn vocabulary(&mut self) {
         let (l, (tokens, _)) = (self.l, self.tokens());
         let team = l.tp * l.sp;
@@ -218,7 +221,9 @@ impl Traffic<'_> {
             if c.head.has_lm() { tiles(c, self.i.device.vocab_tile) / team as f64 + logits } else { 0.0 }
         };
         let bytes = tokens * self.sum(|c| 4.0 * c.hidden as f64 / l.sp as f64 + head(c));
-        let cost = (bytes * others(team), self.groups.gather(bytes, team, 1));
+        let read = tokens * self.sum(|c| if c.head.has_lm() { FOLDED } else { 0.0 });
+        let seconds = self.cluster.gather(bytes, team, 1) + self.host.gather(read, team, 1);
+        let cost = ((bytes + read) * others(team), seconds);
         self.add("vocabulary", cost, "embeddings, tiles of the head, gradients of logits".into());
     }
 
@@ -230,16 +235,16 @@ impl Traffic<'_> {
         let inside =
             |c: &ModelConfig| c.layers as f64 / l.tp as f64 * (self.sent_by_attention(c) + outputs(c));
         let bytes = tokens / l.sp as f64 * self.sum(inside);
-        let cost = (bytes * others(l.sp), self.groups.scatter(bytes, l.sp, l.tp));
+        let cost = (bytes * others(l.sp), self.cluster.scatter(bytes, l.sp, l.tp));
         self.add("heads", cost, "of every layer, forward and backward".into());
         let keys = |c: &ModelConfig| c.layers as f64 / l.tp as f64 * self.gathered_by_attention(c);
         let bytes = tokens * self.sum(keys);
-        let cost = (bytes * others(l.sp), self.groups.gather(bytes, l.sp, l.tp));
+        let cost = (bytes * others(l.sp), self.cluster.gather(bytes, l.sp, l.tp));
         self.add("keys", cost, "and values of all tokens; in backward also queries and outputs".into());
         let inputs = |c: &ModelConfig| (2 * c.hidden + c.attention_width() + c.ffn) as f64 * self.e;
         let norms = |c: &ModelConfig| 2.0 * c.hidden as f64 * (4.0 + 2.0 * self.e);
         let bytes = tokens * self.sum(|c| c.layers as f64 * (inputs(c) + norms(c)));
-        let cost = (bytes * others(l.sp), self.groups.gather(bytes, l.sp, l.tp));
+        let cost = (bytes * others(l.sp), self.cluster.gather(bytes, l.sp, l.tp));
         self.add("rows", cost, "all tokens, for the gradients of weights".into());
     }
 
@@ -271,15 +276,18 @@ impl Traffic<'_> {
         let groups = (l.ranks / l.rollout_tp) as f64;
         let per_token =
             |c: &ModelConfig| c.layers as f64 * forward(c) as f64 * self.e + 4.0 * c.hidden as f64;
-        let (read, sampled) = if i.feed.sampled() { sampled_tokens(i) } else { (0.0, 0.0) };
-        let drawn =
-            if i.device.draws_by_parts { DRAW } else { 4.0 * i.config.vocab as f64 / l.rollout_tp as f64 };
-        let drawn = tiles(&i.config, i.device.vocab_tile) / l.rollout_tp as f64 + drawn;
+        let (prompts, sampled) = if i.feed.sampled() { sampled_tokens(i) } else { (0.0, 0.0) };
+        // What a token is drawn by: a message, or all of its logits on the first rank.
+        let logits = 4.0 * i.config.vocab as f64 / l.rollout_tp as f64;
+        let (drawn, logits) = if i.device.draws_by_parts { (DRAW, 0.0) } else { (0.0, logits) };
+        let read = sampled * (FOLDED + drawn) / groups;
+        let shown = tiles(&i.config, i.device.vocab_tile) / l.rollout_tp as f64 + logits;
         let scored = (i.update_tokens() * i.updates.minibatches) as f64;
         let scored =
             if i.needs.critic { scored * per_token(i.critic.as_ref().unwrap_or(&i.config)) } else { 0.0 };
-        let bytes = ((read + sampled) * per_token(&i.config) + sampled * drawn + scored) / groups;
-        let cost = (bytes * others(l.rollout_tp), self.groups.gather(bytes, l.rollout_tp, 1));
+        let bytes = ((prompts + sampled) * per_token(&i.config) + sampled * shown + scored) / groups;
+        let seconds = self.cluster.gather(bytes, l.rollout_tp, 1) + self.host.gather(read, l.rollout_tp, 1);
+        let cost = ((bytes + read) * others(l.rollout_tp), seconds);
         self.add("sampling", cost, "activations of rollouts, tiles of the head, draws".into());
     }
 

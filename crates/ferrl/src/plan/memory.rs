@@ -233,6 +233,11 @@ impl Inputs {
         self.adapted(c).map_or(0, |(low, _)| low)
     }
 
+    /// Numbers a token that an adapter's `A` gives and its backward reads.
+    pub(super) fn between_adapters(&self, c: &ModelConfig) -> usize {
+        self.adapter().map_or(0, |o| o.r * lora_modules(c, &o).map_or(0, |modules| modules.len()))
+    }
+
     /// Trained weights whose gradient a backward adds to more than once.
     fn often(&self, c: &ModelConfig) -> usize {
         if self.recipe.adapter.is_some() { 0 } else { met_often(c) }

@@ -33,16 +33,25 @@ fn vocabulary(c: &ModelConfig) -> usize {
 
 /// Bytes of a rank at its peak: what it always has, and the largest phase of a step.
 pub fn parts(i: &Inputs, l: RankLayout) -> Vec<MemoryPart> {
-    let table = RankTable { i, l, e: i.dtype().size() };
-    let phases = match (l.tp * l.sp, l.fsdp) {
-        (1, 2..) => table.split_phases(),
-        _ => table.whole_phases(),
-    };
-    let bytes = |parts: &Vec<MemoryPart>| parts.iter().map(|p| p.bytes).sum::<u64>();
-    let phase = phases.into_iter().max_by_key(bytes).unwrap_or_default();
-    let mut out: Vec<MemoryPart> = table.always().into_iter().chain(phase).filter(|p| p.bytes > 0).collect();
+    let table = RankTable { i, l, e: i.dtype().size(), buffers: false };
+    let mut out = table.peak();
     out.extend(table.around(&out));
     out
+}
+
+/// Bytes of a rank's buffers when they are most, but for keys and values: what [`parts`] has without messages, the program and what
+/// an allocator keeps.
+pub fn buffers(i: &Inputs, l: RankLayout) -> u64 {
+    let all = RankTable { i, l, e: i.dtype().size(), buffers: true }.peak();
+    all.iter().filter(|p| p.name != "cache").map(|p| p.bytes).sum()
+}
+
+/// Forward and backward of micro-batches of so many tokens, beside vectors of the policy's weights: its gradient, and those of a trust
+/// region.
+#[derive(Clone, Copy)]
+pub(super) struct Pass {
+    pub(super) tokens: usize,
+    pub(super) vectors: usize,
 }
 
 /// What a rank holds, while it is listed.
@@ -51,6 +60,8 @@ pub(super) struct RankTable<'a> {
     pub(super) l: RankLayout,
     /// Bytes of the compute type.
     pub(super) e: usize,
+    /// Whether buffers alone are counted, and not what a process takes.
+    buffers: bool,
 }
 
 pub(super) fn part(name: &'static str, bytes: usize, what: impl Into<String>) -> MemoryPart {
@@ -58,6 +69,19 @@ pub(super) fn part(name: &'static str, bytes: usize, what: impl Into<String>) ->
 }
 
 impl RankTable<'_> {
+    /// What it always has, and the largest phase.
+    fn peak(&self) -> Vec<MemoryPart> {
+        let phases = match (self.l.tp * self.l.sp, self.l.fsdp) {
+            (1, 2..) => self.split_phases(),
+            _ => self.whole_phases(),
+        };
+        let counts = |p: &MemoryPart| p.bytes > 0 && !(self.buffers && p.name == "in flight");
+        let bytes =
+            |parts: &Vec<MemoryPart>| parts.iter().filter(|p| counts(p)).map(|p| p.bytes).sum::<u64>();
+        let phase = phases.into_iter().max_by_key(bytes).unwrap_or_default();
+        self.always().into_iter().chain(phase).filter(counts).collect()
+    }
+
     fn trained(&self) -> Vec<&ModelConfig> {
         std::iter::once(&self.i.config).chain(&self.i.critic).collect()
     }
@@ -86,7 +110,9 @@ impl RankTable<'_> {
         let frozen = if self.l.fsdp * self.l.tp == 1 { self.sum(|c| i.frozen_saving(c)) } else { 0 };
         let masters = self.sum(|c| i.masters(c)) - frozen + 4 * low;
         // What backward multiplies with is whole; one weight at a time is merged: as it came, on the device, and with the adapter.
-        let adapter = if low > 0 { self.e * low + 12 * self.sum(memory::largest_inside) } else { 0 };
+        // Whole weights are merged after an update, when there are no activations.
+        let merging = if self.l.splits() { 12 * self.sum(memory::largest_inside) } else { 0 };
+        let adapter = if low > 0 { self.e * low + merging } else { 0 };
         let moments = self.sum(|c| i.moments(c));
         let moments = if optim.offloads() && i.device.own_memory { 0 } else { moments };
         let average = if optim.ema.is_some() { 4 * trained } else { 0 };
@@ -203,8 +229,8 @@ impl RankTable<'_> {
         ];
         passes.extend(self.idle_cache());
         let moved = part("gathered", every(&i.config), "all weights of the policy for forward");
-        all.extend(self.trust_phases(&moved, &passes[1]));
-        all.extend([self.split_training(sent), passes]);
+        all.extend(self.trust_phases(&moved, &passes[1], |pass| self.split_training(pass, sent.clone())));
+        all.extend([self.split_training(self.pass(), sent.clone()), passes]);
         all
     }
 
@@ -232,7 +258,7 @@ impl RankTable<'_> {
         (sent, part("in flight", there(read), "weights as they are sent and received"))
     }
 
-    fn split_training(&self, flight: MemoryPart) -> Vec<MemoryPart> {
+    fn split_training(&self, pass: Pass, flight: MemoryPart) -> Vec<MemoryPart> {
         let mut training = vec![
             part(
                 "gathered",
@@ -244,31 +270,39 @@ impl RankTable<'_> {
                 4 * self.most(|c| self.leaving(c).0) + self.sum(|c| 4 * self.leaving(c).1),
                 "f32: gradients of a layer and of the tables, until they are sent",
             ),
-            self.activations(),
+            self.activations(pass.tokens),
         ];
         training.extend(self.idle_cache());
         let others = self.always().iter().chain(&training).map(|p| p.bytes as usize).sum();
-        training.extend([self.summed(others), flight]);
+        training.extend([self.summed(pass, others), flight]);
         training
     }
 
-    /// Numbers of gradients, and of the vectors that a trust region has beside them.
-    pub(super) fn vectors(&self) -> usize {
-        let i = self.i;
-        self.sum(|c| i.trained(c)) + (i.vectors() - 1) * i.trained(&i.config)
+    /// Forward and backward of micro-batches.
+    fn pass(&self) -> Pass {
+        Pass { tokens: self.i.micro_tokens(), vectors: 1 }
+    }
+
+    /// Numbers of gradients, and of the vectors that lie beside the policy's.
+    pub(super) fn numbers(&self, vectors: usize) -> usize {
+        self.sum(|c| self.i.trained(c)) + (vectors - 1) * self.i.trained(&self.i.config)
     }
 
     /// The gradient of this rank's part, summed, beside `others` bytes. In an update of one round it grows while activations are given
     /// back, which the machine's allocator keeps up to its limit: only what is given back beyond it makes room.
-    fn summed(&self, others: usize) -> MemoryPart {
+    fn summed(&self, pass: Pass, others: usize) -> MemoryPart {
         let (i, (_, _, rounds)) = (self.i, rounds(self.i, self.l));
-        let bytes = self.split(4 * self.vectors());
-        if rounds > 1 || i.vectors() > 1 || i.device.own_memory {
+        let bytes = self.split(4 * self.numbers(pass.vectors));
+        if rounds > 1 || pass.vectors > 1 || i.device.own_memory {
             return part("gradients", bytes, self.over());
         }
-        let unused = (self.kept() * i.device.slack as usize) / 100;
+        if self.buffers {
+            return part("gradients", 0, "");
+        }
+        let kept = self.kept(pass.tokens);
+        let unused = (kept * i.device.slack as usize) / 100;
         let limit = (others / 4 + memory::KEPT as usize).saturating_sub(unused);
-        let grown = (limit as f64 / self.kept().max(1) as f64).min(1.0);
+        let grown = (limit as f64 / kept.max(1) as f64).min(1.0);
         part("gradients", (bytes as f64 * grown) as usize, format!("{}, as activations go", self.over()))
     }
 
@@ -277,18 +311,25 @@ impl RankTable<'_> {
         let (i, l) = (self.i, self.l);
         let (all, team) = (self.sum(|c| i.trained(c)), l.tp * l.sp);
         let bucket = all.min(memory::BUCKET + self.sum(memory::largest));
+        let train = |pass: Pass, held: Vec<MemoryPart>| {
+            held.into_iter().chain([self.activations(pass.tokens)]).chain(self.idle_cache()).collect()
+        };
         if team == 1 {
             // Each rank sums a part of the gradient beside the whole one.
             let summed = if l.ranks > 1 { 4 * all.div_ceil(l.ranks) } else { 0 };
             let sent = if l.ranks > 1 { 8 * bucket } else { 0 };
             let weights = part("weights", self.sum(|c| i.forms(c, true)), "for products");
-            let held = 4 * self.vectors();
-            let own = |more: usize| part("gradients", held + more, "f32, and the part that this rank sums");
-            let sampling = self.sampling_phases(&[weights.clone(), own(0)]);
+            let own = |vectors: usize, more: usize| {
+                let what = if more > 0 { "f32, and the part that this rank sums" } else { "f32" };
+                part("gradients", 4 * self.numbers(vectors) + more, what)
+            };
             let flight = part("in flight", sent, "gradients as they are sent and received");
-            let mut training = vec![weights, own(summed), flight, self.activations()];
-            training.extend(self.idle_cache());
-            return sampling.into_iter().chain([training]).collect();
+            let training = |pass: Pass| -> Vec<MemoryPart> {
+                train(pass, vec![weights.clone(), own(pass.vectors, summed), flight.clone()])
+            };
+            let sampling = self.sampling_phases(&[weights.clone(), own(1, 0)]);
+            let trust = self.trust_phases(&weights, &flight, training);
+            return sampling.into_iter().chain(trust).chain([training(self.pass())]).collect();
         }
         let leaving = match i.recipe.adapter.is_some() {
             true => 4 * all,
@@ -299,20 +340,25 @@ impl RankTable<'_> {
         };
         // Gradients travel in buckets: what is sent to every owner, what arrives of every micro-batch, and one assembled bucket.
         let copies = l.ranks / (l.fsdp * l.tp);
-        let messages = self.split(4 * bucket * (l.dp() + 1)) + 4 * bucket * copies / team;
+        let gradients = self.split(4 * bucket * (l.dp() + 1)) + 4 * bucket * copies / team;
+        // Weights do before an update, from all that own them to all. Beside an exchange the messages of another one lie unused.
+        let some = self.sum(weights).min(memory::BUCKET + self.sum(memory::largest));
+        let width = if i.recipe.adapter.is_some() { i.base_width() } else { 4 };
+        let gathered = width * some + self.split(width * some);
+        let there = |bytes: usize| if i.device.own_memory { 0 } else { bytes };
+        let messages = gradients.max(there(gathered)) + there(width * some);
         let what = format!("one of {} parts of the layers, of {team} of the vocabulary", l.tp);
-        let mut training = vec![
-            part("weights", self.shared_forms(l.tp, team, true), what),
-            part("gradients", self.split(4 * self.vectors()), self.over()),
-            part("leaving", leaving, "the gradient of a micro-batch, until it is sent"),
-            part("in flight", messages, "gradients as they are sent and received"),
-            self.activations(),
-        ];
-        training.extend(self.idle_cache());
+        let weights = part("weights", self.shared_forms(l.tp, team, true), what);
+        let flight = part("in flight", messages, "gradients and weights as they are sent and received");
+        let training = |pass: Pass| -> Vec<MemoryPart> {
+            let summed = part("gradients", self.split(4 * self.numbers(pass.vectors)), self.over());
+            let leaving = part("leaving", leaving, "the gradient of a micro-batch, until it is sent");
+            train(pass, vec![weights.clone(), summed, leaving, flight.clone()])
+        };
         let read = self.shared_forms(l.rollout_tp, l.rollout_tp, l.rollout_tp == l.tp && l.sp == 1);
         let sampling = self.sampling_phases(&[part("weights", read, "as rollouts read them")]);
-        let trust = self.trust_phases(&training[0], &training[3]);
-        sampling.into_iter().chain(trust).chain([training]).collect()
+        let trust = self.trust_phases(&weights, &flight, training);
+        sampling.into_iter().chain(trust).chain([training(self.pass())]).collect()
     }
 
     /// Bytes of what products read where `tp` ranks share features and `team` the vocabulary; the embedding is read in f32.
@@ -333,42 +379,63 @@ impl RankTable<'_> {
     }
 
     /// Bytes that forward leaves for backward.
-    fn kept(&self) -> usize {
+    fn kept(&self, tokens: usize) -> usize {
         let (i, e, l) = (self.i, self.e, self.l);
-        let (t, recompute) = (i.micro_tokens().div_ceil(l.sp), i.recipe.model.recompute);
+        let (t, recompute) = (tokens.div_ceil(l.sp), i.recipe.model.recompute);
         // The residual stream is whole under tensor parallelism; what is inside a layer is split.
         let stream = |c: &ModelConfig| 4 * c.hidden * t * (c.layers + 1);
         self.sum(|c| {
             let whole = memory::activations(c, t, e, recompute);
-            stream(c) + whole.saturating_sub(stream(c)) / l.tp
+            stream(c) + whole.saturating_sub(stream(c)) / l.tp + e * t * i.between_adapters(c)
         })
     }
 
-    fn activations(&self) -> MemoryPart {
+    /// Of forward and backward of so many tokens.
+    fn activations(&self, tokens: usize) -> MemoryPart {
         let (i, e, l) = (self.i, self.e, self.l);
-        let (t, recompute) = (i.micro_tokens().div_ceil(l.sp), i.recipe.model.recompute);
+        let (t, recompute) = (tokens.div_ceil(l.sp), i.recipe.model.recompute);
         // A rank computes its part of the vocabulary for all tokens, and gathers the gradients of some rows' logits.
         let team = l.tp * l.sp;
-        let gathered = |c: &ModelConfig| if team > 1 && c.head.has_lm() { GATHERED * (2 * e + 4) } else { 0 };
+        let gathered = |c: &ModelConfig| match team > 1 && c.head.has_lm() {
+            true => GATHERED.min(tokens * c.vocab) * (2 * e + 4),
+            false => 0,
+        };
         let heads = |c: &ModelConfig| {
             let own = ModelConfig { vocab: c.vocab.div_ceil(team), ..c.clone() };
-            memory::head_work(&own, i.micro_tokens(), e, i.device) + gathered(c)
+            memory::head_work(&own, tokens, e, i.device) + gathered(c)
         };
-        let work = |c: &ModelConfig| (memory::backward_work(c, t, e) / l.tp + self.all_rows(c)).max(heads(c));
+        let work = |c: &ModelConfig| (self.backward_work(c, t) + self.all_rows(c, tokens)).max(heads(c));
         let work = self.trained().into_iter().map(work).max().unwrap_or(0);
         // The teacher's forward pass runs while the policy's activations are kept for backward.
         let against = i.teacher.as_ref().map_or(0, |c| memory::forward_work(c, t, e) + 2 * t * c.hidden * e);
         let scoring = i.judges.iter().map(|(c, _)| memory::forward_work(c, t, e)).max().unwrap_or(0);
         let visitor = i.visitor(!l.splits()) as usize;
-        let trust = if l.splits() { 0 } else { i.trust_work() };
-        let bytes = (self.kept() + work.max(against)).max(scoring).max(visitor).max(trust);
+        let bytes = (self.kept(tokens) + work.max(against)).max(scoring).max(visitor);
         let how = if recompute { ", layers recomputed" } else { "" };
         part("activations", bytes, format!("{t} tokens at once{how}"))
     }
 
+    /// Bytes of a layer's backward, of which a rank has so many tokens. Ranks that share features gather the gradient of the widest
+    /// product's output. Those of a group compute an adapter's gradients from all features of all tokens.
+    fn backward_work(&self, c: &ModelConfig, tokens: usize) -> usize {
+        let (e, l, adapted) = (self.e, self.l, self.i.recipe.adapter.is_some());
+        let own = memory::backward_work(c, tokens, e) / l.tp;
+        match (adapted, l.tp * l.sp) {
+            (true, 2..) => {
+                // Where features and tokens are shared, all features come first, then all tokens.
+                let first = if l.tp > 1 && l.sp > 1 { c.up_width() } else { 0 };
+                let inputs = if l.sp > 1 { c.hidden } else { 0 };
+                own + e * tokens * (first + l.sp * (c.up_width() + 2 * c.ffn + inputs))
+            }
+            // A part that has arrived is unpacked beside the whole.
+            (false, _) if l.tp > 1 => own + e * tokens * (c.up_width() + c.up_width() / l.tp),
+            _ => own,
+        }
+    }
+
     /// Bytes of what ranks that share tokens have of all of them at once: the input of the widest product and some features of its
     /// output's gradient; inputs, gradients and their sum around a norm; operands of attention whose query rows they share.
-    fn all_rows(&self, c: &ModelConfig) -> usize {
+    fn all_rows(&self, c: &ModelConfig, tokens: usize) -> usize {
         let (e, l) = (self.e, self.l);
         if l.sp == 1 {
             return 0;
@@ -380,13 +447,16 @@ impl RankTable<'_> {
         } else {
             (e * (c.qkv_width() + 2 * c.attention_width()) + 4 * c.heads) / l.tp
         };
-        self.i.micro_tokens() * product.max(norm).max(attention)
+        tokens * product.max(norm).max(attention)
     }
 
     /// What the allocator keeps, and the program. Masters and moments have sizes that never change; what comes and goes comes in
     /// classes of sizes.
     fn around(&self, parts: &[MemoryPart]) -> Vec<MemoryPart> {
-        let (i, slack) = (self.i, self.i.device.slack);
+        let i = self.i;
+        // With whole weights, what forward and backward had goes back to the system before an update; vectors of a trust region do not.
+        let returned = !self.l.splits() && i.updates.trust_region.is_none() && !i.device.own_memory;
+        let slack = if returned { i.device.slack.min(WHOLE_SLACK) } else { i.device.slack };
         let names = ["gathered", "leaving", "activations", "cache"];
         let moving: u64 = parts.iter().filter(|p| names.contains(&p.name)).map(|p| p.bytes).sum();
         let (kept, what) = ((moving * slack / 100) as usize, format!("{slack} % of what comes and goes"));
@@ -399,5 +469,7 @@ impl RankTable<'_> {
     }
 }
 
+/// Per cent of what comes and goes that the machine's allocator keeps where weights are whole.
+const WHOLE_SLACK: u64 = 5;
 /// Memory of an MPI library and of what ranks on one machine share.
 const MPI: u64 = 24 << 20;

@@ -4,7 +4,7 @@
 //! groups first.
 
 pub use super::exchange::Exchange;
-pub use super::rank_memory::parts;
+pub use super::rank_memory::{buffers, parts};
 
 use super::cards::{Card, LINK_SHARE};
 use super::exchange::{exchanges, rounds};

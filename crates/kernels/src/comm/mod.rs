@@ -102,6 +102,8 @@ struct Cost {
     waited: AtomicU64,
     /// Bytes sent to other ranks.
     sent: AtomicU64,
+    /// Exchanges, whatever was sent.
+    exchanges: AtomicU64,
 }
 
 impl Ranks {
@@ -308,6 +310,11 @@ impl Ranks {
         (nanos as f64 * 1e-9, group.cost.sent.swap(0, Ordering::Relaxed))
     }
 
+    /// Exchanges since the last call, those of groups of these ranks included.
+    pub fn take_exchanges(&self) -> u64 {
+        self.0.as_ref().map_or(0, |group| group.cost.exchanges.swap(0, Ordering::Relaxed))
+    }
+
     /// Seconds in which transfers from card to card were under way since the last call, whatever was computed meanwhile; slower
     /// ranks are waited for on the card. `None` where numbers go through host memory.
     pub fn take_card_seconds(&self) -> Option<f64> {
@@ -363,6 +370,7 @@ impl Group {
         let own = self.comm.rank();
         let sent: usize = lengths.enumerate().filter(|(rank, _)| *rank != own).map(|(_, len)| len).sum();
         self.cost.sent.fetch_add(sent as u64, Ordering::Relaxed);
+        self.cost.exchanges.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The bytes of an exchange, or the error that one of them is.

@@ -1,7 +1,9 @@
 //! Memory of messages, used again: a step sends and receives the same lengths over and over, and pages that are new each time
-//! cost more than the bytes.
+//! cost more than the bytes. What lies unused is never more than the two largest exchanges had, one that is sent and one that has
+//! arrived: activations of many lengths would otherwise keep memory that gradients then take anew.
 
 use crate::lock;
+use std::collections::VecDeque;
 use std::sync::Mutex;
 
 /// Messages of fewer bytes are left to the system's allocator.
@@ -10,9 +12,17 @@ const SMALLEST: usize = 64 << 10;
 const KEPT: usize = 64;
 
 /// Vectors that no message uses.
-struct Pool(Mutex<Vec<Vec<u8>>>);
+struct Pool(Mutex<Unused>);
 
-static POOL: Pool = Pool(Mutex::new(Vec::new()));
+struct Unused {
+    /// The one that was given back first comes first.
+    all: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// The most bytes that were given back at once: the messages of one exchange.
+    largest: usize,
+}
+
+static POOL: Pool = Pool::new();
 
 /// This many bytes with unspecified contents.
 pub fn room(bytes: usize) -> Vec<u8> {
@@ -25,25 +35,46 @@ pub fn give_back(read: impl IntoIterator<Item = Vec<u8>>) {
 }
 
 impl Pool {
+    const fn new() -> Self {
+        Pool(Mutex::new(Unused { all: VecDeque::new(), bytes: 0, largest: 0 }))
+    }
+
     fn take(&self, bytes: usize) -> Vec<u8> {
-        let mut unused = lock(&self.0);
-        let fits = |v: &(usize, &Vec<u8>)| v.1.capacity() >= bytes && v.1.capacity() <= 2 * bytes;
-        let nearest =
-            unused.iter().enumerate().filter(fits).min_by_key(|(_, v)| v.capacity()).map(|(i, _)| i);
-        let found = if bytes < SMALLEST { None } else { nearest.map(|i| unused.swap_remove(i)) };
-        drop(unused);
+        let found = if bytes < SMALLEST { None } else { lock(&self.0).take(bytes) };
         let mut found = found.unwrap_or_else(|| Vec::with_capacity(bytes));
         found.resize(bytes, 0);
         found
     }
 
     fn put(&self, read: impl IntoIterator<Item = Vec<u8>>) {
-        let mut unused = lock(&self.0);
-        for bytes in read {
-            if bytes.capacity() >= SMALLEST && unused.len() < KEPT {
-                unused.push(bytes);
-            }
+        let read: Vec<Vec<u8>> = read.into_iter().filter(|bytes| bytes.capacity() >= SMALLEST).collect();
+        if !read.is_empty() {
+            drop(lock(&self.0).put(read)); // the system takes its time, which nobody waits for
         }
+    }
+}
+
+impl Unused {
+    fn take(&mut self, bytes: usize) -> Option<Vec<u8>> {
+        let fits = |v: &(usize, &Vec<u8>)| v.1.capacity() >= bytes && v.1.capacity() <= 2 * bytes;
+        let (nearest, _) = self.all.iter().enumerate().filter(fits).min_by_key(|(_, v)| v.capacity())?;
+        let found = self.all.remove(nearest)?;
+        self.bytes -= found.capacity();
+        Some(found)
+    }
+
+    /// What is no longer kept is returned.
+    fn put(&mut self, read: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+        let more: usize = read.iter().map(Vec::capacity).sum();
+        (self.bytes, self.largest) = (self.bytes + more, self.largest.max(more));
+        self.all.extend(read);
+        let mut left = Vec::new();
+        while self.bytes > 2 * self.largest || self.all.len() > KEPT {
+            let Some(oldest) = self.all.pop_front() else { break };
+            self.bytes -= oldest.capacity();
+            left.push(oldest);
+        }
+        left
     }
 }
 
@@ -53,7 +84,7 @@ mod tests {
 
     #[test]
     fn messages_of_like_length_use_the_same_memory() {
-        let pool = Pool(Mutex::new(Vec::new()));
+        let pool = Pool::new();
         let first = pool.take(1 << 20);
         let at = first.as_ptr();
         pool.put([first]);
@@ -61,5 +92,18 @@ mod tests {
         assert_eq!((again.as_ptr(), again.len()), (at, (1 << 20) - 5));
         let other = pool.take(1 << 20);
         assert_ne!(other.as_ptr(), at);
+    }
+
+    #[test]
+    fn messages_of_many_lengths_do_not_pile_up() {
+        let pool = Pool::new();
+        for i in 1..40 {
+            let exchange: Vec<Vec<u8>> =
+                (0..2).map(|_| pool.take(i * 97 * SMALLEST % (40 * SMALLEST))).collect();
+            pool.put(exchange);
+            let unused = lock(&pool.0);
+            assert_eq!(unused.bytes, unused.all.iter().map(Vec::capacity).sum::<usize>());
+            assert!(unused.bytes <= 2 * 2 * 40 * SMALLEST, "{} bytes", unused.bytes);
+        }
     }
 }

@@ -11,6 +11,7 @@ mod report;
 mod rl_step;
 mod scratch;
 mod shapes;
+mod simulate;
 mod train;
 
 use crate::machine::ensure_memory_of;
@@ -96,7 +97,7 @@ struct HowArgs {
 }
 
 /// The model that is measured.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 struct ShapeArgs {
     /// Hidden size
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<131072>)]

@@ -1,8 +1,10 @@
 //! `ferrl bench ranks`: several ranks against one process with as many threads, and the error of a simulation of it.
 
+use super::simulate::{Link, Parts, RankMesh, link, part_of};
 use super::{ShapeArgs, micro_batches};
 use crate::options::{DeviceArgs, at_least_one, size};
 use crate::output::print;
+use ferrl_engine::model::tensor::Team;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, StatGrads, plan};
 use ferrl_engine::{Error, Result};
@@ -11,15 +13,12 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of the exchange that measures a link.
-const PROBE: usize = 16 << 20;
-
 /// Training steps on several ranks against one process with as many threads
 ///
 /// Ranks are threads of this process, each with a device of its own; started by `ferrl launch -n N -- bench ranks` they are processes under
 /// MPI, or with `--without-mpi` under NCCL. Prints which way gradients and weights travel, seconds a step, the time in which a rank waited for exchanges, and whether all left the same weights; then what a
-/// simulation of the step says, from the time of a micro-batch and an update in one process and the speed of the exchange, and its error.
-/// With `--split` also a step whose exchanges come in turn with what is computed.
+/// simulation of the step says, and its error: from the time that a rank's part of a micro-batch and an update take alone, and the latency
+/// and speed of exchanges. With `--split` also a step whose exchanges come in turn with what is computed.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -42,6 +41,15 @@ pub struct Args {
     /// Split weights, moments and gradients over the ranks (ZeRO-3)
     #[arg(long)]
     split: bool,
+    /// Copies of the weights that ranks split [default: 1 with `--split`, one for each group of `--tp` ranks without]
+    #[arg(long, value_name = "N", value_parser = size::<64>)]
+    copies: Option<usize>,
+    /// Ranks that share the features of every layer (tensor parallelism)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<64>)]
+    tp: usize,
+    /// Ranks that share the tokens of a micro-batch (context parallelism)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<64>)]
+    sp: usize,
     /// One line of JSON instead of a table
     #[arg(long)]
     json: bool,
@@ -53,8 +61,8 @@ pub struct Args {
 #[derive(Clone, Copy)]
 struct StepSetup<'a> {
     ranks: &'a Ranks,
-    /// Cuts the step into micro-batches where nothing else does.
-    size: usize,
+    /// How all ranks lie, also where this one computes alone.
+    mesh: RankMesh,
     /// Whether exchanges go on while layers are computed.
     overlap: bool,
 }
@@ -67,10 +75,13 @@ struct Timing {
     /// Of one micro-batch.
     micro_batch: f64,
     update: f64,
+    /// Of making what products read of all weights.
+    forming: f64,
     /// In which transfers from card to card were under way; none where there are no such.
     cards: Option<f64>,
     /// Bytes that this rank sent in a step.
     sent: f64,
+    exchanges: f64,
     /// Of all weights at the end.
     hash: u64,
 }
@@ -82,21 +93,53 @@ pub fn run(args: &Args) -> Result<()> {
     if args.seq < 2 || size < 2 {
         return Err(Error::usage("nothing to compare").fix("--ranks 2 and --seq 2 at least"));
     }
+    let mesh = args.mesh(size)?;
     // What one rank has: its share of the machine, unless told.
     let threads = args.device.threads.unwrap_or((cores() / size).max(1));
     // Alone, but while the others do the same: cores and memory are shared as they are among ranks.
-    let alone = StepSetup { ranks: Ranks::ALONE, size, overlap: true };
+    let alone = StepSetup { ranks: Ranks::ALONE, mesh, overlap: true };
     let share = |ranks: &Ranks| -> Result<Share> {
-        ranks.all_gather(&[])?;
-        let part = measure(args, alone, args.device_with(threads, &opened)?)?;
-        ranks.all_gather(&[])?;
-        let step =
-            |overlap| measure(args, StepSetup { ranks, size, overlap }, args.device_with(threads, &opened)?);
-        let in_turn = if args.split { Some(step(false)?) } else { None };
-        Ok(Share { part, in_turn, timing: step(true)?, link: link(ranks)? })
+        let device = || args.device_with(threads, &opened);
+        let own = |overlap| Steps::of(args, StepSetup { ranks, mesh, overlap }, &args.shape, device()?);
+        let mut part = Steps::of(args, alone, &args.shape, device()?)?;
+        let shape = part_of(&args.shape, mesh)?;
+        let mut piece = match mesh.team() {
+            1 => None,
+            _ => Some(Steps::of(args, alone, &shape, device()?)?),
+        };
+        let mut in_turn = mesh.layer_by_layer().then(|| own(false)).transpose()?;
+        let mut steps = own(true)?;
+        // Most exchanges are among the ranks of a group.
+        let among = if mesh.team() > 1 { ranks.team(mesh.team()) } else { ranks.clone() };
+        let probe = device()?;
+        ranks.connect(&probe)?;
+        let mut simulated = Vec::new();
+        // In turn, so that what else the machine does slows all of them down alike; the first round warms up.
+        for repeat in 0..=args.repeats {
+            let link = link(&among, &probe)?;
+            let all: [Option<&mut Steps<'_>>; 4] =
+                [Some(&mut part), piece.as_mut(), in_turn.as_mut(), Some(&mut steps)];
+            for steps in all.into_iter().flatten() {
+                ranks.all_gather(&[])?; // all begin together
+                steps.take(repeat > 0)?;
+            }
+            if repeat > 0 {
+                let micro = piece.as_ref().unwrap_or(&part).last.micro_batch;
+                let Timing { update, forming, .. } = part.last;
+                simulated.push(Parts { micro_batch: micro, update, forming, link });
+            }
+        }
+        let in_turn = in_turn.map(Steps::end).transpose()?;
+        let each = steps.seconds.clone();
+        Ok(Share { part: part.end()?, in_turn, timing: steps.end()?, simulated, each })
     };
     let whole = |ranks: &Ranks| match ranks.rank() {
-        0 => measure(args, alone, args.device_with(size * threads, &opened)?),
+        0 => {
+            let device = args.device_with(size * threads, &opened)?;
+            let mut steps = Steps::of(args, alone, &args.shape, device)?;
+            (0..=args.repeats).try_for_each(|repeat| steps.take(repeat > 0))?;
+            steps.end()
+        }
         _ => Ok(Timing::default()),
     };
     if !opened.is_alone() {
@@ -107,7 +150,7 @@ pub fn run(args: &Args) -> Result<()> {
         });
         let rank = opened.rank();
         let shown = done.and_then(|(whole, own, same)| match rank {
-            0 => show(args, size, threads, &RankResults { whole, own, same, how: opened.describe() }),
+            0 => show(args, mesh, threads, &RankResults { whole, own, same, how: opened.describe() }),
             _ => Ok(()),
         });
         opened.finish();
@@ -127,7 +170,7 @@ pub fn run(args: &Args) -> Result<()> {
     })?;
     let same = all.iter().all(|s| s.timing.hash == all[0].timing.hash);
     let (own, how) = (all.swap_remove(0), "threads of one process".to_string());
-    show(args, size, threads, &RankResults { whole, own, same, how })
+    show(args, mesh, threads, &RankResults { whole, own, same, how })
 }
 
 /// What one rank measured.
@@ -137,83 +180,163 @@ struct Share {
     /// Where exchanges wait for what is computed and the other way round.
     in_turn: Option<Timing>,
     timing: Timing,
-    /// Bytes a second.
-    link: f64,
+    /// What each step is simulated from, and its seconds.
+    simulated: Vec<Parts>,
+    each: Vec<f64>,
 }
 
 impl Args {
+    /// How so many ranks lie.
+    fn mesh(&self, ranks: usize) -> Result<RankMesh> {
+        let team = self.tp * self.sp;
+        let groups = if team > 1 { ranks / self.tp } else { ranks };
+        let copies = self.copies.unwrap_or(if self.split { 1 } else { groups });
+        if !ranks.is_multiple_of(team) || !ranks.is_multiple_of(copies * self.tp) {
+            return Err(Error::usage(format!("{copies} copies on {ranks} ranks, {team} in a group"))
+                .fix("--ranks that --tp times --sp and --tp times --copies divide"));
+        }
+        Ok(RankMesh { ranks, tp: self.tp, sp: self.sp, copies })
+    }
+
+    /// Tokens of a micro-batch.
+    fn budget(&self, mesh: RankMesh) -> usize {
+        self.micro_batch.unwrap_or(self.batch.div_ceil(mesh.data()) * self.seq)
+    }
+
     fn device_with(&self, threads: usize, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
         DeviceArgs { threads: Some(threads), ..self.device.clone() }.open_for(ranks)
     }
 }
 
 /// Steps of a random model, the same on every rank.
-fn measure(args: &Args, taken: StepSetup<'_>, device: Arc<dyn Backend>) -> Result<Timing> {
-    let StepSetup { ranks, size, overlap } = taken;
-    let dtype = args.device.dtype.dtype();
-    let options = Options { dtype, training: true, context: args.seq };
-    let model: Model = args.shape.model(device.clone(), options, None)?;
-    let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
-    let mut trainer = ModelTrainer::new(model, settings)?;
-    trainer.overlap = overlap;
-    let split = args.split && !ranks.is_alone();
-    ranks.connect(&device)?;
-    if split {
-        trainer.split(ranks, 1, 0)?;
+struct Steps<'a> {
+    taken: StepSetup<'a>,
+    trainer: ModelTrainer,
+    batches: Vec<Batch>,
+    /// Scored rows of a step.
+    targets: f32,
+    /// What each step took, and the last one.
+    all: Vec<Timing>,
+    seconds: Vec<f64>,
+    last: Timing,
+}
+
+impl<'a> Steps<'a> {
+    /// Of a model of this shape: the whole, or a rank's part of it, which has its part of the sequences.
+    fn of(args: &Args, taken: StepSetup<'a>, shape: &ShapeArgs, device: Arc<dyn Backend>) -> Result<Self> {
+        let StepSetup { ranks, mesh, overlap } = taken;
+        let options = Options { dtype: args.device.dtype.dtype(), training: true, context: args.seq };
+        let model: Model = shape.model(device.clone(), options, None)?;
+        let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
+        let mut trainer = ModelTrainer::new(model, settings)?;
+        trainer.overlap = overlap;
+        ranks.connect(&device)?;
+        if mesh.splits() && !ranks.is_alone() {
+            trainer.split(ranks, mesh.copies, 0)?;
+            if mesh.team() > 1 {
+                trainer.model.set_team(Team::new(ranks, mesh.tp, mesh.sp, true))?;
+            }
+        }
+        let (mut batch, mut budget) = (args.batch, args.budget(mesh));
+        if !std::ptr::eq(shape, &args.shape) {
+            batch = (budget / args.seq).clamp(1, args.batch).div_ceil(mesh.sp);
+            budget = batch * args.seq;
+        }
+        let batches = micro_batches(shape.vocab, (batch, args.seq), budget)?;
+        let targets = (batch * args.seq - batch) as f32;
+        let (all, seconds, last) = (Vec::new(), Vec::new(), Timing::default());
+        Ok(Steps { taken, trainer, batches, targets, all, seconds, last })
     }
-    let budget = args.micro_batch.unwrap_or(args.batch.div_ceil(size) * args.seq);
-    let batches = micro_batches(args.shape.vocab, (args.batch, args.seq), budget)?;
-    let targets = (args.batch * args.seq - args.batch) as f32;
-    let (mut steps, mut exchanges, mut micro, mut updates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let (mut sent, mut cards) = (0.0, Vec::new());
-    for repeat in 0..=args.repeats {
-        ranks.all_gather(&[])?; // all begin together
+
+    /// Takes a step.
+    fn take(&mut self, counts: bool) -> Result<()> {
+        let StepSetup { ranks, mesh, .. } = self.taken;
+        let device = self.trainer.model.backend.clone();
         ranks.take_cost();
+        ranks.take_exchanges();
         ranks.take_card_seconds();
         let began = Instant::now();
-        let seconds = gradients(&mut trainer, &batches, targets, ranks)?;
+        let micro = gradients(&mut self.trainer, &self.batches, self.targets, ranks, mesh)?;
         let before_update = Instant::now();
-        trainer.update(1e-3)?;
+        self.trainer.update(1e-3)?;
         device.wait()?;
         let (update, step) = (before_update.elapsed().as_secs_f64(), began.elapsed().as_secs_f64());
-        let (exchange, bytes) = ranks.take_cost();
-        sent = bytes as f64;
-        let on_cards = ranks.take_card_seconds();
-        // The first step warms up.
-        if repeat > 0 {
-            micro.extend(seconds);
-            updates.push(update);
-            steps.push(step);
-            exchanges.push(exchange);
-            cards.extend(on_cards);
+        let (exchange, sent) = ranks.take_cost();
+        self.last = Timing {
+            step,
+            exchange,
+            micro_batch: median(micro),
+            update,
+            forming: if ranks.is_alone() { forming(&mut self.trainer.model)? } else { 0.0 },
+            cards: ranks.take_card_seconds(),
+            sent: sent as f64,
+            exchanges: ranks.take_exchanges() as f64,
+            hash: 0,
+        };
+        if counts {
+            self.all.push(self.last.clone());
+            self.seconds.push(step);
         }
+        Ok(())
     }
-    let whole = split.then(|| trainer.model.exact_copy()).transpose()?;
-    let hash = hash(whole.as_ref().unwrap_or(&trainer.model))?;
-    Ok(Timing {
-        step: median(steps),
-        exchange: median(exchanges),
-        micro_batch: median(micro),
-        update: median(updates),
-        cards: (!cards.is_empty()).then(|| median(cards)),
-        sent,
-        hash,
-    })
+
+    /// Medians, and the hash of all weights.
+    fn end(self) -> Result<Timing> {
+        let StepSetup { ranks, mesh, .. } = self.taken;
+        let split = mesh.splits() && !ranks.is_alone();
+        let whole = split.then(|| self.trainer.model.exact_copy()).transpose()?;
+        let hash = hash(whole.as_ref().unwrap_or(&self.trainer.model))?;
+        let of = |f: fn(&Timing) -> f64| median(self.all.iter().map(f).collect());
+        let cards: Vec<f64> = self.all.iter().filter_map(|t| t.cards).collect();
+        Ok(Timing {
+            step: of(|t| t.step),
+            exchange: of(|t| t.exchange),
+            micro_batch: of(|t| t.micro_batch),
+            update: of(|t| t.update),
+            forming: of(|t| t.forming),
+            cards: (!cards.is_empty()).then(|| median(cards)),
+            hash,
+            ..self.last
+        })
+    }
+}
+
+/// Seconds of making what products read of all weights.
+fn forming(model: &mut Model) -> Result<f64> {
+    let mut seconds = Vec::new();
+    for _ in 0..3 {
+        let began = Instant::now();
+        model.refresh()?;
+        model.backend.wait()?;
+        seconds.push(began.elapsed().as_secs_f64());
+    }
+    Ok(median(seconds))
 }
 
 /// Gradients of a step, summed over the ranks; returns the seconds of each micro-batch of this rank.
-fn gradients(trainer: &mut ModelTrainer, batches: &[Batch], targets: f32, ranks: &Ranks) -> Result<Vec<f64>> {
+fn gradients(
+    trainer: &mut ModelTrainer,
+    batches: &[Batch],
+    targets: f32,
+    ranks: &Ranks,
+    mesh: RankMesh,
+) -> Result<Vec<f64>> {
+    // A group has the place of a rank.
+    let team = if ranks.is_alone() { 1 } else { mesh.team() };
+    let (together, groups, own) = (ranks.team(team), ranks.size() / team, ranks.rank() / team);
     let mut seconds = Vec::new();
+    trainer.prepare()?;
     for (i, batch) in batches.iter().enumerate() {
-        if ranks.owns(i) {
+        if i % groups == own {
             let began = Instant::now();
             let logp = vec![-1.0 / targets; batch.tokens()];
-            trainer.forward_backward(batch, &StatGrads { logp, ..Default::default() })?;
+            let grads = StatGrads { logp, ..Default::default() };
+            together.in_step(|| trainer.forward_backward(batch, &grads).map(drop))?;
             trainer.model.backend.wait()?;
             seconds.push(began.elapsed().as_secs_f64());
         }
-        if ranks.ends_round(i, batches.len()) {
-            if ranks.sits_out(i) {
+        if i + 1 == batches.len() || (i + 1).is_multiple_of(groups) {
+            if own > i % groups && team == 1 {
                 trainer.idle_forward()?;
                 trainer.idle_backward()?;
             }
@@ -235,23 +358,9 @@ fn hash(model: &Model) -> Result<u64> {
     Ok(hash)
 }
 
-fn median(mut all: Vec<f64>) -> f64 {
+pub(super) fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2).copied().unwrap_or(0.0)
-}
-
-/// Bytes a second that a rank sends while all do.
-fn link(ranks: &Ranks) -> Result<f64> {
-    let part = vec![0u8; PROBE / ranks.size()];
-    let parts: Vec<&[u8]> = (0..ranks.size()).map(|_| &part[..]).collect();
-    let mut seconds = Vec::new();
-    for _ in 0..6 {
-        ranks.all_gather(&[])?;
-        let began = Instant::now();
-        ranks.all_to_all(&parts)?;
-        seconds.push(began.elapsed().as_secs_f64());
-    }
-    Ok((part.len() * (ranks.size() - 1)) as f64 / median(seconds).max(1e-9))
 }
 
 struct RankResults {
@@ -261,20 +370,19 @@ struct RankResults {
     how: String,
 }
 
-impl RankResults {
-    /// Seconds that a step on the ranks should take: as many micro-batches in turn as there are rounds, the exchange, the update.
-    fn simulated(&self, rounds: usize) -> f64 {
-        let Share { part, timing, link, .. } = &self.own;
-        rounds as f64 * part.micro_batch + timing.sent / link + part.update
-    }
-}
-
-fn show(args: &Args, size: usize, threads: usize, r: &RankResults) -> Result<()> {
-    let budget = args.micro_batch.unwrap_or(args.batch.div_ceil(size) * args.seq);
-    let rounds = plan(&vec![args.seq; args.batch], budget)?.len().div_ceil(size);
-    let simulated = r.simulated(rounds);
-    let Share { part, in_turn, timing, link } = &r.own;
-    let error = simulated / timing.step - 1.0;
+fn show(args: &Args, mesh: RankMesh, threads: usize, r: &RankResults) -> Result<()> {
+    let size = mesh.ranks;
+    let rounds = plan(&vec![args.seq; args.batch], args.budget(mesh))?.len().div_ceil(mesh.data());
+    let Share { part, in_turn, timing, simulated: parts, each } = &r.own;
+    let steps: Vec<f64> =
+        parts.iter().map(|p| p.step(mesh, rounds, (timing.sent, timing.exchanges))).collect();
+    let simulated = median(steps.clone());
+    let link = Link {
+        latency: median(parts.iter().map(|p| p.link.latency).collect()),
+        speed: median(parts.iter().map(|p| p.link.speed).collect()),
+    };
+    let micro = median(parts.iter().map(|p| p.micro_batch).collect());
+    let error = median(steps.iter().zip(each).map(|(said, took)| said / took).collect()) - 1.0;
     let overhead = timing.step / r.whole.step - 1.0;
     let equal = r.same
         && [Some(timing), Some(part), in_turn.as_ref()].into_iter().flatten().all(|t| t.hash == r.whole.hash);
@@ -285,7 +393,10 @@ fn show(args: &Args, size: usize, threads: usize, r: &RankResults) -> Result<()>
             "card_seconds": timing.cards,
             "in_turn_seconds": in_turn.as_ref().map(|t| t.step),
             "in_turn_exchange_seconds": in_turn.as_ref().map(|t| t.exchange),
-            "overhead": overhead, "sent_bytes": timing.sent, "link_bytes_per_second": link,
+            "overhead": overhead, "sent_bytes": timing.sent, "exchanges": timing.exchanges,
+            "link_bytes_per_second": link.speed, "latency_seconds": link.latency,
+            "copies": mesh.copies, "tp": mesh.tp, "sp": mesh.sp,
+            "micro_batch_seconds": micro, "update_seconds": part.update, "forming_seconds": part.forming,
             "simulated_seconds": simulated, "simulation_error": error,
             "weights": format!("{:016x}", timing.hash), "same_weights": equal,
         });
@@ -302,7 +413,7 @@ fn show(args: &Args, size: usize, threads: usize, r: &RankResults) -> Result<()>
         print(&format!(
             "training step: {}; {} x {} tokens; ranks are {}\n\n{:<18}{:>14}{:>14}   weights\n{}{}{in_turn}{}\n\
              overhead of {size} ranks against one process with as many threads: {:.1} %\n\
-             a rank sends {:.1} MB a step, at {:.2} GB/s\n\
+             a rank sends {:.1} MB a step in {} exchanges, at {:.2} GB/s and {:.0} us an exchange\n\
              {cards}simulated step: {simulated:.4} s, {:+.1} % off\n",
             args.shape.describe(),
             args.batch,
@@ -316,7 +427,9 @@ fn show(args: &Args, size: usize, threads: usize, r: &RankResults) -> Result<()>
             line(&format!("{size} x {threads}"), timing),
             100.0 * overhead,
             timing.sent / 1e6,
-            link / 1e9,
+            timing.exchanges,
+            link.speed / 1e9,
+            1e6 * link.latency,
             100.0 * error,
         ))?;
     }

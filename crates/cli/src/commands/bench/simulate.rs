@@ -1,0 +1,154 @@
+//! The step that `ferrl bench ranks` simulates: what one process computes alone, and links with a latency and a speed.
+//!
+//! ```text
+//! step = rounds * micro-batch + formed * forming + (update - forming) / shards + exchanges * latency + sent / speed
+//! ```
+//!
+//! A micro-batch is measured on a rank's part of it while all ranks compute theirs: a model with its heads, its features and its tokens of
+//! the vocabulary, on its part of the sequences. Forming is making what products read of all weights. Exchanges and bytes are those of the
+//! run; [`crate::commands::plan`] says them beforehand.
+
+use super::ShapeArgs;
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::comm::{Outbox, ParcelContents, ParcelPiece, Route, part};
+use ferrl_kernels::{Backend, DType, Ranks};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How ranks lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RankMesh {
+    pub ranks: usize,
+    pub tp: usize,
+    pub sp: usize,
+    /// Copies of the weights; with as many as there are ranks each has a whole one.
+    pub copies: usize,
+}
+
+impl RankMesh {
+    /// Ranks that compute a micro-batch together.
+    pub fn team(self) -> usize {
+        self.tp * self.sp
+    }
+
+    /// Micro-batches that are computed at a time.
+    pub fn data(self) -> usize {
+        self.ranks / self.team()
+    }
+
+    /// Ranks that split a copy of the weights.
+    pub fn shards(self) -> usize {
+        self.ranks / self.copies
+    }
+
+    /// Whether a layer is gathered at a time (ZeRO-3).
+    pub fn layer_by_layer(self) -> bool {
+        self.team() == 1 && self.shards() > 1
+    }
+
+    /// Whether no rank has all of the model's numbers.
+    pub fn splits(self) -> bool {
+        self.team() > 1 || self.shards() > 1
+    }
+}
+
+/// The model whose products have the sizes of a rank's part of them.
+pub(super) fn part_of(shape: &ShapeArgs, mesh: RankMesh) -> Result<ShapeArgs> {
+    let tp = mesh.tp;
+    if !shape.heads.is_multiple_of(tp) || !shape.kv_heads.is_multiple_of(tp) {
+        return Err(Error::usage(format!("{} and {} heads for {tp} ranks", shape.heads, shape.kv_heads))
+            .fix("--tp N that divides --heads and --kv-heads"));
+    }
+    Ok(ShapeArgs {
+        head_dim: Some(shape.head_dim.unwrap_or(shape.hidden / shape.heads)),
+        heads: shape.heads / tp,
+        kv_heads: shape.kv_heads / tp,
+        inter: shape.inter.div_ceil(tp),
+        vocab: shape.vocab.div_ceil(tp),
+        ..shape.clone()
+    })
+}
+
+/// What was measured of one process and of the ranks' links.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Parts {
+    /// Seconds of a rank's part of a micro-batch, of an update, and of forming what products read of all weights.
+    pub micro_batch: f64,
+    pub update: f64,
+    pub forming: f64,
+    pub link: Link,
+}
+
+/// How fast ranks exchange numbers, packing and adding included.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Link {
+    /// Seconds of an exchange of nothing.
+    pub latency: f64,
+    /// Bytes a second that a rank sends while all do.
+    pub speed: f64,
+}
+
+impl Parts {
+    /// Seconds of a step of so many rounds, in which a rank sends `sent` bytes in `exchanges`.
+    pub fn step(&self, mesh: RankMesh, rounds: usize, (sent, exchanges): (f64, f64)) -> f64 {
+        // Layer by layer, forward takes one of the two forms of a weight and backward both; a group forms its part once a step.
+        let formed = match (mesh.layer_by_layer(), mesh.team()) {
+            (true, _) => 1.5 * rounds as f64,
+            (_, 1) => 1.0,
+            _ => 1.0 / mesh.tp as f64,
+        };
+        let optimizer = (self.update - self.forming).max(0.0) / mesh.shards() as f64;
+        let exchanging = exchanges * self.link.latency + sent / self.link.speed;
+        rounds as f64 * self.micro_batch + formed * self.forming + optimizer + exchanging
+    }
+}
+
+/// Numbers of the exchange that measures a link.
+const PROBE: usize = 4 << 20;
+
+/// Of these ranks, all of which call it: numbers are packed, sent, and added to what is there.
+pub(super) fn link(ranks: &Ranks, device: &Arc<dyn Backend>) -> Result<Link> {
+    let (size, own) = (ranks.size(), part(PROBE, ranks.rank(), ranks.size()));
+    let (mut latencies, mut seconds) = (Vec::new(), Vec::new());
+    for _ in 0..20 {
+        let began = Instant::now();
+        ranks.all_gather(&[0; 64])?;
+        latencies.push(began.elapsed().as_secs_f64());
+    }
+    let mut from = device.alloc(DType::F32, PROBE)?;
+    let mut total = device.alloc(DType::F32, own.len())?;
+    device.fill(&mut from, 1.0)?;
+    device.fill(&mut total, 0.0)?;
+    let contents = |len: usize| ParcelContents { note: Vec::new(), pieces: vec![ParcelPiece::f32s(len)] };
+    let expected = vec![vec![ParcelPiece::f32s(own.len())]; size];
+    for _ in 0..3 {
+        ranks.all_gather(&[])?; // all begin together
+        let began = Instant::now();
+        let slots = (0..size).map(|to| contents(part(PROBE, to, size).len())).collect();
+        let mut outbox = Outbox::new(ranks, device, Route::Each, slots)?;
+        (0..size).try_for_each(|to| outbox.push(to, &from, part(PROBE, to, size).start))?;
+        let mut inbox = ranks.exchange_parcels(outbox, &expected)?;
+        (0..size).try_for_each(|rank| inbox.add(rank, &mut total))?;
+        device.wait()?;
+        seconds.push(began.elapsed().as_secs_f64());
+    }
+    let latency = super::ranks::median(latencies);
+    let sent = 4.0 * (PROBE - own.len()) as f64;
+    Ok(Link { latency, speed: sent / (super::ranks::median(seconds) - latency).max(1e-9) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_simulated_step_is_the_sum_of_its_parts() {
+        let link = Link { latency: 0.001, speed: 1e9 };
+        let parts = Parts { micro_batch: 1.0, update: 0.5, forming: 0.1, link };
+        let mesh = |ranks, tp, copies| RankMesh { ranks, tp, sp: 1, copies };
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
+        near(parts.step(mesh(2, 1, 2), 3, (1e9, 10.0)), 3.0 + 0.5 + 0.01 + 1.0);
+        near(parts.step(mesh(2, 1, 1), 3, (1e9, 10.0)), 3.0 + 4.5 * 0.1 + 0.2 + 0.01 + 1.0);
+        near(parts.step(mesh(4, 2, 2), 3, (1e9, 10.0)), 3.0 + 0.05 + 0.2 + 0.01 + 1.0);
+    }
+}

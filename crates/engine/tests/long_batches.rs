@@ -1,0 +1,131 @@
+//! Micro-batches whose head takes several stretches of the vocabulary and several parts of the rows: their gradients, summed over
+//! an update, have the bits of one process on any number of ranks.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use ferrl_engine::checkpoint::InitOptions;
+use ferrl_engine::model::tensor::Team;
+use ferrl_engine::model::{Head, Model, Options};
+use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, StatGrads};
+use ferrl_kernels::comm::{device_threads, threads};
+use ferrl_kernels::{DType, Ranks};
+
+/// Five stretches of 2,048 tokens, the last not full. With 2,000 rows there are more logits than a one-pass head keeps, or ranks
+/// that share the vocabulary compute and exchange, at a time.
+const VOCAB: usize = 8500;
+/// Scored rows of the micro-batches of an update.
+const ROWS: [usize; 3] = [2010, 1990, 7];
+
+fn trainer(family: &str, dtype: DType) -> ModelTrainer {
+    let mut init = InitOptions::new(family);
+    (init.vocab, init.hidden, init.layers, init.head) = (VOCAB, 16, 1, Head::Lm);
+    (init.heads, init.kv_heads, init.ffn) = (Some(4), Some(4), Some(24));
+    (init.max_positions, init.std, init.seed) = (256, 0.2, 5);
+    let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
+    let model = Model::random(backend, &init, Options { dtype, training: true, context: 0 }).unwrap();
+    ModelTrainer::new(model, OptimizerOptions::default()).unwrap()
+}
+
+/// Sequences of 200 tokens at most, some of which occur often.
+fn batch(number: usize, rows: usize) -> Batch {
+    let token = |i: usize| ((number * 97 + i * i * 7 + i / 3) % if i % 5 == 0 { 11 } else { VOCAB }) as u32;
+    let starts = (0..rows).step_by(199);
+    Batch::of(starts.map(|at| (at..=(at + 199).min(rows)).map(token).collect()))
+}
+
+/// With gradients of the entropy too the head cannot take its one pass.
+fn grads(b: &Batch, entropy: bool) -> StatGrads {
+    let column = |k: usize| (0..b.tokens()).map(|i| ((i * k % 13) as f32 - 6.0) * 0.1).collect();
+    StatGrads { logp: column(7), entropy: if entropy { column(5) } else { Vec::new() }, ..Default::default() }
+}
+
+/// How ranks lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lie {
+    Whole,
+    /// So many copies of the weights.
+    Split(usize),
+    /// Tensor and context parallelism, and copies of the weights.
+    Team(usize, usize, usize),
+}
+
+/// The gradients of an update: of this rank's part of the weights, with where it begins.
+fn run(mut t: ModelTrainer, ranks: &Ranks, lie: Lie, entropy: bool) -> Vec<(usize, Vec<u32>)> {
+    let mut size = 1;
+    match lie {
+        Lie::Whole => {}
+        Lie::Split(copies) => t.split(ranks, copies, 0).unwrap(),
+        Lie::Team(tp, sp, copies) => {
+            size = tp * sp;
+            t.split(ranks, copies, 0).unwrap();
+            t.model.set_team(Team::new(ranks, tp, sp, true)).unwrap();
+        }
+    }
+    let (team, teams, own) = (ranks.team(size), ranks.size() / size, ranks.rank() / size);
+    t.prepare().unwrap();
+    for (i, &rows) in ROWS.iter().enumerate() {
+        if i % teams == own {
+            let b = batch(i, rows);
+            team.in_step(|| t.forward_backward(&b, &grads(&b, entropy)).map(|_| ())).unwrap();
+        }
+        if i + 1 == ROWS.len() || (i + 1) % teams == 0 {
+            if matches!(lie, Lie::Split(_)) && own > i % teams {
+                t.idle_forward().unwrap();
+                t.idle_backward().unwrap();
+            }
+            t.add_round(ranks).unwrap();
+        }
+    }
+    t.gather_gradient(ranks).unwrap();
+    let bits = |i: usize| t.gradient(i).unwrap().unwrap().iter().map(|x| x.to_bits()).collect();
+    (0..t.model.params.len()).map(|i| (t.model.params[i].own.start, bits(i))).collect()
+}
+
+fn on_each<T: Send>(all: Vec<Ranks>, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let running: Vec<_> = all.into_iter().map(|ranks| scope.spawn(move || work(ranks))).collect();
+        running.into_iter().map(|r| r.join().unwrap()).collect()
+    })
+}
+
+fn compare(family: &str, dtype: DType, entropy: bool) {
+    let alone = run(trainer(family, dtype), &Ranks::ALONE, Lie::Whole, entropy);
+    let lies = [
+        (2, Lie::Whole),
+        (4, Lie::Whole),
+        (2, Lie::Split(1)),
+        (4, Lie::Split(1)),
+        (4, Lie::Split(2)),
+        (2, Lie::Team(2, 1, 1)),
+        (2, Lie::Team(1, 2, 1)),
+        (4, Lie::Team(2, 1, 1)),
+        (4, Lie::Team(2, 2, 1)),
+    ];
+    for (n, (size, lie)) in lies.into_iter().enumerate() {
+        let ranks = if n % 2 == 0 { threads(size) } else { device_threads(size) };
+        let results = on_each(ranks, |ranks| run(trainer(family, dtype), &ranks, lie, entropy));
+        for (rank, parts) in results.iter().enumerate() {
+            for (i, ((start, got), (_, whole))) in parts.iter().zip(&alone).enumerate() {
+                let want = &whole[*start..start + got.len()];
+                let off = got.iter().zip(want).filter(|(a, b)| a != b).count();
+                assert!(
+                    off == 0,
+                    "{family}: {off} of {} numbers of gradient {i} on rank {rank} of {size}, {lie:?}",
+                    got.len()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_head_of_its_own_in_f32() {
+    compare("llama", DType::F32, true);
+    compare("llama", DType::F32, false);
+}
+
+#[test]
+fn the_embedding_as_head_in_bf16() {
+    compare("qwen2", DType::Bf16, true);
+    compare("qwen2", DType::Bf16, false);
+}
