@@ -6,7 +6,7 @@
 
 use super::super::{Backup, ChoiceRule, Expansion, Round, Strategy, Tree, Until};
 use super::sampling::evaluate_terminals;
-use super::{Entry, MAX_DEPTH};
+use super::{Entry, MAX_DEPTH, MAX_NODES};
 use crate::recipe::read_settings;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -21,7 +21,9 @@ pub(super) const ENTRY: Entry = Entry {
         let branch = branch.list()?;
         // One number is for all depths, which `max_depth` ends; a tree of 64 levels of two has no end in practice.
         let max_depth = common.max_depth.unwrap_or(if branch.len() == 1 { 3 } else { MAX_DEPTH });
-        Ok(Box::new(Branching { branch, max_depth, choice: answer, started: false }))
+        let tree = Branching { branch, max_depth, choice: answer, started: false };
+        tree.check_size()?;
+        Ok(Box::new(tree))
     },
 };
 
@@ -69,6 +71,24 @@ struct Branching {
 }
 
 impl Branching {
+    /// Refuses a schedule whose full tree no machine holds.
+    fn check_size(&self) -> Result<()> {
+        let (mut nodes, mut level) = (0.0, 1.0);
+        for depth in 0..self.max_depth {
+            let (children, until) = self.at(depth);
+            level *= children as f64;
+            nodes += level;
+            if until == Until::End || nodes > MAX_NODES {
+                break;
+            }
+        }
+        if nodes <= MAX_NODES {
+            return Ok(());
+        }
+        let what = format!("the full tree has more than {MAX_NODES} nodes: {level:e} in one level alone");
+        Err(Error::usage(what).at("branch").fix("branch=3,2,1, or a smaller max_depth"))
+    }
+
     /// Children of a node at a depth, and how far they go.
     fn at(&self, depth: usize) -> (usize, Until) {
         let last = depth + 1 >= self.max_depth;
