@@ -180,7 +180,11 @@ fn mistakes_are_named_before_the_model_is_read() {
     fails(&countdown, 2, &["step_oracle", "finds wrong steps"]);
     fails(&["search", &run, "--option", "samples"], 2, &["--option samples=VALUE"]);
     let tree = ["search", &run, "--strategy", "tree", "--option"];
-    fails(&[&tree[..], &["branch=65536"]].concat(), 2, &["more than 1048576 nodes", "max_depth"]);
+    fails(
+        &[&tree[..], &["branch=65536"]].concat(),
+        2,
+        &["a level of the tree has", "at most 1048576", "max_depth"],
+    );
     let beams = ["--option", "width=65536", "--option", "branch=65536"];
     fails(&[&["search", &run, "--strategy", "beam"], &beams[..]].concat(), 2, &["too many", "1048576"]);
     fails(

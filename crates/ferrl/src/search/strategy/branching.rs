@@ -70,23 +70,21 @@ struct Branching {
     started: bool,
 }
 
+/// Refuses a level of more nodes than a search may ask for at once.
+fn check_level(nodes: f64) -> Result<()> {
+    if nodes <= MAX_NODES {
+        return Ok(());
+    }
+    let what = format!("a level of the tree has {nodes:e} nodes, at most {MAX_NODES}");
+    Err(Error::usage(what).at("branch").fix("branch=3,2,1, or a smaller max_depth"))
+}
+
 impl Branching {
-    /// Refuses a schedule whose full tree no machine holds.
+    /// Refuses a schedule whose first two levels no memory holds. Deeper ones may never be: completions end.
     fn check_size(&self) -> Result<()> {
-        let (mut nodes, mut level) = (0.0, 1.0);
-        for depth in 0..self.max_depth {
-            let (children, until) = self.at(depth);
-            level *= children as f64;
-            nodes += level;
-            if until == Until::End || nodes > MAX_NODES {
-                break;
-            }
-        }
-        if nodes <= MAX_NODES {
-            return Ok(());
-        }
-        let what = format!("the full tree has more than {MAX_NODES} nodes: {level:e} in one level alone");
-        Err(Error::usage(what).at("branch").fix("branch=3,2,1, or a smaller max_depth"))
+        let (first, until) = self.at(0);
+        let second = if until == Until::Step { self.at(1).0 } else { 1 };
+        check_level(first as f64 * second as f64)
     }
 
     /// Children of a node at a depth, and how far they go.
@@ -107,12 +105,14 @@ impl Strategy for Branching {
         self.started = true;
         let open: Vec<usize> = round.grown.iter().flatten().copied().chain(root).collect();
         let open = open.into_iter().filter(|&id| !round.tree.node(id).terminal);
-        Ok(open
+        let wanted: Vec<Expansion> = open
             .map(|id| {
                 let (samples, until) = self.at(round.tree.node(id).depth);
                 Expansion { until, ..Expansion::steps(id, samples) }
             })
-            .collect())
+            .collect();
+        check_level(wanted.iter().map(|e| e.samples as f64).sum())?;
+        Ok(wanted)
     }
     fn answer(&self, tree: &Tree) -> Option<usize> {
         self.choice.of(tree)
