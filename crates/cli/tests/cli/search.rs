@@ -288,11 +288,11 @@ fn rewards_beyond_0_and_1_are_told_of() {
     let grade = |name: &str, expression: &str| {
         let python = folder.write(
             &format!("{name}.py"),
-            &format!("def reward(prompts, completions, **columns):\n    return [{expression} for c in completions]\n"),
+            format!("def reward(prompts, completions, **columns):\n    return [{expression} for c in completions]\n"),
         );
         let recipe = folder.write(
             &format!("{name}.toml"),
-            &format!(
+            format!(
                 "algo = \"sft\"\ndata.train = [\"task:countdown\"]\nreward = [{{ python = {python:?} }}]\n\
                  rollout = {{ max_new_tokens = 8, cache_mib = 4 }}\n"
             ),
