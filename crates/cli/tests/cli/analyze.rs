@@ -61,7 +61,7 @@ fn credit_of_a_run_is_recomputed_and_its_advantages_are_counted() {
     assert!(tables["diversity"][0]["prompts"] == 3 && tables["kl"].is_array(), "{tables}");
     let moved = &tables["weights"][0];
     assert!(moved["from"].as_str().unwrap().ends_with("tiny/stages/0"), "{moved}");
-    assert!(moved["to"] == "vine" && moved["distance"].as_f64().unwrap() > 0.0, "{moved}");
+    assert!(moved["to"] == "vineppo" && moved["distance"].as_f64().unwrap() > 0.0, "{moved}");
     assert!(folder.read("runs/vine/analysis.html").contains("distribution of advantages"));
 }
 
