@@ -271,11 +271,11 @@ pub fn base(text: &str) -> std::result::Result<f64, String> {
     text.parse().ok().filter(good).ok_or_else(|| "must be a number above 0, up to 1e12".into())
 }
 
-/// Options given as `key=value`: numbers, booleans, lists and tables as JSON, anything else as text.
-pub fn key_values(pairs: &[String]) -> Result<Map<String, Value>> {
+/// Options given with a flag as `key=value`: numbers, booleans, lists and tables as JSON, anything else as text.
+pub fn key_values(flag: &str, pairs: &[String]) -> Result<Map<String, Value>> {
     let read = |pair: &String| {
         let (key, value) = pair.split_once('=').ok_or_else(|| {
-            Error::usage(format!("--option {pair:?} is not key=value")).fix("--option format=plain")
+            Error::usage(format!("{flag} {pair:?} is not key=value")).fix(format!("{flag} {pair}=VALUE"))
         })?;
         Ok((key.to_string(), serde_json::from_str(value).unwrap_or_else(|_| value.into())))
     };

@@ -42,7 +42,7 @@ impl JsonlOutput {
         if path.is_file() && inputs.iter().any(|input| real(input).is_some() && real(input) == real(path)) {
             return Err(Error::usage("is the file that is read; its rows would be lost")
                 .at(path.display())
-                .fix("--output with another name"));
+                .fix("another name for what is written"));
         }
 
         let target = if path.as_os_str() == "-" {
@@ -50,7 +50,7 @@ impl JsonlOutput {
         } else if path.is_dir() {
             return Err(Error::usage("is a directory, expected a file to write")
                 .at(path.display())
-                .fix(format!("--output {}", path.join("out.jsonl").display())));
+                .fix(format!("a file in it, such as {}", path.join("out.jsonl").display())));
         } else if path.exists() && !path.is_file() {
             let file = OpenOptions::new().write(true).open(path).map_err(|e| unwritable(path, &e))?;
             OutputTarget::Direct(path.into(), BufWriter::new(file))
@@ -79,7 +79,7 @@ impl JsonlOutput {
         if (0..50).all(taken) {
             return Err(Error::usage("another process is writing it")
                 .at(path.display())
-                .fix("wait for it, or --output with another name"));
+                .fix("wait for it, or choose another name"));
         }
         file.set_len(0).map_err(|e| unwritable(path, &e))?;
         Ok(BufWriter::new(file))
@@ -213,7 +213,7 @@ pub fn unwritable(path: &Path, e: &std::io::Error) -> Error {
         (_, Some(parent)) => error.fix(format!("mkdir -p {}", parent.display())),
         (ErrorKind::PermissionDenied, _) => error.fix("choose a place you may write to"),
         _ if class == Class::Resource => error.fix("free some disk space or choose another disk"),
-        _ => error.fix("choose another --output"),
+        _ => error.fix("choose another place"),
     }
 }
 

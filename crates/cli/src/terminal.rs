@@ -6,7 +6,7 @@ use ferrl::interrupt;
 use ferrl::run::StepRecord;
 use ferrl::runner::RunWatch;
 use ferrl::train::Waits;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, counted};
 use indicatif::HumanDuration;
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex};
@@ -138,7 +138,7 @@ fn show(parts: &[LinePart]) {
 impl RunWatch for Terminal {
     fn stage(&mut self, name: &str, steps: u64) {
         if self.several {
-            self.note(&format!("{name} begins: {steps} steps"));
+            self.note(&format!("{name} begins: {}", counted(steps as usize, "step")));
         }
         (self.began, self.first_step, self.trend, self.shown) = (Instant::now(), u64::MAX, None, None);
         self.evaluated.clear();

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "cli/analyze.rs"]
+mod analyze;
 #[path = "cli/common.rs"]
 mod common;
 #[path = "cli/data.rs"]

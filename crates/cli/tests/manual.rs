@@ -211,3 +211,11 @@ fn code_in_the_manual_is_the_examples() {
     }
     assert_eq!(shown.len(), 3);
 }
+
+#[test]
+fn every_search_strategy_has_its_row() {
+    let page = std::fs::read_to_string(root().join("docs/reasoning.md")).unwrap();
+    for entry in ferrl::search::STRATEGIES {
+        assert!(page.contains(&format!("| `{}` |", entry.name)), "{}", entry.name);
+    }
+}

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::ALGORITHMS;
+use ferrl::recipe::keys;
 use ferrl_engine::model::FAMILIES;
 use ferrl_kernels::BACKENDS;
 use std::collections::HashMap;
@@ -170,6 +171,23 @@ fn functions_fit_a_screen() {
             let end = format!("{indent}}}");
             let length = lines[start..].iter().position(|l| *l == end).map_or(0, |n| n + 1);
             assert!(length <= 60, "{path}:{}: a function of {length} lines", start + 1);
+        }
+    }
+}
+
+#[test]
+fn messages_of_kernels_name_no_recipe_keys() {
+    // The pipeline words the fix: kernels do not know what a user wrote.
+    let below = |path: &str| path.starts_with("crates/kernels/");
+    let keys: Vec<&str> = keys().iter().map(|k| k.path.as_str()).filter(|k| k.contains('.')).collect();
+    assert!(keys.len() > 100, "only {} keys", keys.len());
+    for (path, lines) in code_lines().into_iter().filter(|(path, _)| below(path)) {
+        for line in lines.iter().filter(|l| !l.trim_start().starts_with("//")) {
+            for word in
+                line.split('"').skip(1).step_by(2).flat_map(|text| text.split([' ', ',', ';', '(', '=']))
+            {
+                assert!(!keys.contains(&word), "{path} names {word}: {}", line.trim());
+            }
         }
     }
 }

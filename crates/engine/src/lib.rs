@@ -9,4 +9,4 @@ pub mod model;
 pub mod tokenizer;
 pub mod train;
 
-pub use ferrl_kernels::{Class, Error, Result, math, nearest};
+pub use ferrl_kernels::{Class, Error, Result, counted, math, nearest, plural};

@@ -8,7 +8,7 @@ mod look;
 use crate::data::hub::model_dir;
 use crate::interrupt;
 use crate::plan::memory::weights;
-use crate::recipe::{Recipe, Resolved, StageRecipe};
+use crate::recipe::{Recipe, Resolved, RewardSettings, StageRecipe};
 use crate::run::Disk;
 use crate::setup::{self, Draft};
 use crate::source::SourceSummary;
@@ -197,6 +197,12 @@ fn models<'a>(
                      reward.0.options.kind = \"generative\", which asks the model for its verdict",
                 ));
         }
+    }
+    if let Some(path) = recipe.search.model() {
+        let scores = config(path).map_err(|e| e.at("search.scorer"))?.head == Head::Score;
+        let options = recipe.search.scorer_options.clone();
+        let scorer = RewardSettings { model: Some(path.into()), options, ..Default::default() };
+        scorer.check_model(scores, "search.scorer_options.").map_err(|e| e.at("search.scorer"))?;
     }
     Ok((policy, critic.map(|c| ModelConfig { head: Head::Score, ..c })))
 }

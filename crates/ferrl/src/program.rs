@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex};
 const NAME: &str = "program";
 /// Calls of one row at most: a loop that asks without end is an error.
 const CALLS: usize = 1000;
+/// How a program asks the model.
+const CALLED: &str = "text, and between {{ and }} columns, gen(\"name\", stop=\"\\n\", max_tokens=64) or select([\"yes\", \"no\"], \"name\")";
 
 /// A compiled program.
 pub struct Program {
@@ -98,11 +100,9 @@ impl Program {
         );
         ferrl_engine::chat::bounded(source)
             .map_err(|e| Error::usage(format!("cannot be used: {e}")).at(NAME))?;
-        environment.add_template_owned(NAME, source.to_string()).map_err(|e| {
-            Error::usage(format!("does not compile: {e}"))
-                .at(NAME)
-                .fix("text, and between {{ and }} columns, gen(\"name\", stop=\"\\n\") or select([\"yes\", \"no\"])")
-        })?;
+        environment
+            .add_template_owned(NAME, source.to_string())
+            .map_err(|e| Error::usage(format!("does not compile: {e}")).at(NAME).fix(CALLED))?;
         Ok(Program { environment, calls })
     }
 
@@ -152,9 +152,15 @@ impl Program {
             }
             (_, Some(call)) => Ok((text, Some(call))),
             (Err(e), None) => {
+                let fix = match e.kind() {
+                    ErrorKind::UndefinedError => {
+                        "every variable is a column of the row, or the name of an earlier gen or select"
+                    }
+                    _ => CALLED,
+                };
                 Err(Error::usage(format!("cannot be rendered: {e:#}{}", missing(&template, &context)))
                     .at(NAME)
-                    .fix("every variable is a column of the row, or the name of an earlier gen or select"))
+                    .fix(fix))
             }
         }
     }

@@ -26,6 +26,7 @@ use crate::recipe::{self, Recipe};
 use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
 use crate::verify::{self, Hooks, Outcome, Progress, RowColumns, Sample, Truncated};
+use crate::warnings::Warnings;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, DType, Ranks};
@@ -148,6 +149,11 @@ impl Rewards {
     /// The same, but episodes are rewarded by their environments alone.
     pub(crate) fn without_episodes(self) -> Self {
         Rewards { of_tasks: true, ..self }
+    }
+
+    /// Where it warns.
+    pub(crate) fn warnings(&self) -> &Warnings {
+        &self.hooks.warnings
     }
 
     /// Whether there are none.

@@ -305,6 +305,7 @@ fn with_directories(recipe: &Recipe, resolved: &Resolved, folder: &RunFolder) ->
     for option in recipe.reward.iter_mut().flat_map(crate::recipe::RewardSettings::models_mut) {
         *option = dir(option.as_str().unwrap_or_default())?.into();
     }
+    recipe.search.place_models(dir)?;
     Ok(recipe)
 }
 

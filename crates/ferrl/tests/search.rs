@@ -6,6 +6,8 @@
 mod episodes;
 #[path = "search/expanders.rs"]
 mod expanders;
+#[path = "search/extractors.rs"]
+mod extractors;
 #[path = "search/help.rs"]
 mod help;
 #[path = "search/invariants.rs"]

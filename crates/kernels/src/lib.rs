@@ -22,6 +22,7 @@ mod shapes;
 mod sync;
 pub mod truncate;
 pub mod usage;
+mod words;
 
 pub use backend::Backend;
 pub use buffer::{Buffer, DType, Weight};
@@ -31,6 +32,7 @@ pub use error::{Class, Error, Result, nearest};
 pub use footprint::Footprint;
 pub use sync::{cores, lock};
 pub use usage::{Books, Purpose};
+pub use words::{counted, plural};
 
 use std::sync::Arc;
 

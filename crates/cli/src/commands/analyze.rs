@@ -1,6 +1,6 @@
 //! `ferrl analyze`: tables from the files of a run.
 
-use crate::options::{at_least_one, size};
+use crate::options::{at_least_one, nearest_path, size};
 use crate::output::print;
 use ferrl::analyze::{ANALYSES, COMPUTED, Effort, Table, find, page};
 use ferrl_engine::{Error, Result};
@@ -44,9 +44,12 @@ pub fn run(args: &Args) -> Result<()> {
         args.names.iter().cloned().partition(|name| COMPUTED.iter().any(|c| c.name == name));
     let wanted = if named.is_empty() && !computed.is_empty() { Vec::new() } else { find(&named)? };
     if !args.run.join("recipe.toml").is_file() {
-        return Err(Error::data("is no run folder: it has no recipe.toml")
-            .at(args.run.display())
-            .fix("name a folder in runs/"));
+        return Err(Error::data("is no run folder: it has no recipe.toml").at(args.run.display()).fix(
+            match nearest_path(&args.run).filter(|_| !args.run.exists()) {
+                Some(near) => format!("the nearest name there is {near}"),
+                None => "name a folder in runs/".into(),
+            },
+        ));
     }
     let (mut tables, mut missing) = (Vec::new(), Vec::new());
     for analysis in wanted {

@@ -3,7 +3,7 @@
 use crate::data;
 use crate::output::JsonlOutput;
 use ferrl::credit::rows::{files, recompute};
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, counted};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -76,8 +76,8 @@ fn vine(args: &VineArgs) -> Result<()> {
     }
     output.finish()?;
     if let (0, Some(error)) = (done, first) {
-        return Err(error.context(format!("none of {all} rows has credit to recompute")));
+        return Err(error.context(format!("none of {} has credit to recompute", counted(all, "row"))));
     }
-    eprintln!("{all} rows, {done} recomputed");
+    eprintln!("{}, {done} recomputed", counted(all, "row"));
     Ok(())
 }

@@ -3,6 +3,7 @@
 mod overlap;
 mod steps;
 mod suites;
+mod unpair;
 mod vary;
 mod verdicts;
 
@@ -20,7 +21,7 @@ use ferrl::source::{encoding, prompt_of};
 use ferrl::verify::Hooks;
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::tokenizer::{Tokenizer, train_chars};
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result, counted, nearest};
 use serde_json::{Map, Value, json};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -38,6 +39,7 @@ enum DataCommand {
     Steps(steps::Args),
     Overlap(overlap::Args),
     Suites(suites::Args),
+    Unpair(unpair::Args),
     Vary(vary::Args),
     Verdicts(verdicts::Args),
 }
@@ -89,6 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
         DataCommand::Steps(args) => steps::run(args),
         DataCommand::Overlap(args) => overlap::run(args),
         DataCommand::Suites(args) => suites::run(args),
+        DataCommand::Unpair(args) => unpair::run(args),
         DataCommand::Vary(args) => vary::run(args),
         DataCommand::Verdicts(args) => verdicts::run(args),
     }
@@ -145,7 +148,10 @@ fn run_check(args: &CheckArgs) -> Result<()> {
     match report.found {
         0 => Ok(()),
         1 => Err(Error::data("1 row cannot be used as it is").fix("mend it, or leave it out")),
-        n => Err(Error::data(format!("{n} problems were found")).fix("mend the rows, or leave them out")),
+        n => {
+            Err(Error::data(format!("{} found", counted(n, "problem")))
+                .fix("mend the rows, or leave them out"))
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::machine;
 use crate::output::print;
-use ferrl_engine::Result;
 use ferrl_engine::model::FAMILIES;
+use ferrl_engine::{Result, counted};
 use ferrl_kernels::{BACKENDS, cores};
 use std::fmt::Write;
 
@@ -32,7 +32,7 @@ pub fn run(args: &Args) -> Result<()> {
     line("processor", machine::processor().unwrap_or_else(unknown));
     line("features", features());
     line("FERRL_SIMD", std::env::var("FERRL_SIMD").unwrap_or_else(|_| "not set: the best there is".into()));
-    line("threads", format!("{} of {cores} cores", args.threads.unwrap_or(cores)));
+    line("threads", format!("{} of {}", args.threads.unwrap_or(cores), counted(cores, "core")));
     let memory = |m: machine::MachineMemory| {
         format!("{}, {} free", machine::size(m.total), machine::size(m.available))
     };

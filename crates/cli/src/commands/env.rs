@@ -11,7 +11,7 @@ use ferrl::recipe::{EnvSettings, option_keys, tasks_json, tasks_text};
 use ferrl::task::TASKS;
 use ferrl::tool::TOOLS;
 use ferrl::verify::Hooks;
-use ferrl_engine::{Class, Error, Result, nearest};
+use ferrl_engine::{Class, Error, Result, counted, nearest};
 use serde_json::{Map, Value, json};
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
@@ -89,7 +89,7 @@ type OpenAlike = Box<dyn Fn() -> Result<Box<dyn Environment>>>;
 
 impl Which {
     fn open(&self) -> Result<OpenAlike> {
-        let options = key_values(&self.option)?;
+        let options = key_values("--option", &self.option)?;
         let row = self.row.as_deref().map(row).transpose()?;
         let env = EnvSettings::default();
         let timeout = Duration::from_secs_f64(self.timeout.map_or(env.timeout, f64::from));
@@ -295,10 +295,9 @@ fn examine(which: &Which, actions: Option<&Path>, as_json: bool) -> Result<()> {
     match found.len() {
         0 if as_json => Ok(()),
         0 => print("plays, plays again alike, and two at once do not disturb each other\n"),
-        n => Err(Error::new(
-            Class::Data,
-            format!("{} breaks {n} rule{}", which.what, if n == 1 { "" } else { "s" }),
-        )
-        .fix("see above")),
+        n => {
+            Err(Error::new(Class::Data, format!("{} breaks {}", which.what, counted(n, "rule")))
+                .fix("see above"))
+        }
     }
 }

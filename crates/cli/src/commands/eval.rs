@@ -26,7 +26,7 @@ use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result, counted, nearest};
 use ferrl_kernels::Ranks;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -215,7 +215,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (asked, prompts): (usize, usize) = jobs.iter().fold((0, 0), |(a, p), j| (a + j.asked, p + j.prompts));
     if asked < prompts {
         output.as_mut().map_or(Ok(()), JsonlOutput::flush)?;
-        eprintln!("stopped after {asked} of {prompts} prompts");
+        eprintln!("stopped after {asked} of {}", counted(prompts, "prompt"));
         crate::output::exit(130);
     }
     output.map_or(Ok(()), JsonlOutput::finish)?;
@@ -241,7 +241,7 @@ fn open_output(args: &Args, model: &Path, jobs: &mut [EvalJob]) -> Result<Option
     }
     if args.resume {
         let done: usize = jobs.iter().map(|job| job.asked).sum();
-        eprintln!("resumed after {done} prompts");
+        eprintln!("resumed after {}", counted(done, "prompt"));
     }
     Ok(Some(output))
 }
@@ -270,7 +270,7 @@ fn report(args: &Args, jobs: &[EvalJob], model: &Path) -> Result<()> {
 pub(super) fn wanted(asked: Option<usize>, all: Option<usize>) -> usize {
     match (asked, all) {
         (Some(asked), Some(all)) if asked > all => {
-            eprintln!("note: there are {all} prompts, not {asked}");
+            eprintln!("note: the data has {}, not {asked}", counted(all, "prompt"));
             all
         }
         (Some(asked), _) => asked,
@@ -371,17 +371,18 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, job: &EvalJob) -> Result<()>
         return print(&format!("{}\n", Value::Object(line)));
     }
     let head = format!(
-        "{}: {} prompts, {samples} completions each at temperature {t}\n",
+        "{}: {}, {} each at temperature {t}\n",
         model.display(),
-        summary.prompts
+        counted(summary.prompts, "prompt"),
+        counted(samples, "completion")
     );
     let rate = tokens as f64 / seconds.max(1e-9);
-    let tail = format!("{tokens} tokens in {seconds:.1} s ({rate:.0} tokens/s)\n");
+    let tail = format!("{} in {seconds:.1} s ({rate:.0} tokens/s)\n", counted(tokens, "token"));
     let lost = match summary.lost {
         0 => String::new(),
         n => format!(
-            "{n} of {} completions have no reward and count neither as right nor as wrong\n",
-            all.answers.len()
+            "without reward, neither right nor wrong: {n} of {}\n",
+            counted(all.answers.len(), "completion")
         ),
     };
     let found = calibration::stated(&all.answers);
@@ -391,7 +392,10 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, job: &EvalJob) -> Result<()>
             let m = calibration::metrics(&all.answers);
             let get = |name: &str| m.get(name).unwrap_or(0.0);
             let (ece, brier, mean) = (get("eval/ece"), get("eval/brier"), get("eval/confidence"));
-            format!("{lost}confidence of {n} completions {mean:.3}, ECE {ece:.3}, Brier score {brier:.3}\n")
+            format!(
+                "{lost}confidence of {} {mean:.3}, ECE {ece:.3}, Brier score {brier:.3}\n",
+                counted(n, "completion")
+            )
         }
     };
     let search = job.search.as_ref().map_or(String::new(), |s| searched(recipe, s));
@@ -565,7 +569,7 @@ fn graders(args: &Args) -> Result<Option<RewardSettings>> {
         return Ok(Some(RewardSettings { python: Some(file.into()), function, ..Default::default() }));
     }
     let Some(verifier) = args.verifier.clone() else { return Ok(None) };
-    let options = key_values(&args.option)?;
+    let options = key_values("--option", &args.option)?;
     Ok(Some(RewardSettings { verifier: Some(verifier), options, ..Default::default() }))
 }
 

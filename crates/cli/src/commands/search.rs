@@ -26,7 +26,7 @@ use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result, counted, nearest};
 use ferrl_kernels::{Backend, Ranks};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -131,11 +131,13 @@ pub fn run(args: &Args) -> Result<()> {
         return print(&if args.json { show::list_json() } else { show::list() });
     }
     if let Some(dir) = &args.replay {
-        return results(args, &replayed(args, dir)?);
+        let paths = outputs(args)?;
+        return results(args, &replayed(args, dir)?, paths);
     }
     let Some(model) = &args.model else { return Err(Error::usage("a model or --replay is missing")) };
     pipeline(args)?;
     search::find(&args.strategy)?;
+    let paths = outputs(args)?;
     let found = find(model)?;
     found.say();
     let dir = open_model(&found.model)?;
@@ -155,7 +157,7 @@ pub fn run(args: &Args) -> Result<()> {
         turns: prompts.first().is_some_and(|p| environments.plays(p)),
         ..Default::default()
     };
-    search::build(search::find(&args.strategy)?, &key_values(&args.option)?, facts)?;
+    search::build(search::find(&args.strategy)?, &key_values("--option", &args.option)?, facts)?;
     let saved = args.save.as_deref().map(folder).transpose()?;
     let options = Options { dtype: recipe.dtype()?, training: false, context: 0 };
     let model = Model::load(backend, &dir, options)?;
@@ -163,9 +165,16 @@ pub fn run(args: &Args) -> Result<()> {
         let with = (&recipe, &model, &dir, &tokenizer);
         grow(args, with, (rewards.as_ref(), &mut *scorer, &environments), &prompts, saved.as_deref())?
     };
-    results(args, &records)?;
+    warn(&hooks.warnings);
+    if !records.is_empty() {
+        results(args, &records, paths)?;
+    }
+    if show::nothing_left(&records) {
+        let why = show::lost(&records).unwrap_or_default();
+        return Err(Error::data(format!("every episode was lost: {why}")));
+    }
     if interrupt::requested() && records.len() < prompts.len() {
-        eprintln!("stopped after {} of {} prompts", records.len(), prompts.len());
+        eprintln!("stopped after {} of {}", records.len(), counted(prompts.len(), "prompt"));
         crate::output::exit(130);
     }
     Ok(())
@@ -201,7 +210,7 @@ fn grow(
         scorer,
         settings: SearchBudget { params, budget: args.budget.map(|b| b as u64), at_once: args.at_once },
         entry: search::find(&args.strategy)?,
-        options: key_values(&args.option)?,
+        options: key_values("--option", &args.option)?,
         with_system: Some(&with_system),
     };
     let progress = ProgressLine::new("searching", prompts.len() as u64, "prompts");
@@ -235,17 +244,24 @@ fn replayed(args: &Args, dir: &Path) -> Result<Vec<Record>> {
     records.into_iter().map(again).collect()
 }
 
+/// Opens the file of --paths and refuses an --html that cannot be written, before anything is searched.
+fn outputs(args: &Args) -> Result<Option<JsonlOutput>> {
+    args.html.as_deref().map_or(Ok(()), |path| ferrl::report::writable(path).map_err(|e| e.at("--html")))?;
+    args.paths.as_deref().map(JsonlOutput::create).transpose()
+}
+
 /// The figures, and the page where one is wanted.
-fn results(args: &Args, records: &[Record]) -> Result<()> {
+fn results(args: &Args, records: &[Record], paths: Option<JsonlOutput>) -> Result<()> {
     if let Some(path) = &args.html {
         ferrl::report::trees(records, path)?;
     }
-    if let Some(path) = &args.paths {
-        write_paths(path, &pipeline(args)?, records)?;
+    if let Some(output) = paths {
+        write_paths(output, &pipeline(args)?, records)?;
     }
+    let chosen = args.choose.as_deref().map(|rule| (rule, args.first));
     match args.json {
-        true => print(&format!("{}\n", show::json(records))),
-        false => print(&show::table(records, args.stats)),
+        true => print(&format!("{}\n", show::json(records, chosen))),
+        false => print(&show::table(records, args.stats, chosen)),
     }
 }
 
@@ -264,8 +280,7 @@ fn pipeline(args: &Args) -> Result<Pipeline> {
 }
 
 /// Every path of the trees that the pipeline leaves.
-fn write_paths(path: &Path, pipeline: &Pipeline, records: &[Record]) -> Result<()> {
-    let mut output = JsonlOutput::create(path)?;
+fn write_paths(mut output: JsonlOutput, pipeline: &Pipeline, records: &[Record]) -> Result<()> {
     for record in records {
         for path in pipeline.run(&record.nodes)? {
             let advantage = path.steps.iter().map(|s| s.advantage).sum::<f64>() / path.steps.len() as f64;
@@ -296,7 +311,7 @@ fn settings(args: &Args, own: Option<&PathBuf>) -> Result<Recipe> {
         && recipe.reward.is_empty()
         && (args.prompt.is_some() || setup::task_verifier(&recipe)?.is_none())
     {
-        let options = key_values(&args.verifier_option)?;
+        let options = key_values("--verifier-option", &args.verifier_option)?;
         recipe.reward = vec![RewardSettings { verifier: Some(name.clone()), options, ..Default::default() }];
     }
     Ok(recipe)
@@ -325,7 +340,7 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
     if name == LogpScorer.name() {
         return Ok(Box::new(LogpScorer));
     }
-    let options = key_values(&args.verifier_option)?;
+    let options = key_values("--verifier-option", &args.verifier_option)?;
     if name == "step_oracle" {
         let rewards = setup::rewards(recipe, Feed::Rollouts, backend, &Hooks::default())?;
         return Ok(Box::new(StepOracle::new(rewards).map_err(|e| e.at("--verifier"))?));
@@ -346,6 +361,9 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
     }
     let path = Path::new(name);
     let dir = ferrl::data::hub::model_dir(path).ok().filter(|d| d.join("config.json").is_file());
+    if dir.is_none() && (path.is_dir() || name.contains(std::path::MAIN_SEPARATOR)) {
+        open_model(path).map_err(|e| e.at("--verifier"))?;
+    }
     let Some(dir) = dir else {
         let names: Vec<&str> = SCORERS.iter().map(|s| s.0).chain(VERIFIERS.iter().map(|v| v.name)).collect();
         let what = format!(
@@ -356,7 +374,7 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
         return Err(Error::usage(what).at("--verifier").fix(format!("--verifier {near}")));
     };
     let dir = dir.display().to_string();
-    let scorer = RewardScorer::of_model(&dir, &options, recipe, backend).map_err(|e| e.at("--verifier"))?;
+    let scorer = RewardScorer::of_model(&dir, ("--verifier-option ", &options), recipe, backend)?;
     Ok(Box::new(scorer))
 }
 

@@ -13,7 +13,7 @@ use ferrl::steps::{StepPairs, StepSettings, judge};
 use ferrl::warnings::Warnings;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, counted};
 use ferrl_kernels::Ranks;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -97,8 +97,10 @@ pub fn run(args: &Args) -> Result<()> {
     drop(progress);
     output.finish()?;
     eprintln!(
-        "{} completions, {} with a wrong step, {} pairs (each kind of mistake once, and only where a right step was sampled)",
-        found.answers, found.wrong, found.pairs
+        "{}, {} with a wrong step, {} (each kind of mistake once, and only where a right step was sampled)",
+        counted(found.answers, "completion"),
+        found.wrong,
+        counted(found.pairs, "pair")
     );
     if found.pairs == 0 {
         return Err(Error::data("no pair was found")

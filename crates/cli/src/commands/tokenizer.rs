@@ -6,7 +6,7 @@ use crate::output::{print, say};
 use crate::progress::ProgressLine;
 use clap::{Subcommand, ValueEnum};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, counted};
 use ferrl_kernels::lock;
 use serde_json::Value;
 use std::io::{BufRead, Read};
@@ -156,7 +156,7 @@ fn train(args: &TrainArgs) -> Result<()> {
         _ => String::new(),
     };
     let special = tokenizer.special_tokens().len();
-    print(&format!("{}: {size} tokens{note}, {special} of them special\n", args.out.display()))
+    print(&format!("{}: {}{note}, {special} of them special\n", args.out.display(), counted(size, "token")))
 }
 
 type TextIter = Box<dyn Iterator<Item = Result<String>> + Send>;

@@ -11,7 +11,7 @@ use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{Disk, RunFolder, disk};
 use ferrl::runner::{self, Follower, RunOptions, RunOutcome, RunPosition, RunWatch, accept};
 use ferrl::verify::VERIFIERS;
-use ferrl_engine::{Class, Error, Result};
+use ferrl_engine::{Class, Error, Result, plural};
 use ferrl_kernels::comm::Launched;
 use ferrl_kernels::{AUTO, Backend, Ranks};
 use indicatif::HumanCount;
@@ -244,7 +244,7 @@ fn dry_run(resolved: &Resolved, checked: &[Checked], runs: &Path, watch: &mut Te
 fn about(checked: &[Checked], resolved: &Resolved) -> String {
     let mut out = Vec::new();
     for c in checked {
-        out.push(format!("{}: {}, {} steps", c.name, c.algorithm, count(c.steps as usize)));
+        out.push(format!("{}: {}, {}", c.name, c.algorithm, counted(c.steps, "step")));
         out.push(format!("  data   {}", data(c)));
         let frozen = if c.trained < c.weights {
             format!(", {} trained", count(c.trained))
@@ -252,7 +252,7 @@ fn about(checked: &[Checked], resolved: &Resolved) -> String {
             ", all trained".into()
         };
         let critic = if c.critic > 0 { format!("; a critic of {}", count(c.critic)) } else { String::new() };
-        out.push(format!("  model  {} parameters{frozen}{critic}", count(c.weights)));
+        out.push(format!("  model  {}{frozen}{critic}", counted(c.weights as u64, "parameter")));
         if let Some(stage) = resolved.stages.iter().find(|s| s.name == c.name) {
             out.push(format!("  saved  {}", saved(&stage.recipe, c.disk)));
         }
@@ -263,10 +263,10 @@ fn about(checked: &[Checked], resolved: &Resolved) -> String {
 fn data(c: &Checked) -> String {
     let s = &c.summary;
     let Some(rows) = s.rows.filter(|_| !c.endless) else { return "generated, without end".into() };
-    let mut text = format!("{} rows", count(rows));
+    let mut text = counted(rows as u64, "row");
     if let Some(tokens) = s.tokens {
         let about = if s.exact { "" } else { "about " };
-        text += &format!(", {about}{} tokens", count(tokens));
+        text += &format!(", {about}{}", counted(tokens as u64, "token"));
         if s.trained > 0 {
             text += &format!(" ({} trained)", count(s.trained));
         }
@@ -283,15 +283,27 @@ fn saved(recipe: &Recipe, on_disk: Disk) -> String {
     let c = &recipe.checkpoint;
     let mut when = Vec::new();
     if c.every > 0 {
-        when.push(format!("every {} steps", count(c.every as usize)));
+        when.push(match c.every {
+            1 => "every step".into(),
+            every => format!("every {} steps", count(every as usize)),
+        });
     }
     if c.minutes > 0.0 {
-        when.push(format!("every {} minutes", c.minutes));
+        when.push(if c.minutes == 1.0 {
+            "every minute".into()
+        } else {
+            format!("every {} minutes", c.minutes)
+        });
     }
     when.push("at the end".into());
     let kept =
         if c.keep_best > 0 { format!("{} and the {} best", c.keep, c.keep_best) } else { c.keep.to_string() };
     format!("{}; {kept} kept, {} each", when.join(", "), disk::size(on_disk.checkpoint))
+}
+
+/// A large number with its noun.
+fn counted(n: u64, noun: &str) -> String {
+    format!("{} {}", HumanCount(n), plural(n as usize, noun))
 }
 
 fn count(n: usize) -> String {

@@ -7,7 +7,7 @@ use ferrl::data::hub::model_dir;
 use ferrl::recipe::{verifiers_json, verifiers_markdown, verifiers_text};
 use ferrl::verify::{self, Hooks, Outcome, Progress, Sample, Truncated, VERIFIERS, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, counted};
 use ferrl_kernels::cores;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ type TimedOutcome = (Result<Outcome>, f64);
 
 fn grade(args: &Args, name: &str, rows: Vec<Result<PlacedRow>>) -> Result<()> {
     let hooks = Hooks::default();
-    let verifier = verify::build_with(name, &key_values(&args.option)?, &hooks)?;
+    let verifier = verify::build_with(name, &key_values("--option", &args.option)?, &hooks)?;
     let mut output =
         JsonlOutput::beside(&args.output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
     let tokenizer = args.model.as_ref().map(|path| Tokenizer::from_dir(&model_dir(path)?)).transpose()?;
@@ -110,14 +110,14 @@ fn grade(args: &Args, name: &str, rows: Vec<Result<PlacedRow>>) -> Result<()> {
     }
     output.finish()?;
     if let (true, Some(error)) = (rewards.is_empty(), first) {
-        return Err(error.context(format!("none of {} rows could be scored", graded.len())));
+        return Err(error.context(format!("none of {} could be scored", counted(graded.len(), "row"))));
     }
     times.sort_by(f64::total_cmp);
     let mean = rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
     let summary = verifier.summary().map(|s| format!("; {}", visible(&s))).unwrap_or_default();
     eprintln!(
-        "{} rows, {} scored, mean reward {mean:.4}, {:.0} us at the median, {:.0} us at worst{summary}",
-        graded.len(),
+        "{}, {} scored, mean reward {mean:.4}, {:.0} us at the median, {:.0} us at worst{summary}",
+        counted(graded.len(), "row"),
         rewards.len(),
         times.get(times.len() / 2).copied().unwrap_or(0.0),
         times.last().copied().unwrap_or(0.0),

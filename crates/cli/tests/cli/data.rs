@@ -1,7 +1,7 @@
 //! `ferrl data check`: what would be trained, and every problem with its place.
 
 use crate::common::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[test]
 fn clean_data_is_shown_with_its_masks() {
@@ -118,4 +118,35 @@ fn overlap_shows_which_rows_give_others_away() {
     let longer: Value =
         serde_json::from_str(&ok(&["data", "overlap", &train, &test, "--words", "20", "--json"])).unwrap();
     assert_eq!(longer["overlapping_train_rows"], 1, "no run of 20 words");
+}
+
+#[test]
+fn pairs_train_every_kind_of_reward_model() {
+    let folder = Folder::new("unpair");
+    let pair =
+        |i: usize| json!({"prompt": format!("{i}+1="), "chosen": "2", "rejected": "3", "subset": "sums"});
+    let text: String = (0..4).map(|i| format!("{}\n", pair(i))).collect();
+    let (pairs, labelled) = (folder.write("pairs.jsonl", &text), folder.path("labelled.jsonl"));
+    for algo in ["classifier", "kto", "implicit_prm"] {
+        let told = ferrl(&["data", "check", &pairs, "--algo", algo], "");
+        assert_eq!(told.status.code(), Some(3));
+        assert!(String::from_utf8(told.stdout).unwrap().contains("ferrl data unpair"), "{algo}");
+    }
+    fails(&["data", "verdicts", "--input", &pairs], 3, &["pairs.jsonl:1", "ferrl data unpair"]);
+    ok(&["data", "unpair", "--input", &pairs, "--output", &labelled]);
+    let made = rows(&folder.read("labelled.jsonl"));
+    let want = json!({"prompt": "0+1=", "subset": "sums", "completion": "3", "label": false, "target": 0.0, "reward": 0.0});
+    assert!(made.len() == 8 && made[1] == want, "{made:?}");
+    for algo in ["classifier", "kto", "implicit_prm"] {
+        ok(&["data", "check", &labelled, "--algo", algo]);
+    }
+    let verdicts = folder.path("verdicts.jsonl");
+    ok(&["data", "verdicts", "--input", &labelled, "--output", &verdicts, "--lambda", "0"]);
+    assert_eq!(rows(&folder.read("verdicts.jsonl")).len(), 8);
+    fails_with(
+        &["data", "unpair", "--input", "-"],
+        "{\"prompt\": \"a\", \"chosen\": \"b\"}\n",
+        3,
+        &["standard input:1", "rejected"],
+    );
 }

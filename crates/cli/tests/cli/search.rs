@@ -178,6 +178,32 @@ fn mistakes_are_named_before_the_model_is_read() {
     fails(&["search", &run, "--paths", "x", "--aggregate", "max_k_paths=x"], 2, &["max_k_paths=4"]);
     let countdown = ["search", &run, "--verifier", "step_oracle"];
     fails(&countdown, 2, &["step_oracle", "finds wrong steps"]);
+    fails(&["search", &run, "--option", "samples"], 2, &["--option samples=VALUE"]);
+    let tree = ["search", &run, "--strategy", "tree", "--option"];
+    fails(
+        &[&tree[..], &["branch=65536"]].concat(),
+        2,
+        &["a level of the tree has", "at most 1048576", "max_depth"],
+    );
+    let beams = ["--option", "width=65536", "--option", "branch=65536"];
+    fails(&[&["search", &run, "--strategy", "beam"], &beams[..]].concat(), 2, &["too many", "1048576"]);
+    fails(
+        &["search", &run, "--verifier", "runs/none"],
+        3,
+        &["--verifier", "\"runs/none\" is neither a path"],
+    );
+    let model = format!("{run}/stages/0");
+    let judge = |options: &[&str], parts: &[&str]| {
+        let options: Vec<&str> = options.iter().flat_map(|o| ["--verifier-option", *o]).collect();
+        fails(&[&["search", &run, "--verifier", &model], &options[..]].concat(), 2, parts);
+    };
+    judge(&[], &["does not score answers", "--verifier-option kind=generative"]);
+    judge(&["kind=generativ"], &["generativ", "--verifier-option kind=generative"]);
+    judge(&["kind=implicit"], &["--verifier-option reference=DIR"]);
+    judge(&["kind=decision"], &["--verifier-option extractor=DIR"]);
+    judge(&["votes"], &["--verifier-option votes=VALUE"]);
+    let pairs = folder.write("pairs.jsonl", r#"{"prompt": "1", "chosen": "2", "rejected": "3"}"#);
+    fails(&["eval", &run, "--pairs", &pairs], 2, &["does not score answers", "--judge kind=generative"]);
     fails(&["search", "--replay", &folder.path("none")], 3, &["none"]);
     fails(&["search", "--replay", &folder.write("tree-0.json", "{}")], 3, &["no saved tree"]);
 }
@@ -219,4 +245,104 @@ fn every_strategy_searches_games_and_environments_of_users() {
     );
     ok(&["report", &folder.path("game-mcts")]);
     assert!(folder.read("game-mcts/report.html").contains("<th>observation</th>"));
+}
+
+#[test]
+fn what_chose_again_is_said_and_one_is_singular() {
+    let folder = Folder::new("search-words");
+    let run = tiny_run(&folder);
+    let dir = folder.path("four");
+    let one = ["search", &run, "--strategy", "best_of_n", "--option", "samples=4", "--prompts", "1"];
+    let table = ok(&[&one[..], &["--save", &dir]].concat());
+    assert!(table.starts_with("best_of_n: 1 prompt, scorer oracle\n"), "{table}");
+    let again = ["search", "--replay", &dir, "--choose", "vote"];
+    let table = ok(&[&again[..], &["--first", "1"]].concat());
+    let head = "best_of_n: 1 prompt, scorer oracle, result by vote of the first 1 completion\n";
+    assert!(table.starts_with(head), "{table}");
+    let object = parsed(&ok(&[&again[..], &["--json"]].concat()));
+    assert_eq!((&object["choose"], &object["first"]), (&json!("vote"), &Value::Null));
+    ok(&["report", &dir]);
+    assert!(folder.read("four/report.html").contains("<i>1 prompt</i>"));
+}
+
+#[test]
+fn what_cannot_be_written_is_said_before_the_search() {
+    let folder = Folder::new("search-places");
+    let run = tiny_run(&folder);
+    let refused = |flag: &str, path: &str, parts: &[&str]| {
+        let save = folder.path("saved");
+        fails(&["search", &run, "--prompts", "2", "--save", &save, flag, path], 2, parts);
+        assert!(!std::path::Path::new(&save).exists(), "{flag} {path}: nothing was searched");
+    };
+    refused("--html", &folder.path("none/trees.html"), &["none", "mkdir -p"]);
+    refused("--html", &folder.path(""), &["is a folder", "report.html"]);
+    refused("--html", &folder.write("notes.html", "mine"), &["not a report of Ferrl"]);
+    refused("--paths", &folder.path("none/paths.jsonl"), &["none", "mkdir -p"]);
+    assert_eq!(folder.read("notes.html"), "mine");
+}
+
+#[test]
+fn rewards_beyond_0_and_1_are_told_of() {
+    let folder = Folder::new("search-bounds");
+    let run = tiny_run(&folder);
+    let grade = |name: &str, expression: &str| {
+        let python = folder.write(
+            &format!("{name}.py"),
+            format!("def reward(prompts, completions, **columns):\n    return [{expression} for c in completions]\n"),
+        );
+        let recipe = folder.write(
+            &format!("{name}.toml"),
+            format!(
+                "algo = \"sft\"\ndata.train = [\"task:countdown\"]\nreward = [{{ python = {python:?} }}]\n\
+                 rollout = {{ max_new_tokens = 8, cache_mib = 4 }}\n"
+            ),
+        );
+        let out =
+            ferrl(&["search", &run, "--recipe", &recipe, "--strategy", "best_of_n", "--prompts", "2"], "");
+        assert!(out.status.success());
+        String::from_utf8(out.stderr).unwrap()
+    };
+    let far = grade("far", "2.0 + len(c)");
+    assert!(far.contains("cuts rewards to 0 and 1") && far.matches("warning").count() == 1, "{far}");
+    let near = grade("near", "0.01 * len(c)");
+    assert!(!near.contains("warning"), "{near}");
+}
+
+/// Was said after the run had begun.
+#[test]
+fn a_recipe_s_scorer_is_looked_at_before_the_first_step() {
+    let folder = Folder::new("search-scorer");
+    let run = tiny_run(&folder);
+    let model = format!("{run}/stages/0");
+    let with = |scorer: &str, options: &str, code: i32, parts: &[&str]| {
+        let recipe = folder.write(
+            "scored.toml",
+            format!(
+                "algo = \"vineppo\"\nmodel.path = {model:?}\ndata.train = [\"task:countdown\"]\n\
+                 search = {{ strategy = \"mcts\", train = true, scorer = {scorer:?}, scorer_options = {{ {options} }} }}\n\
+                 rollout = {{ prompts = 1, max_new_tokens = 8, cache_mib = 4 }}\ntrain.steps = 1\n"
+            ),
+        );
+        fails(&["train", &recipe, "--runs", &folder.path("runs")], code, parts);
+        assert!(!std::path::Path::new(&folder.path("runs/scored")).exists(), "{scorer}: no run folder");
+    };
+    with("nowhere", "", 4, &["search.scorer", "nowhere"]);
+    with(&model, "", 2, &["search.scorer", "search.scorer_options.kind=generative"]);
+    with(&model, "kind = \"implicit\"", 2, &["search.scorer_options.reference=DIR"]);
+    with("stage:judge", "", 2, &["no stage \"judge\" comes before"]);
+}
+
+#[test]
+fn a_search_whose_episodes_were_all_lost_says_why() {
+    let folder = Folder::new("search-lost");
+    let model = folder.model();
+    let world = "class World:\n    def reset(self, seed=None, options=None):\n        return 'go', {}\n\
+                 \x20   def step(self, action):\n        raise ValueError('boom')\n";
+    let path = format!("env.path={}:World", folder.write("world.py", world));
+    let search = ["search", &model, &path, "env.workers=1", "--max-new-tokens", "3", "--cache-mib", "4"];
+    fails(
+        &[&search[..], &["--prompts", "1", "--option", "samples=2"]].concat(),
+        3,
+        &["every episode was lost", "boom"],
+    );
 }

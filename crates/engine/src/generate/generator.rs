@@ -38,7 +38,8 @@ pub trait Generator: Send {
     /// Computes with the first rank of the policy's team, which samples; until it says that it has finished
     /// ([`dismiss`](super::dismiss)).
     fn follow(&mut self, _policy: &Model) -> Result<()> {
-        Err(crate::Error::usage("this generator cannot sample with several ranks").fix("rollout.tp_size = 1"))
+        Err(crate::Error::usage("this generator cannot sample with several ranks")
+            .fix("one rank for each copy of the weights"))
     }
 
     /// Completes all requests and returns their completions in order. Events of other requests stay unread.

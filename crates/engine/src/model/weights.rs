@@ -419,7 +419,7 @@ impl Model {
             return Err(Error::usage(
                 "a copy of an adapted model whose base is split over ranks is not made",
             )
-            .fix("parallel.ddp_size = 0, or another estimator than algo.kl.estimator = \"full\""));
+            .fix("parallel.ddp_size = 0, or an estimate of the KL that needs no sum over the vocabulary"));
         }
         for (i, shape) in self.config.params().into_iter().enumerate() {
             let values = if self.adapter.is_some() { self.values_of(i)? } else { self.read_together(i)? };

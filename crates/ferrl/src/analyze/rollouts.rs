@@ -60,7 +60,7 @@ fn halves(rewards: &[f64]) -> Option<(f64, f64)> {
 }
 
 /// Pearson's correlation; none where one side does not vary.
-fn correlation(pairs: &[(f64, f64)]) -> Option<f64> {
+pub(super) fn correlation(pairs: &[(f64, f64)]) -> Option<f64> {
     let (xs, ys): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
     let ((mx, sx), (my, sy)) = (mean_std(&xs), mean_std(&ys));
     let covariance: f64 =

@@ -1,6 +1,7 @@
 //! How far training moved the weights.
 
 use super::Table;
+use crate::recipe::{Recipe, StageRecipe, in_run};
 use ferrl_engine::Result;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Model, Options};
@@ -9,24 +10,16 @@ use std::path::{Path, PathBuf};
 
 /// L2 distance of each stage's weights from those it started with, and relative to their norm.
 pub(super) fn distance(run: &Path) -> Result<Option<Table>> {
-    let start = run.join("start_0");
-    let mut models: Vec<(String, PathBuf)> = Vec::new();
-    if start.join("config.json").is_file() {
-        models.push(("start".into(), start));
-    }
-    for stage in 0.. {
-        let dir = run.join(format!("stages/{stage}"));
-        if !dir.join("config.json").is_file() {
-            break;
-        }
-        models.push((format!("stage {stage}"), dir));
-    }
+    let file = run.join("recipe.toml");
+    let stages = if file.is_file() { Recipe::load(&file, &[])?.stages } else { Vec::new() };
     let mut table = Table::of(&["from", "to", "distance", "relative"]);
-    for pair in models.windows(2) {
-        let (before, after) = (read(&pair[0].1)?, read(&pair[1].1)?);
+    for (i, stage) in stages.iter().enumerate() {
+        let (start, end) = (start(run, i, &stages), run.join(format!("stages/{i}")));
+        let Some((name, start)) = start.filter(|_| is_model(&end)) else { continue };
+        let (before, after) = (read(&start)?, read(&end)?);
         let same = before.len() == after.len() && before.iter().zip(&after).all(|(a, b)| a.len() == b.len());
         if !same {
-            continue; // a stage with another head, or from another model
+            continue; // a stage with another head
         }
         let (mut moved, mut norm) = (0.0f64, 0.0f64);
         for (a, b) in before.iter().flatten().zip(after.iter().flatten()) {
@@ -34,9 +27,28 @@ pub(super) fn distance(run: &Path) -> Result<Option<Table>> {
             norm += f64::from(*a).powi(2);
         }
         let relative = moved.sqrt() / norm.sqrt().max(f64::MIN_POSITIVE);
-        table.rows.push(vec![json!(pair[0].0), json!(pair[1].0), json!(moved.sqrt()), json!(relative)]);
+        table.rows.push(vec![json!(name), json!(stage.name), json!(moved.sqrt()), json!(relative)]);
     }
     Ok((!table.rows.is_empty()).then_some(table))
+}
+
+/// The model that a stage started with, and what to call it: its own fresh weights, the model that its recipe names, or what the
+/// stage before it left.
+fn start(run: &Path, i: usize, stages: &[StageRecipe]) -> Option<(String, PathBuf)> {
+    let fresh = ("start".to_string(), run.join(format!("start_{i}")));
+    let found = match in_run(&stages[i].recipe, stages, run).model.path {
+        _ if is_model(&fresh.1) => fresh,
+        Some(path) => (path.clone(), PathBuf::from(path)),
+        None => {
+            let before = i.checked_sub(1)?;
+            (stages[before].name.clone(), run.join(format!("stages/{before}")))
+        }
+    };
+    Some(found).filter(|(_, dir)| is_model(dir))
+}
+
+fn is_model(dir: &Path) -> bool {
+    dir.join("config.json").is_file()
 }
 
 /// The weights of a model; of an adapter, those of its base with what it adds.

@@ -29,6 +29,7 @@ mod source;
 mod store;
 mod text;
 mod texts;
+pub mod unpair;
 
 use std::io::Read;
 use std::path::Path;

@@ -305,6 +305,9 @@ fn misfit(row: &Row, kind: RowKind) -> Error {
             let pairs = pairs.iter().map(one).collect::<Vec<_>>().join(", ");
             format!("data.columns = {{ {pairs} }}, if that is what these columns hold")
         }
+        None if ["chosen", "rejected"].iter().all(|side| have.contains(side)) => {
+            "`ferrl data unpair` makes two labelled completions of each pair".into()
+        }
         None => "rename the columns, or map them in data.columns: new name = old name".into(),
     })
 }

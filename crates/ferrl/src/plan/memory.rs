@@ -11,7 +11,7 @@ use ferrl_engine::model::ModelConfig;
 use ferrl_engine::model::ParamShape;
 use ferrl_engine::model::adapter::{AdapterOptions, BaseHome, adapter_weights, frozen_params, lora_modules};
 use ferrl_kernels::codes::NF4_BLOCK;
-use ferrl_kernels::{DType, Footprint};
+use ferrl_kernels::{DType, Footprint, counted};
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl MemoryTable<'_> {
             self.add("reference", i.frozen_bytes(&i.config, offload), what(offload).into());
         }
         let judges = i.judges.len();
-        let what = format!("{judges} reward model{}, frozen", plural(judges));
+        let what = format!("{}, frozen", counted(judges, "reward model"));
         let bytes = i.judges.iter().map(|(c, offload)| i.frozen_bytes(c, *offload)).sum();
         self.add("rewards", bytes, what);
     }
@@ -145,7 +145,7 @@ impl MemoryTable<'_> {
         let rollout = sampling.max(scoring) as u64;
         let step = training.max(rollout).max(i.visitor(true)).max(i.trust_work() as u64);
         let how = if recompute { ", layers recomputed" } else { "" };
-        self.add("activations", step, format!("{t} tokens at once{how}"));
+        self.add("activations", step, format!("{} at once{how}", counted(t, "token")));
         Busy { step, rollout }
     }
 
@@ -521,10 +521,6 @@ pub(super) fn cache(i: &Inputs, e: usize, evaluated: bool, ranks: usize) -> u64 
     let run = i.sampled(evaluated) as f64 * length * per_token as f64 * times / ranks as f64;
     let allowed = (i.recipe.rollout.cache_mib as u64) << 20;
     if i.device.own_memory { allowed } else { allowed.min(run as u64) }
-}
-
-fn plural(count: usize) -> &'static str {
-    if count == 1 { "" } else { "s" }
 }
 
 /// Whether halving the compute type would help.

@@ -3,6 +3,7 @@
 use super::work::{Rates, millions};
 use super::{Plan, StagePlan};
 use crate::algo::Feed;
+use ferrl_engine::counted;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -75,7 +76,9 @@ impl StagePlan {
         let Some(rates) = rates else { return out };
         let step = duration(self.work.step_seconds(rates));
         let all = match (self.steps, self.seconds(rates)) {
-            (Some(steps), Some(s)) => format!(", {steps} steps in about {}", duration(s)),
+            (Some(steps), Some(s)) => {
+                format!(", {} in about {}", counted(steps as usize, "step"), duration(s))
+            }
             _ => String::new(),
         };
         let _ = writeln!(

@@ -211,7 +211,9 @@ fn references(r: &Recipe, earlier: &[StageRecipe], p: &mut Problems) {
     });
     let places =
         [("model.path", &r.model.path), ("critic.path", &r.critic.path), ("teacher.path", &r.teacher.path)];
-    for (key, path) in places.map(|(key, path)| (key.into(), path.clone())).into_iter().chain(rewards) {
+    let scorer = r.search.model().map(|path| (DottedKey::from("search.scorer"), Some(path.to_string())));
+    let places = places.map(|(key, path)| (key.into(), path.clone()));
+    for (key, path) in places.into_iter().chain(rewards).chain(scorer) {
         let Some(name) = path.as_ref().and_then(|p| p.strip_prefix("stage:")) else { continue };
         let known: Vec<&str> = earlier.iter().map(|s| s.name.as_str()).collect();
         if !known.contains(&name) {
@@ -525,8 +527,10 @@ fn search(r: &Recipe, sampled: bool, p: &mut Problems) {
         Some(name) if !names.contains(&name.as_str()) => p.word("search.strategy", name, &names),
         _ => {
             if let Err(e) = crate::search::rollout::check(s) {
-                let what = e.to_string().lines().next().unwrap_or_default().to_string();
-                p.when(true, "search.options", what, "an option of `ferrl search --list`");
+                let text = e.to_string();
+                let (what, fix) =
+                    text.split_once("\n  fix: ").unwrap_or((&text, "see `ferrl search --list`"));
+                p.when(true, "search.options", what, fix);
             }
         }
     }

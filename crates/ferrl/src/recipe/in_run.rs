@@ -1,6 +1,7 @@
 //! A stage's recipe outside its run: for evaluations and analyses of what the run left.
 
 use super::{Recipe, StageRecipe};
+use std::convert::Infallible;
 use std::path::Path;
 
 /// The recipe with the folders of a run in place of `stage:NAME`.
@@ -25,6 +26,9 @@ pub fn in_run(recipe: &Recipe, stages: &[StageRecipe], run: &Path) -> Recipe {
             *path = Some(found);
         }
     }
+    let placed =
+        recipe.search.place_models(|path| Ok::<_, Infallible>(dir(path).unwrap_or_else(|| path.into())));
+    placed.unwrap_or_else(|never| match never {});
     recipe
 }
 
@@ -37,12 +41,16 @@ mod tests {
     fn models_of_other_stages_are_found_in_the_run() {
         let text = "model.path = \"m\"\ndata.train = [\"task:calibration\"]\n[[stage]]\nname = \"a\"\nalgo = \"sft\"\n\
                     [[stage]]\nname = \"b\"\nalgo = \"grpo\"\nmodel.path = \"stage:a\"\n\
-                    reward = [{ model = \"stage:a\", options = { kind = \"decision\", extractor = \"stage:a\" } }]\n";
+                    reward = [{ model = \"stage:a\", options = { kind = \"decision\", extractor = \"stage:a\" } }]\n\
+                    search = { strategy = \"mcts\", train = true, scorer = \"stage:a\",\n\
+                    scorer_options = { kind = \"implicit\", reference = \"stage:a\" } }\n";
         let stages = Recipe::parse(text, "r.toml", "r", &[]).unwrap().stages;
         let found = in_run(&stages[1].recipe, &stages, Path::new("runs/x"));
         assert_eq!(found.model.path.as_deref(), Some("runs/x/stages/0"));
         assert_eq!(found.reward[0].model.as_deref(), Some("runs/x/stages/0"));
         assert_eq!(found.reward[0].options["extractor"], "runs/x/stages/0");
+        assert_eq!(found.search.scorer, "runs/x/stages/0");
+        assert_eq!(found.search.scorer_options["reference"], "runs/x/stages/0");
         assert_eq!(in_run(&stages[0].recipe, &stages, Path::new("x")).model.path.as_deref(), Some("m"));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{AdapterSettings, EnvSettings, Parallel};
 use crate::credit::StepSplit;
+use ferrl_engine::{Error, Result, nearest};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -233,7 +234,7 @@ pub struct SearchSettings {
     /// Options of the strategy and its expander.
     pub options: Map<String, Value> = Map::new(),
     /// Scorer of the search: `reward` (the recipe's rewards), `step_oracle` (its verifier, after every step), `logp` (the model's
-    /// own probabilities), or the folder of a model that rewards.
+    /// own probabilities), or the folder of a model that rewards, `stage:NAME` for that of an earlier stage.
     pub scorer: String = "reward".into(),
     /// Options of a model that rewards, as those of `[[reward]]`.
     pub scorer_options: Map<String, Value> = Map::new(),
@@ -276,6 +277,36 @@ pub struct RewardSettings {
     pub step_tokens: Option<usize>,
 }
 
+/// Values of `search.scorer` that are no models.
+const SCORERS: [&str; 3] = ["reward", "step_oracle", "logp"];
+
+impl SearchSettings {
+    /// The folder of the model that scores, where one does.
+    pub fn model(&self) -> Option<&str> {
+        Some(self.scorer.as_str()).filter(|name| self.strategy.is_some() && !SCORERS.contains(name))
+    }
+    /// Whether the scorer has values for prefixes.
+    pub fn judges_steps(&self) -> bool {
+        self.scorer != SCORERS[0]
+    }
+    /// Puts other folders in place of the scorer's and of those that its options name.
+    pub(crate) fn place_models<E>(
+        &mut self,
+        place: impl Fn(&str) -> std::result::Result<String, E>,
+    ) -> std::result::Result<(), E> {
+        let Some(scorer) = self.model().map(&place).transpose()? else { return Ok(()) };
+        self.scorer = scorer;
+        for (_, value) in
+            self.scorer_options.iter_mut().filter(|(key, _)| OPTION_MODELS.contains(&key.as_str()))
+        {
+            if let Some(path) = value.as_str().filter(|path| !path.is_empty()) {
+                *value = place(path)?.into();
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Kinds of rewards by a language model.
 pub const MODEL_KINDS: [&str; 3] = ["generative", "implicit", "decision"];
 
@@ -313,6 +344,46 @@ impl RewardSettings {
     pub fn model_kind(&self) -> Option<&'static str> {
         let kind = self.options.get("kind").filter(|_| self.model.is_some())?;
         MODEL_KINDS.iter().copied().find(|known| kind == known)
+    }
+
+    /// Refuses options that its model cannot be used with, before anything is loaded. `scores` says whether the model has a score
+    /// head; `option` is how an option is given there, such as `--judge `.
+    pub fn check_model(&self, scores: bool, option: &str) -> Result<()> {
+        let usage = |what: String, fix: String| Err(Error::usage(what).fix(fix));
+        let given = |key: &str| self.options.get(key).and_then(Value::as_str).is_some_and(|v| !v.is_empty());
+        match (self.model_kind(), self.options.get("kind")) {
+            (None, Some(kind)) => {
+                let word = kind.as_str().map_or_else(|| kind.to_string(), String::from);
+                let near = nearest(&word, MODEL_KINDS).unwrap_or(MODEL_KINDS[0]);
+                let what = format!("unknown kind {word:?}, expected one of {}", MODEL_KINDS.join(", "));
+                usage(what, format!("{option}kind={near}"))
+            }
+            (None, None) if !scores => {
+                let what = "a language model does not score answers".into();
+                usage(
+                    what,
+                    format!(
+                        "{option}kind=generative, which asks it for its verdict; or a model with a score head"
+                    ),
+                )
+            }
+            (None, None) => match self.options.keys().next() {
+                Some(key) => usage(
+                    format!("a model with a score head has no options, got {key:?}"),
+                    format!("no {option}{key}; with {option}kind=generative a language model has options"),
+                ),
+                None => Ok(()),
+            },
+            (Some("implicit"), _) if !given("reference") => usage(
+                "an implicit reward is measured against a reference".into(),
+                format!("{option}reference=DIR, the model that training started from"),
+            ),
+            (Some("decision"), _) if !given("extractor") => usage(
+                "a decision reward needs a model that extracts answers".into(),
+                format!("{option}extractor=DIR, a language model that lists the answers of a paragraph"),
+            ),
+            _ => Ok(()),
+        }
     }
 }
 

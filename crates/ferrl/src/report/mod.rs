@@ -13,7 +13,7 @@ pub use trees::trees;
 
 use crate::run::files::error;
 use crate::run::{Files, MetricsLog, StepRecord, journal};
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, counted};
 use page::{MARK, Page};
 use serde_json::{Value, json};
 use std::fs;
@@ -90,21 +90,31 @@ pub fn compare(run_dirs: &[PathBuf], out: Option<&Path>) -> Result<PathBuf> {
         "differences": groups.differences,
         "about": collect::descriptions(&all),
     });
-    let title = format!("{} runs", runs.len());
+    let title = counted(runs.len(), "run");
     let page = Page { title: &title, warnings: &warnings(&all), figures: &[], recipe: None, data: &data };
     write(&page.html(), out.unwrap_or(Path::new("compare.html")))
 }
 
 /// A page of Ferrl is written over an older one, but over no other file.
 fn write(html: &str, path: &Path) -> Result<PathBuf> {
-    let foreign = fs::read(path).is_ok_and(|old| !String::from_utf8_lossy(&old).contains(MARK));
-    if foreign {
-        return Err(Error::usage("the file exists and is not a report of Ferrl")
-            .at(path.display())
-            .fix("give another file with --out, or remove this one"));
-    }
+    writable(path)?;
     Files::default().write_whole(path, html.as_bytes())?;
     Ok(path.into())
+}
+
+/// Refuses a path where no page can be written: a folder, a file of something else, or one in a folder that is not there.
+pub fn writable(path: &Path) -> Result<()> {
+    let refuse = |what: &str, fix: String| Err(Error::usage(what).at(path.display()).fix(fix));
+    if path.is_dir() {
+        return refuse("is a folder, expected a file", path.join("report.html").display().to_string());
+    }
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        Some(folder) => refuse("its folder does not exist", format!("mkdir -p {}", folder.display())),
+        None if fs::read(path).is_ok_and(|old| !String::from_utf8_lossy(&old).contains(MARK)) => {
+            refuse("the file exists and is not a report of Ferrl", "another file, or remove this one".into())
+        }
+        None => Ok(()),
+    }
 }
 
 /// An evaluation before a stage's first step is the first point of the same curve.

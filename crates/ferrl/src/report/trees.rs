@@ -3,7 +3,7 @@
 use super::page::{MARK, escape};
 use super::write;
 use crate::search::{Figures, Node, Record};
-use ferrl_engine::Result;
+use ferrl_engine::{Result, counted};
 use std::collections::HashSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn html(records: &[Record]) -> String {
         body += &tree(record);
     }
     if records.len() > MOST {
-        let _ = write!(body, "<p>{} more trees are not shown.</p>", records.len() - MOST);
+        let _ = write!(body, "<p>{} not shown.</p>", counted(records.len() - MOST, "more tree"));
     }
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -41,10 +41,10 @@ fn figures(records: &[Record]) -> String {
     let f = Figures::of(records);
     let percent = |x: Option<f64>| x.map_or("unknown".into(), |x| format!("{:.1} %", 100.0 * x));
     let tiles = [
-        ("Accuracy", percent(f.accuracy.map(|a| a.0)), format!("{} prompts", f.prompts)),
+        ("Accuracy", percent(f.accuracy.map(|a| a.0)), counted(f.prompts, "prompt")),
         ("One completion", percent(f.mean_completion), "mean over all in the trees".into()),
         ("Any completion", percent(f.any), "a right one is in the tree".into()),
-        ("Tokens sampled", f.generated_tokens.to_string(), format!("{} nodes", f.nodes)),
+        ("Tokens sampled", f.generated_tokens.to_string(), counted(f.nodes, "node")),
         ("Prefix tokens shared", f.shared_tokens.to_string(), "not computed again".into()),
     ];
     let tile = |(label, value, note): &(&str, String, String)| {
@@ -63,11 +63,11 @@ fn tree(record: &Record) -> String {
         None => "",
     };
     let mut out = format!(
-        "<section class=\"tree\"><h2>{} {verdict}</h2>\n<pre>{}</pre>\n<p>Answer <b>{}</b> · {} tokens sampled, {} shared</p>\n",
+        "<section class=\"tree\"><h2>{} {verdict}</h2>\n<pre>{}</pre>\n<p>Answer <b>{}</b> · {} sampled, {} shared</p>\n",
         record.index,
         escape(&record.prompt),
         escape(&record.answer),
-        record.generated_tokens,
+        counted(record.generated_tokens as usize, "token"),
         record.shared_tokens
     );
     node(record, 0, &chosen, &mut out);
@@ -113,9 +113,9 @@ fn node(record: &Record, id: usize, chosen: &HashSet<usize>, out: &mut String) {
         let reward = n.reward.map_or(String::new(), |r| format!(" · reward {r:.3}"));
         let _ = writeln!(
             out,
-            "<pre>{}</pre><small>{} tokens · log-probability {:.3}{reward}</small>",
+            "<pre>{}</pre><small>{} · log-probability {:.3}{reward}</small>",
             escape(&n.text),
-            n.sampled(),
+            counted(n.sampled(), "token"),
             n.logprob
         );
         turns(n, out);

@@ -100,10 +100,10 @@ impl GenerativeVerifier {
         }
         let tokenizer = Tokenizer::from_dir(dir)?;
         for (name, word) in [("yes", &judgement.yes), ("no", &judgement.no)] {
-            if tokenizer.encode_text(word)?.is_empty() {
-                return Err(
-                    Error::usage(format!("{word:?} has no tokens")).at(format!("reward.options.{name}"))
-                );
+            let fix = || format!("{name}, and the question, in characters that the model's tokenizer has");
+            let at = format!("reward.options.{name}");
+            if tokenizer.encode_text(word).map_err(|e| e.at(&at).fix(fix()))?.is_empty() {
+                return Err(Error::usage(format!("{word:?} has no tokens")).at(at));
             }
         }
         let model = Model::load(backend.clone(), &opened, Options { dtype, ..Default::default() })?;

@@ -115,8 +115,14 @@ fn read(row: &Row, threshold: f64) -> Result<Option<JudgedCompletion>> {
         None => None,
     };
     let reward = reward.ok_or_else(|| {
-        Error::data("has no reward, expected a number")
-            .fix("rollouts of a run, or rows that `ferrl verify` wrote")
+        let what = match row.get("reward") {
+            Some(other) => format!("reward is {other}, expected a number"),
+            None => "has no reward, expected a number".into(),
+        };
+        Error::data(what).fix(match row.contains_key("chosen") && row.contains_key("rejected") {
+            true => "`ferrl data unpair` makes two labelled completions of each pair",
+            false => "rollouts of a run, or rows that `ferrl verify` wrote",
+        })
     })?;
     let rationale = row.get("rationale").and_then(Value::as_str).map(String::from);
     Ok(Some(JudgedCompletion {

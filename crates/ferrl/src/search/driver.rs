@@ -7,7 +7,7 @@
 use super::extract::{AnswerReader, Extractor};
 use super::grow::{BranchDraft, BranchSlot, Live, Sampling};
 use super::record::Record;
-use super::scorer::{Judged, grade_whole, unit};
+use super::scorer::{Judged, Oracle, grade_whole, unit, warn_of_bounds};
 use super::strategy::{self, Entry};
 use super::{Facts, Scorer};
 use crate::episode::{Branch, Episode, EpisodeLoop, Prefix, Reach};
@@ -187,7 +187,9 @@ impl ActiveSearch<'_, '_> {
     fn open(&self, question: &mut Live) -> Result<()> {
         let with = |system: &String| match self.with_system {
             Some(with) => with(&question.prompt, system),
-            None => Err(Error::usage("system messages need a model with a chat template")),
+            None => Err(Error::usage("system messages are tried by `ferrl search` alone")
+                .at("expander")
+                .fix("expander = \"iid\"")),
         };
         let systems = question.built.expander.systems().iter().map(with).collect::<Result<Vec<_>>>()?;
         question.open(systems);
@@ -255,7 +257,11 @@ impl ActiveSearch<'_, '_> {
         let graded = match self.rewards {
             Some(rewards) => {
                 let judged: Vec<Judged<'_>> = whole.iter().map(|&i| all[i]).collect();
-                grade_whole(rewards, &judged)?
+                let graded = grade_whole(rewards, &judged)?;
+                if self.scorer.name() == Oracle.name() {
+                    warn_of_bounds(rewards, &graded);
+                }
+                graded
             }
             None => Vec::new(),
         };

@@ -138,7 +138,8 @@ impl Live {
     pub fn texts(&self, id: usize, sampling: Sampling<'_>) -> Result<BranchTexts> {
         let Some(reached) = &self.tree.node(id).drawn.reached else {
             let text = completion_text(&self.tree, id, sampling)?;
-            let context = [self.prompt.ids.clone(), self.tree.tokens(id)].concat();
+            let context =
+                [self.prompts[opening(self.tree.system(id))].clone(), self.tree.tokens(id)].concat();
             return Ok(BranchTexts { transcript: text.clone(), completion: text, context });
         };
         let completion = reached.played.turns.last().map_or_else(String::new, |t| t.action.clone());
@@ -260,9 +261,8 @@ impl Live {
             for (slot, draw) in draws.into_iter().enumerate() {
                 let key = self.tree.draw_key(growing.asked.node);
                 let until = if draw.to_the_end { Until::End } else { growing.asked.until };
-                let path = self.tree.path(growing.asked.node);
-                let system = path.iter().rev().find_map(|&i| self.tree.node(i).system).or(draw.system);
-                let opening = &self.prompts[system.map_or(0, |s| s + 1)];
+                let system = self.tree.system(growing.asked.node).or(draw.system);
+                let opening = &self.prompts[opening(system)];
                 let prefix = prefix(&self.tree, growing.asked.node, opening, self.plays);
                 let used = match self.plays {
                     true => prefix.acting.as_ref().map_or(0, |c| c.ids.len()),
@@ -312,6 +312,11 @@ fn prefix(tree: &Tree, node: usize, opening: &[u32], plays: bool) -> Prefix {
 /// Whether two steps are the same.
 fn alike(a: &Node, b: &Node) -> bool {
     a.tokens == b.tokens && a.terminal == b.terminal && a.system == b.system
+}
+
+/// The place of the prompt with a system message, or without one.
+fn opening(system: Option<usize>) -> usize {
+    system.map_or(0, |s| s + 1)
 }
 
 /// How one child is sampled: a step ends at its separator or its limit of tokens.

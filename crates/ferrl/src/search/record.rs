@@ -3,7 +3,7 @@
 use super::strategy;
 use super::{ChoiceRule, Node, Tree};
 use crate::evaluate::estimate::{interval, mean};
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, counted};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -94,8 +94,12 @@ impl Record {
         let result = built.strategy.answer(&again.nodes);
         again.set_result(result);
         if again.answer_node != self.answer_node {
-            let what =
-                format!("the result is node {:?}, the nodes give {:?}", self.answer_node, again.answer_node);
+            let named = |node: Option<usize>| node.map_or("none".into(), |id| format!("node {id}"));
+            let what = format!(
+                "the result is {}, the nodes give {}",
+                named(self.answer_node),
+                named(again.answer_node)
+            );
             return Err(Error::data(what).fix("save the tree again: this one was changed by hand"));
         }
         Ok(again)
@@ -114,7 +118,7 @@ impl Record {
         let independent = nodes[1..].iter().all(|n| n.parent == Some(0) && n.terminal && n.samples == 1);
         if !independent || ends < count {
             let what =
-                if independent { format!("{ends} completions") } else { "no independent completions".into() };
+                if independent { counted(ends, "completion") } else { "no independent completions".into() };
             return Err(Error::usage(format!("the tree of prompt {} has {what}", self.index))
                 .at("--first")
                 .fix("trees of cot, majority or best_of_n with at least this many `samples`"));

@@ -53,10 +53,15 @@ impl Searcher {
                 Box::new(StepOracle::new(rewards).map_err(|e| e.at("search.scorer"))?)
             }
             "logp" => Box::new(LogpScorer),
-            dir => Box::new(RewardScorer::of_model(dir, &s.scorer_options, recipe, backend)?),
+            dir => Box::new(RewardScorer::of_model(
+                dir,
+                ("search.scorer_options.", &s.scorer_options),
+                recipe,
+                backend,
+            )?),
         };
         let searcher = Searcher { entry, options: s.options.clone(), budget: s.budget, scorer };
-        build(entry, &searcher.options, any_task()).map_err(|e| e.at("search.options"))?;
+        build(entry, &searcher.options, any_task(s)).map_err(|e| e.at("search.options"))?;
         Ok(Some(searcher))
     }
 
@@ -262,12 +267,17 @@ pub fn path_share(tree: &Tree, end: usize) -> f64 {
 pub(crate) fn check(s: &SearchSettings) -> Result<()> {
     let Some(name) = &s.strategy else { return Ok(()) };
     let entry = find(name).map_err(|e| e.at("search.strategy"))?;
-    build(entry, &s.options, any_task()).map_err(|e| e.at("search.options")).map(|_| ())
+    let built = build(entry, &s.options, any_task(s))?;
+    match built.expander.systems().is_empty() {
+        true => Ok(()),
+        false => Err(Error::usage("draws with system messages are no completions of the prompt")
+            .fix("search.options.expander = \"iid\"; `ferrl search` tries system messages")),
+    }
 }
 
 /// What is assumed before the first prompt: the driver checks the options again for each of them.
-fn any_task() -> Facts {
-    Facts { turns: true, ..Default::default() }
+fn any_task(s: &SearchSettings) -> Facts {
+    Facts { turns: true, judges_steps: s.judges_steps(), budgeted: s.budget.is_some(), ..Default::default() }
 }
 
 #[cfg(test)]

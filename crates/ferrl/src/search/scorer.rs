@@ -4,14 +4,17 @@
 //! type that implements [`Scorer`], with a model and a sampler of its own where it needs them.
 
 use crate::episode::Played;
-use crate::recipe::{MODEL_KINDS, Recipe, RewardSettings as Source};
+use crate::recipe::{Recipe, RewardSettings as Source};
 use crate::reward::{Completions, Graded, Rewards};
 use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
 use crate::verify::Hooks;
+use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::model::Head;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Backend;
 use serde_json::{Map, Value};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A prefix to be judged.
@@ -117,7 +120,22 @@ fn judged_whole(judged: &Judged<'_>, name: &str) -> Result<()> {
 
 /// A grade as a value from 0 to 1: whether it is right, else its reward.
 pub(super) fn unit(graded: &Graded) -> f64 {
-    graded.score.or(graded.reward).unwrap_or(0.0).clamp(0.0, 1.0)
+    worth(graded).clamp(0.0, 1.0)
+}
+
+fn worth(graded: &Graded) -> f64 {
+    graded.score.or(graded.reward).unwrap_or(0.0)
+}
+
+/// Warns where a search goes by rewards that do not lie between 0 and 1: cut off there, different completions become equal.
+pub(super) fn warn_of_bounds(rewards: &Rewards, graded: &[Graded]) {
+    if let Some(far) = graded.iter().map(worth).find(|w| !(0.0..=1.0).contains(w)) {
+        let what = format!(
+            "a completion got {far}, and a search cuts rewards to 0 and 1: beyond them all are equal"
+        );
+        let fix = "a reward from 0 to 1; or name a reward model as scorer, whose scores go through a sigmoid";
+        rewards.warnings().raise("search-bounds", what, fix);
+    }
 }
 
 /// Probability per token.
@@ -153,17 +171,16 @@ impl RewardScorer {
     }
     /// The model in a folder: a score head through a sigmoid, or with options a language model's verdict (`kind =
     /// "generative"`, from 0 to 1) or its log-ratio through a sigmoid (`kind = "implicit"`).
+    /// `option` is how an option is given, for messages.
     pub fn of_model(
         dir: &str,
-        options: &Map<String, Value>,
+        (option, options): (&str, &Map<String, Value>),
         recipe: &Recipe,
         backend: &Arc<dyn Backend>,
     ) -> Result<Self> {
         let source = Source { model: Some(dir.into()), options: options.clone(), ..Default::default() };
-        if let Some(kind) = options.get("kind").filter(|_| source.model_kind().is_none()) {
-            let what = format!("kind {kind} is none of {}", MODEL_KINDS.join(", "));
-            return Err(Error::usage(what).at("scorer").fix("kind=generative"));
-        }
+        let scores = ModelDir::open(Path::new(dir))?.config.head == Head::Score;
+        source.check_model(scores, option).map_err(|e| e.at(dir))?;
         let bounded = source.model_kind() == Some("generative");
         let own = Recipe { reward: vec![source], ..recipe.clone() };
         let rewards = Rewards::load(&own, recipe.dtype()?, backend, &Hooks::default())?;

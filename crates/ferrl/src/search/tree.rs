@@ -293,6 +293,11 @@ impl Tree {
         path
     }
 
+    /// Which of the expander's system messages the path to this node has.
+    pub fn system(&self, id: usize) -> Option<usize> {
+        self.path(id).iter().find_map(|&i| self.nodes[i].system)
+    }
+
     /// Tokens from the prompt's end to this node.
     pub fn tokens(&self, id: usize) -> Vec<u32> {
         self.path(id).iter().flat_map(|&i| self.nodes[i].tokens.iter().copied()).collect()

@@ -1,6 +1,7 @@
 //! What each expander draws.
 
 use crate::help::*;
+use ferrl_engine::train::{Batch, stats};
 use serde_json::json;
 
 #[test]
@@ -42,6 +43,34 @@ fn half_of_the_draws_are_hot() {
     let distinct = |part: &[&str]| part.iter().collect::<std::collections::HashSet<_>>().len();
     let (high, low) = (distinct(&ends[..30]), distinct(&ends[30..]));
     assert!(high > 3 * low, "{high} and {low} different completions");
+}
+
+#[test]
+fn draws_at_the_prompt_take_turns_among_system_messages() {
+    let world = World::new(1);
+    let systems = ["aaaa", "bb\n"];
+    let options = json!({
+        "branch": [5, 2], "step": "", "step_tokens": 3, "expander": "iid_with_different_system_message", "systems": systems,
+    });
+    let prompts = world.prompts(2);
+    for r in search(&world, &prompts, &How::new("tree", options)) {
+        let first: Vec<Option<usize>> = r.nodes.children(0).iter().map(|&c| r.nodes.node(c).system).collect();
+        assert_eq!(first, [Some(0), Some(1), Some(0), Some(1), Some(0)]);
+        // The probability of every whole path is that behind the prompt with its own system message.
+        for end in r.nodes.terminals() {
+            let system = r.nodes.path(end.id).iter().find_map(|&id| r.nodes.node(id).system).unwrap();
+            let opening = world.tokenizer.encode_text(&format!("{}{}", systems[system], r.prompt)).unwrap();
+            let tokens = r.nodes.tokens(end.id);
+            let all =
+                stats(&world.model, &Batch::of([[opening.clone(), tokens].concat()]), 1.0).unwrap().logp;
+            let logp: f64 = all[opening.len() - 1..].iter().map(|l| f64::from(*l)).sum();
+            let sampled = r.nodes.sampled(end.id).1;
+            assert!((sampled - logp).abs() < 1e-9, "{sampled}, {logp} behind {:?}", systems[system]);
+        }
+    }
+    let none = How::new("tree", json!({"expander": "iid_with_different_system_message"}));
+    let e = run(&world, &world.prompts(1), &none).err().unwrap().to_string();
+    assert!(e.contains("needs system messages"), "{e}");
 }
 
 #[test]

@@ -25,9 +25,14 @@ pub struct World {
 
 impl World {
     pub fn new(threads: usize) -> Self {
+        World::with_chars(threads, "ab\n")
+    }
+
+    /// The same over other characters.
+    pub fn with_chars(threads: usize, chars: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let specials = ["<pad>", "<eos>"].map(String::from);
-        let tokenizer = train_chars(["ab\n".to_string()].into_iter(), &specials).unwrap();
+        let tokenizer = train_chars([chars.to_string()].into_iter(), &specials).unwrap();
         let mut options = InitOptions::new(FAMILIES[0].name());
         (options.vocab, options.hidden, options.layers) = (tokenizer.vocab_size(), 32, 2);
         (options.heads, options.kv_heads, options.ffn) = (Some(2), Some(1), Some(48));
@@ -133,7 +138,7 @@ pub fn run_in(
         settings: SearchBudget { params, budget: how.budget, at_once: how.at_once },
         entry: search::find(how.strategy)?,
         options: how.options.as_object().cloned().unwrap_or_else(Map::new),
-        with_system: None,
+        with_system: Some(&|prompt, system| world.tokenizer.encode_text(&format!("{system}{}", prompt.text))),
     };
     let mut records = Vec::new();
     driver.run(prompts, &mut |r| {

@@ -91,10 +91,11 @@ fn mistakes_in_programs_are_named() {
         assert!(e.contains(part), "{source}: {e}");
     };
     fails("a{{ gen( }}", "does not compile");
-    fails("a{{ nothing }}", "cannot be rendered");
+    fails("a{{ nothing }}", "fix: every variable is a column");
     fails("{{ gen('x') }}", "text before the first call");
     fails("a{{ select([]) }}", "one option at least");
     fails("a{{ gen('x', max_tokens=0) }}", "at least 1");
-    fails("a{{ gen('x', tokens=3) }}", "tokens");
+    fails("a{{ gen('x', tokens=3) }}", "fix: text, and between {{ and }} columns, gen(");
+    fails("a{{ gem('x') }}", "gem is unknown");
     fails("a{% for i in range(2000) %}{{ select(['a']) }}{% endfor %}", "more than 1000");
 }

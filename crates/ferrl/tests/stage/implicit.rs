@@ -3,6 +3,7 @@
 use crate::help::{backend, fails, metrics, model, run, write};
 use ferrl::recipe::Recipe;
 use ferrl::reward::ImplicitReward;
+use ferrl::run::StepRecord;
 use ferrl::verify::Sample;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Model, Options};
@@ -31,16 +32,29 @@ fn step_rewards_add_up_to_the_outcome_reward_and_find_the_wrong_step() {
          train = {{ steps = 40, batch = 36 }}\noptim = {{ lr = 2e-3, weight_decay = 0.0 }}\n\
          [[stage]]\nname = \"tune\"\nalgo = \"grpo\"\nmodel.path = {start:?}\ndata.train = {prompts:?}\n\
          reward = [{{ model = \"stage:reward\", options = {{ kind = \"implicit\", reference = {start:?}, beta = 0.5 }} }}]\n\
-         train.steps = 2\nrollout = {{ prompts = 1, samples = 4, max_new_tokens = 4 }}\n"
+         train.steps = 2\nrollout = {{ prompts = 1, samples = 4, max_new_tokens = 4 }}\n\
+         [[stage]]\nname = \"process\"\nalgo = \"ppo\"\nmodel.path = {start:?}\ndata.train = {prompts:?}\n\
+         reward = [{{ model = \"stage:reward\", steps = \"lines\", \
+         options = {{ kind = \"implicit\", reference = {start:?}, beta = 0.5 }} }}]\n\
+         train.steps = 2\nrollout = {{ prompts = 1, samples = 4, max_new_tokens = 8 }}\n\
+         [[stage]]\nname = \"search\"\nalgo = \"vineppo\"\nmodel.path = {start:?}\ndata.train = {prompts:?}\n\
+         reward = [{{ model = \"stage:reward\", options = {{ kind = \"implicit\", reference = {start:?} }} }}]\n\
+         search = {{ strategy = \"mcts\", train = true, scorer = \"stage:reward\", \
+         scorer_options = {{ kind = \"implicit\", reference = {start:?} }}, \
+         options = {{ simulations = 4, step = \"\", step_tokens = 2, evaluate = \"score\" }} }}\n\
+         train.steps = 2\nrollout = {{ prompts = 1, max_new_tokens = 4 }}\n"
     );
     let runs = dir.path().join("runs");
     run(&runs, &text, false, 1000).unwrap();
     let all = metrics(&runs);
     let accuracy = all.iter().rev().find_map(|r| r.get("rewards/accuracies")).unwrap();
     assert!(accuracy > 0.9, "{accuracy}");
-    assert!(
-        all.iter().any(|r| r.stage == "tune" && r.get("rewards/implicit/mean").is_some_and(f64::is_finite))
-    );
+    // It rewards completions for GRPO, each of their lines for PPO, and scores prefixes for a search.
+    for stage in ["tune", "process", "search"] {
+        let rewarded =
+            |r: &&StepRecord| r.stage == stage && r.get("rewards/implicit/mean").is_some_and(f64::is_finite);
+        assert_eq!(all.iter().filter(rewarded).count(), 2, "{stage}");
+    }
 
     let trained = runs.join("test/stages/0");
     let recipe = Recipe::parse(&text, "r.toml", "r", &[]).unwrap().stages[1].recipe.clone();

@@ -49,6 +49,19 @@ fn every_policy_gradient_learns_from_the_steps_of_trees() {
     }
 }
 
+/// Was refused: the check took every scorer for one of whole completions.
+#[test]
+fn a_scorer_of_prefixes_evaluates_leaves_and_ranks_beams() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, data) = (model(dir.path()), write(dir.path(), "rows.jsonl", ROWS));
+    for strategy in ["mcts", "beam"] {
+        let options = "options = { step = \"\", step_tokens = 1, evaluate = \"score\" }";
+        let search = format!("strategy = {strategy:?}, scorer = \"logp\", {options}");
+        let report = letters(&model, &recipe(&data, "\"vineppo\"", &search)).step().unwrap();
+        assert!(report.metrics.get("search/paths").is_some_and(|paths| paths > 0.0), "{strategy}");
+    }
+}
+
 #[test]
 fn draws_at_another_temperature_are_weighed() {
     let dir = tempfile::tempdir().unwrap();
@@ -69,6 +82,15 @@ fn a_search_that_cannot_be_is_refused() {
     assert!(error.contains("search.strategy = \"mcts\""), "{error}");
     let error = with("\"vineppo\"", "strategy = \"mcts\", options = { simulatoins = 3 }");
     assert!(error.contains("search.options") && error.contains("simulatoins"), "{error}");
+    assert!(error.contains("fix: did you mean \"simulations\"?"), "{error}");
+    let systems = "options = { expander = \"iid_with_different_system_message\", systems = [\"a\"] }";
+    let error = with("\"vineppo\"", &format!("strategy = \"mcts\", {systems}"));
+    assert!(
+        error.contains("no completions of the prompt") && error.contains("expander = \"iid\""),
+        "{error}"
+    );
+    let error = with("\"vineppo\"", "strategy = \"mcts\", options = { evaluate = \"score\" }");
+    assert!(error.contains("needs a scorer of prefixes"), "{error}");
     let error = with("\"vineppo\"", "eval = true");
     assert!(error.contains("a search without a strategy"), "{error}");
 }

@@ -108,6 +108,7 @@ fn questions_that_cannot_be_asked_are_refused() {
         ("votes = 3", "a reward model has no options"),
         ("kind = \"generative\", voices = 3", "voices"),
         ("kind = \"generative\", yes = \"\"", "has no tokens"),
+        ("kind = \"generative\", no = \"\u{1F600}\"", "reward.options.no"),
         ("kind = \"generative\", chat = true", "chat"),
     ] {
         let error = fails(&model, &recipe(options));

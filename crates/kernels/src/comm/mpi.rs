@@ -300,10 +300,10 @@ impl Mpi {
     }
 
     /// The group of some ranks in a row. Two ranks are together in one group of a size at most: its number is the size.
-    fn group(self: &Arc<Self>, members: Vec<usize>) -> Members {
+    fn group(self: &Arc<Self>, members: Vec<usize>) -> MpiMembers {
         let rank = members.iter().position(|&m| m == self.rank).expect("a member");
         let number = members.len() as c_int;
-        Members { mpi: self.clone(), members, rank, number }
+        MpiMembers { mpi: self.clone(), members, rank, number }
     }
 
     fn finalize(&self) {
@@ -323,7 +323,7 @@ pub(super) struct Request {
 /// The ranks that MPI's launcher started.
 struct World {
     mpi: Arc<Mpi>,
-    all: Members,
+    all: MpiMembers,
     local: (usize, usize),
     watch: Mutex<Option<Watch>>,
 }
@@ -332,7 +332,7 @@ struct World {
 pub(super) fn open(launched: &Launched) -> Result<impl Comm + 'static> {
     let mpi = Arc::new(Mpi::init(launched)?);
     let watch = Watch::begin(&mpi);
-    let all = Members { mpi: mpi.clone(), members: (0..mpi.size).collect(), rank: mpi.rank, number: 0 };
+    let all = MpiMembers { mpi: mpi.clone(), members: (0..mpi.size).collect(), rank: mpi.rank, number: 0 };
     Ok(World { mpi, all, local: (launched.local_size, launched.local_rank), watch: Mutex::new(watch) })
 }
 
@@ -340,7 +340,7 @@ pub(super) fn open(launched: &Launched) -> Result<impl Comm + 'static> {
 const FAILED: u64 = 1 << 63;
 
 /// Some ranks of a run, whose messages have tags of their own.
-struct Members {
+struct MpiMembers {
     mpi: Arc<Mpi>,
     members: Vec<usize>,
     rank: usize,
@@ -348,7 +348,7 @@ struct Members {
     number: c_int,
 }
 
-impl Members {
+impl MpiMembers {
     fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>> {
         let (own, members, number) = (self.rank, &self.members, self.number);
         let flag = if failed { FAILED } else { 0 };
@@ -390,7 +390,7 @@ impl Members {
     }
 }
 
-impl Comm for Members {
+impl Comm for MpiMembers {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -400,7 +400,7 @@ impl Comm for Members {
     }
 
     fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>> {
-        Members::exchange(self, parts, failed)
+        MpiMembers::exchange(self, parts, failed)
     }
 
     fn subgroup(&self, members: &[usize]) -> Box<dyn Comm> {

@@ -3,7 +3,7 @@
 use crate::data::{self, PlacedRow};
 use crate::output::JsonlOutput;
 use ferrl::solution::{SolutionKind, steps};
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result, counted, nearest};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -63,9 +63,13 @@ pub fn run(args: &Args) -> Result<()> {
     }
     output.finish()?;
     if let (0, Some(error)) = (split, first) {
-        return Err(error.context(format!("none of {all} rows could be split")));
+        return Err(error.context(format!("none of {} could be split", counted(all, "row"))));
     }
-    eprintln!("{all} rows, {split} split, {:.2} steps a row", total as f64 / split.max(1) as f64);
+    eprintln!(
+        "{}, {split} split, {:.2} steps a row",
+        counted(all, "row"),
+        total as f64 / split.max(1) as f64
+    );
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use crate::output::JsonlOutput;
 use ferrl::data::hub::HubCache;
 use ferrl::data::{DataSource, Dataset};
 use ferrl::solution::vary::{Unvaried, variants};
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result, counted, nearest};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -66,12 +66,12 @@ pub fn run(args: &Args) -> Result<()> {
     output.finish()?;
     let reasons: Vec<String> = why.iter().map(|(reason, n)| format!("{n} {}", reason.text())).collect();
     if varied == 0 {
-        let what = format!("none of {} rows can vary: {}", rows.len(), reasons.join(", "));
+        let what = format!("none of {} can vary: {}", counted(rows.len(), "row"), reasons.join(", "));
         return Err(Error::data(what)
             .at(&args.data)
             .fix("solutions that mark calculations as GSM8K's do: 48/2 = <<48/2=24>>24"));
     }
-    eprintln!("{} rows, {varied} of them varied: {made} new rows", rows.len());
+    eprintln!("{}, {varied} of them varied: {}", counted(rows.len(), "row"), counted(made, "new row"));
     reasons.iter().for_each(|reason| eprintln!("  {reason}"));
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::output::JsonlOutput;
 use ferrl::credit::rows::files;
 use ferrl::reward::verdicts::{VerdictOptions, verdicts};
 use ferrl::reward::{Judgement, QUESTION};
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, counted};
 use std::path::{Path, PathBuf};
 
 /// Make training data of a generative verifier (GenRM) from rollouts
@@ -56,11 +56,11 @@ pub fn run(args: &Args) -> Result<()> {
     made.rows.iter().try_for_each(|row| output.row(row))?;
     output.finish()?;
     eprintln!(
-        "{} rows: {} verdicts of each kind, {} right completions, {} rationales that contradict their reward",
-        rows.len(),
-        made.each,
-        made.correct,
-        made.contradicted
+        "{}: {} of each kind, {}, {} left out because of the other verdict",
+        counted(rows.len(), "row"),
+        counted(made.each, "verdict"),
+        counted(made.correct, "right completion"),
+        counted(made.contradicted, "rationale")
     );
     Ok(())
 }

@@ -8,11 +8,12 @@ use ferrl::data::hub::HubCache;
 use ferrl::data::overlap::{WORDS, between};
 use ferrl::data::{DataSource, Dataset};
 use ferrl::evaluate::pairs::{Accuracy, PairTable, compare, read};
-use ferrl::recipe::{MODEL_KINDS, Recipe, RewardSettings};
+use ferrl::recipe::{Recipe, RewardSettings};
 use ferrl::reward::Rewards;
 use ferrl::verify::Hooks;
 use ferrl::warnings::Warnings;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::model::Head;
+use ferrl_engine::{Error, Result, counted};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -20,13 +21,11 @@ use std::path::Path;
 pub fn run(args: &Args, source: &str) -> Result<()> {
     let found = find(&args.model)?;
     let dir = open_model(&found.model)?;
-    let options = key_values(&args.judge)?;
+    let options = key_values("--judge", &args.judge)?;
     let model = Some(dir.path.display().to_string());
     let reward = RewardSettings { model, options, ..Default::default() };
-    if let Some(kind) = reward.options.get("kind").filter(|_| reward.model_kind().is_none()) {
-        let what = format!("unknown kind {kind}, expected one of {}", MODEL_KINDS.join(", "));
-        return Err(Error::usage(what).at("--judge").fix("--judge kind=generative"));
-    }
+    let scores = dir.config.head == Head::Score;
+    reward.check_model(scores, "--judge ").map_err(|e| e.at(dir.path.display()))?;
     let data = Dataset::read(&DataSource::held_out(source)?, &HubCache::from_env())?;
     let mut pairs = read(&data)?;
     pairs.truncate(args.prompts.unwrap_or(usize::MAX));
@@ -76,7 +75,7 @@ fn guard(own: &Path, test: &Dataset, warnings: &Warnings) -> Result<()> {
 }
 
 fn shown(table: &PairTable, model: &Path, pairs: usize) -> String {
-    let mut text = format!("{}: {pairs} pairs\n", model.display());
+    let mut text = format!("{}: {}\n", model.display(), counted(pairs, "pair"));
     let mut lines = |title: &str, all: &[Accuracy]| {
         let width = all.iter().map(|a| a.name.chars().count()).max().unwrap_or(0);
         if !all.is_empty() {
@@ -90,9 +89,9 @@ fn shown(table: &PairTable, model: &Path, pairs: usize) -> String {
     lines("by section of RewardBench", &table.sections);
     if let Some(score) = table.score() {
         text += &format!(
-            "RewardBench score {:.1} %, the mean over {} sections\n",
+            "RewardBench score {:.1} %, the mean over {}\n",
             100.0 * score,
-            table.sections.len()
+            counted(table.sections.len(), "section")
         );
     }
     let interval = table.interval.map_or(String::new(), |(low, high)| {

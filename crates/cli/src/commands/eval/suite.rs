@@ -10,7 +10,7 @@ use ferrl::suite::{self, Entry, SEVERAL, Use};
 use ferrl::warnings::Warnings;
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, counted};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -210,10 +210,10 @@ pub fn show(model: &str, jobs: &[EvalJob], ks: &[usize], seed: u64, as_json: boo
     let (tokens, seconds) =
         (jobs.iter().map(EvalJob::tokens).sum::<usize>(), jobs.iter().map(|j| j.seconds).sum::<f64>());
     let rate = tokens as f64 / seconds.max(1e-9);
-    let _ = writeln!(out, "\n{tokens} tokens in {seconds:.1} s ({rate:.0} tokens/s)");
+    let _ = writeln!(out, "\n{} in {seconds:.1} s ({rate:.0} tokens/s)", counted(tokens, "token"));
     let lost: usize = results.iter().map(|r| r.summary.lost).sum();
     if lost > 0 {
-        let _ = writeln!(out, "{lost} completions have no reward and count neither as right nor as wrong");
+        let _ = writeln!(out, "without reward, neither right nor wrong: {}", counted(lost, "completion"));
     }
     out
 }

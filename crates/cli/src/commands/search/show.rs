@@ -6,16 +6,24 @@ use ferrl::search::extract::EXTRACTORS;
 use ferrl::search::paths::{AGGREGATORS, FILTERS, POST_PROCESSORS};
 use ferrl::search::strategy::STEP_OPTIONS;
 use ferrl::search::{Figures, Record, SCORERS, STRATEGIES};
+use ferrl_engine::counted;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
+/// The rule that chose again among saved completions, and of how many of them.
+pub type Rechosen<'a> = (&'a str, Option<usize>);
+
 /// All results as one object. A replay gives the same one.
-pub fn json(records: &[Record]) -> Value {
+pub fn json(records: &[Record], chosen: Option<Rechosen<'_>>) -> Value {
     let mut line = Figures::of(records).json();
     let first = records.first();
     line.insert("strategy".into(), json!(first.map(|r| &r.strategy)));
     line.insert("options".into(), json!(first.map(|r| &r.options)));
     line.insert("scorer".into(), json!(first.map(|r| &r.scorer)));
+    if let Some((rule, first)) = chosen {
+        line.insert("choose".into(), json!(rule));
+        line.insert("first".into(), json!(first));
+    }
     line.insert("seed".into(), json!(first.map(|r| r.seed)));
     line.insert("seconds".into(), json!(records.iter().map(|r| r.seconds).sum::<f64>()));
     let row = |r: &Record| {
@@ -31,11 +39,19 @@ pub fn json(records: &[Record]) -> Value {
 }
 
 /// The same for people.
-pub fn table(records: &[Record], stats: bool) -> String {
+pub fn table(records: &[Record], stats: bool, chosen: Option<Rechosen<'_>>) -> String {
     let f = Figures::of(records);
     let mut out = String::new();
     if let Some(first) = records.first() {
-        let _ = writeln!(out, "{}: {} prompts, scorer {}", first.strategy, f.prompts, first.scorer);
+        let rule = match chosen {
+            Some((rule, Some(first))) => {
+                format!(", result by {rule} of the first {}", counted(first, "completion"))
+            }
+            Some((rule, None)) => format!(", result by {rule}"),
+            None => String::new(),
+        };
+        let prompts = counted(f.prompts, "prompt");
+        let _ = writeln!(out, "{}: {prompts}, scorer {}{rule}", first.strategy, first.scorer);
     }
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let mut row = |name: &str, value: String| {
@@ -48,6 +64,7 @@ pub fn table(records: &[Record], stats: bool) -> String {
                 format!("{} (95 % interval {} to {})", percent(value), percent(low), percent(high)),
             );
         }
+        _ if nothing_left(records) => row("accuracy", "unknown: every episode was lost".into()),
         _ => row("accuracy", "unknown: no verifier knows the answers".into()),
     }
     if let (Some(one), Some(any)) = (f.mean_completion, f.any) {
@@ -55,14 +72,15 @@ pub fn table(records: &[Record], stats: bool) -> String {
         row("any completion", percent(any));
     }
     if f.lost > 0 {
-        row("lost", format!("{} episodes: their environment failed", f.lost));
+        let why = lost(records).and_then(|why| why.lines().next()).unwrap_or_default();
+        row("lost", format!("{} (first: {})", counted(f.lost, "episode"), crate::output::visible(why)));
     }
     if stats {
         let seconds: f64 = records.iter().map(|r| r.seconds).sum();
         let rate = f.generated_tokens as f64 / seconds.max(1e-9);
         row("nodes", f.nodes.to_string());
         row("tokens sampled", format!("{} ({rate:.0} tokens/s)", f.generated_tokens));
-        row("prefix shared", format!("{} tokens were in the KV cache", f.shared_tokens));
+        row("prefix shared", format!("{} from the KV cache", counted(f.shared_tokens as usize, "token")));
         row("time", format!("{seconds:.2} s"));
     }
     if let [one] = records {
@@ -70,6 +88,17 @@ pub fn table(records: &[Record], stats: bool) -> String {
         let _ = writeln!(out, "\n{}", crate::output::visible(text.trim_end()));
     }
     out
+}
+
+/// Why the first lost episode was lost.
+pub fn lost(records: &[Record]) -> Option<&str> {
+    records.iter().flat_map(|r| r.nodes.nodes()).find_map(|n| n.lost.as_deref())
+}
+
+/// Whether episodes were lost and none is whole.
+pub fn nothing_left(records: &[Record]) -> bool {
+    let whole = |r: &Record| r.nodes.terminals().any(|n| n.lost.is_none());
+    lost(records).is_some() && !records.iter().any(whole)
 }
 
 /// Strategies, expanders, extractors and scorers.

@@ -14,7 +14,8 @@ struct Confidence {
 pub(super) fn build(options: &ExpanderOptions) -> Result<Box<dyn Expander>> {
     let ExpanderOptions { ci_start: start, ci_add: add, ci_max: most, ci_width: width, .. } = *options;
     if start > most {
-        return Err(Error::usage(format!("ci_start is {start}, above ci_max, which is {most}")));
+        let what = format!("ci_start is {start}, above ci_max, which is {most}");
+        return Err(Error::usage(what).fix(format!("ci_start={most}, or a larger ci_max")));
     }
     Ok(Box::new(Confidence { start, add, most, width }))
 }

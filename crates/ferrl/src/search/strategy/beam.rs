@@ -4,7 +4,7 @@
 //! A whole completion keeps its place among the beams, so a search ends when all of them are whole.
 
 use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree, Until};
-use super::{Common, Entry};
+use super::{Common, Entry, MAX_NODES};
 use crate::recipe::read_settings;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -56,6 +56,10 @@ impl Beam {
                 .fix("--verifier with a model, or evaluate=logp"));
         }
         let (branch, max_depth) = (options.branch.unwrap_or(options.width), common.depth());
+        if (options.width * branch) as f64 > MAX_NODES {
+            let what = format!("{} beams with {branch} next steps each are too many", options.width);
+            return Err(Error::usage(what).at("beam").fix(format!("width times branch up to {MAX_NODES}")));
+        }
         Ok(Beam { options, branch, max_depth, by_score, beams: vec![0], started: false })
     }
 

@@ -6,7 +6,7 @@
 
 use super::super::{Backup, ChoiceRule, Expansion, Round, Strategy, Tree, Until};
 use super::sampling::evaluate_terminals;
-use super::{Entry, MAX_DEPTH};
+use super::{Entry, MAX_DEPTH, MAX_NODES};
 use crate::recipe::read_settings;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -21,7 +21,9 @@ pub(super) const ENTRY: Entry = Entry {
         let branch = branch.list()?;
         // One number is for all depths, which `max_depth` ends; a tree of 64 levels of two has no end in practice.
         let max_depth = common.max_depth.unwrap_or(if branch.len() == 1 { 3 } else { MAX_DEPTH });
-        Ok(Box::new(Branching { branch, max_depth, choice: answer, started: false }))
+        let tree = Branching { branch, max_depth, choice: answer, started: false };
+        tree.check_size()?;
+        Ok(Box::new(tree))
     },
 };
 
@@ -68,7 +70,23 @@ struct Branching {
     started: bool,
 }
 
+/// Refuses a level of more nodes than a search may ask for at once.
+fn check_level(nodes: f64) -> Result<()> {
+    if nodes <= MAX_NODES {
+        return Ok(());
+    }
+    let what = format!("a level of the tree has {nodes:e} nodes, at most {MAX_NODES}");
+    Err(Error::usage(what).at("branch").fix("branch=3,2,1, or a smaller max_depth"))
+}
+
 impl Branching {
+    /// Refuses a schedule whose first two levels no memory holds. Deeper ones may never be: completions end.
+    fn check_size(&self) -> Result<()> {
+        let (first, until) = self.at(0);
+        let second = if until == Until::Step { self.at(1).0 } else { 1 };
+        check_level(first as f64 * second as f64)
+    }
+
     /// Children of a node at a depth, and how far they go.
     fn at(&self, depth: usize) -> (usize, Until) {
         let last = depth + 1 >= self.max_depth;
@@ -87,12 +105,14 @@ impl Strategy for Branching {
         self.started = true;
         let open: Vec<usize> = round.grown.iter().flatten().copied().chain(root).collect();
         let open = open.into_iter().filter(|&id| !round.tree.node(id).terminal);
-        Ok(open
+        let wanted: Vec<Expansion> = open
             .map(|id| {
                 let (samples, until) = self.at(round.tree.node(id).depth);
                 Expansion { until, ..Expansion::steps(id, samples) }
             })
-            .collect())
+            .collect();
+        check_level(wanted.iter().map(|e| e.samples as f64).sum())?;
+        Ok(wanted)
     }
     fn answer(&self, tree: &Tree) -> Option<usize> {
         self.choice.of(tree)

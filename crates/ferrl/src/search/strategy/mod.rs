@@ -66,6 +66,8 @@ struct StepOptions {
 
 /// Steps of a path at most where nothing is given.
 const MAX_DEPTH: usize = 64;
+/// Nodes that one round or one schedule may ask for: more than memory holds are a mistake.
+const MAX_NODES: f64 = 1_048_576.0;
 
 /// What all strategies have in common.
 #[derive(Clone, Debug, Default, PartialEq)]

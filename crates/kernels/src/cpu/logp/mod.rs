@@ -13,7 +13,7 @@ use super::Cpu;
 use super::math::{exp, tanh};
 use super::matmul::pack::{Packed, TokenRows};
 use super::matmul::tile::PANEL;
-use super::matmul::{Block, Scratch, product};
+use super::matmul::{ProductBlock, Scratch, product};
 use super::simd::{LANES, Simd};
 use super::vector::clear;
 use crate::backend::{HeadGrads, HeadInput, HeadOps, LogpGrads, LogpHead, LogpStats};
@@ -163,7 +163,7 @@ pub(crate) fn logit_tile<S: Simd, E: TokenRows>(
     product(
         s,
         scratch,
-        Block { x, rows, w, panels },
+        ProductBlock { x, rows, w, panels },
         &mut |s: S, row: usize, count: usize, panel: usize, c: *const f32| {
             for r in 0..count {
                 for half in 0..PANEL / LANES {

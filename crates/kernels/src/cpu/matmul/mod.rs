@@ -102,14 +102,14 @@ pub fn linear<E: TokenRows>(
         let (c, r) = (i / row_tasks, i % row_tasks);
         let rows = r * row_chunk * mr..((r + 1) * row_chunk * mr).min(m);
         let panels = c * column_chunk..((c + 1) * column_chunk).min(column_panels);
-        let block = Block { x, rows, w, panels };
+        let block = ProductBlock { x, rows, w, panels };
         with_scratch(|scratch| linear_task(level, scratch, block, bias, out));
     };
     if tiny { (0..row_tasks * column_tasks).for_each(task) } else { pool.run(row_tasks * column_tasks, task) }
 }
 
 multiversion! {
-    fn linear_task<S, type E: TokenRows>(s, scratch: &mut Scratch, block: Block<'_, E>, bias: Option<&[f32]>, out: SharedTiles<'_>) {
+    fn linear_task<S, type E: TokenRows>(s, scratch: &mut Scratch, block: ProductBlock<'_, E>, bias: Option<&[f32]>, out: SharedTiles<'_>) {
         let n = block.w.shape.n;
         product(s, scratch, block, &mut |s: S, row: usize, count: usize, panel: usize, tile: *const f32| {
             let columns = (n - panel * PANEL).min(PANEL);
@@ -163,7 +163,7 @@ pub fn with_scratch<T>(f: impl FnOnce(&mut Scratch) -> T) -> T {
 }
 
 /// Some rows of `x` and some column panels of `w`.
-pub struct Block<'a, E: TokenRows> {
+pub struct ProductBlock<'a, E: TokenRows> {
     /// `[rows, k]`
     pub x: &'a [E],
     /// Which rows.
@@ -179,10 +179,10 @@ pub struct Block<'a, E: TokenRows> {
 pub fn product<S: Simd, E: TokenRows>(
     s: S,
     scratch: &mut Scratch,
-    block: Block<'_, E>,
+    block: ProductBlock<'_, E>,
     finish: &mut impl FnMut(S, usize, usize, usize, *const f32),
 ) {
-    let Block { x, rows, w, panels } = block;
+    let ProductBlock { x, rows, w, panels } = block;
     assert!(S::MR <= MAX_ROWS && panels.end <= w.shape.panels() && w.is_whole::<S>());
     let per_unit = E::per_unit::<S>();
     let units = w.shape.units(per_unit);
@@ -353,15 +353,15 @@ pub fn accumulate_dw<E: TokenRows>(
         let (c, r) = (i / row_tasks, i % row_tasks);
         let rows = r * row_chunk * mr..((r + 1) * row_chunk * mr).min(n);
         let panels = c * column_chunk..((c + 1) * column_chunk).min(column_panels);
-        let block = Block { x: dy, rows, w: x, panels };
+        let block = ProductBlock { x: dy, rows, w: x, panels };
         with_scratch(|scratch| dw_task(level, scratch, block, chain, dw));
     });
 }
 
 multiversion! {
-    fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, block: Block<'_, E>, chain: OpenSums<'_>, dw: Disjoint<'_, f32>) {
+    fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, block: ProductBlock<'_, E>, chain: OpenSums<'_>, dw: Disjoint<'_, f32>) {
         // Rows are those of `dw`: columns of `dy`, whose rows are the tokens.
-        let Block { x: dy, rows, w: x, panels } = block;
+        let ProductBlock { x: dy, rows, w: x, panels } = block;
         let n = dy.len() / x.shape.k;
         let per_unit = E::per_unit::<S>();
         assert!(x.is_whole::<S>());

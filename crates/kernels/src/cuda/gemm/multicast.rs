@@ -21,9 +21,9 @@ const TOGETHER: [usize; 2] = [10, 11];
 const ROUNDS: usize = 4;
 
 /// Rows of a block; blocks of a cluster along rows and features.
-type Cut = (usize, [usize; 2]);
+type TileCut = (usize, [usize; 2]);
 /// By the most rows of a product: the cuts that are tried. The blocks of a cluster have all rows.
-const CUTS: [(usize, &[Cut]); 4] = [
+const CUTS: [(usize, &[TileCut]); 4] = [
     (32, &[(32, [1, 2]), (32, [1, 4])]),
     (64, &[(64, [1, 2]), (64, [1, 4]), (64, [1, 8])]),
     (128, &[(64, [2, 2]), (64, [2, 4]), (128, [1, 4])]),
@@ -71,7 +71,7 @@ impl MulticastPlan {
         cuts.iter().filter_map(|&cut| MulticastPlan::of(cut, n, processors)).collect()
     }
 
-    fn of((rows, cluster): Cut, n: usize, processors: usize) -> Option<MulticastPlan> {
+    fn of((rows, cluster): TileCut, n: usize, processors: usize) -> Option<MulticastPlan> {
         let blocks = cluster[0] * cluster[1];
         let found = if blocks > 2 { processors * TOGETHER[0] / TOGETHER[1] } else { processors };
         let most_blocks = found / blocks * blocks;
@@ -107,7 +107,7 @@ impl MulticastPlan {
 
 /// Features of a block, a multiple of `unit`: so many that a multiprocessor takes in the least over all rounds. None where the
 /// card has no room for one cluster.
-fn features((rows, cluster): Cut, n: usize, most_blocks: usize, unit: usize) -> Option<usize> {
+fn features((rows, cluster): TileCut, n: usize, most_blocks: usize, unit: usize) -> Option<usize> {
     let abreast = most_blocks / (cluster[0] * cluster[1]) * cluster[1];
     if abreast == 0 {
         return None;

@@ -215,7 +215,7 @@ fn find_part(cuda: &Cuda, key: RowsKey, all: &CheckedAlgorithms) -> Result<Check
     }
     let what = format!("cuBLASLt has no algorithm that multiplies {n} of {whole} features (sums of {k}, ");
     let what = what + out.name() + ") with the bits that all of them get together";
-    Err(Error::device(what).fix("another parallel.tp_size or rollout.tp_size, or model.dtype = \"f32\""))
+    Err(Error::device(what).fix("another number of ranks that share a weight, or f32"))
 }
 
 /// The most rows up to which every number of them gets, by a kernel of our own, the sums that [`reference_forward`] gives: of products

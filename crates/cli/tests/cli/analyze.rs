@@ -1,0 +1,105 @@
+//! `ferrl analyze` and `ferrl credit` on runs as training leaves them.
+
+use crate::common::*;
+use crate::eval::tiny_run;
+use serde_json::{Value, json};
+
+/// A short run on a reward that is right in about half of the cases; returns its folder.
+fn trained(folder: &Folder, name: &str, algo: &str) -> String {
+    let python = folder.write(
+        "odd.py",
+        "def reward(completions, **columns):\n    return [float(len(c) % 2) for c in completions]\n",
+    );
+    let model = format!("{}/stages/0", tiny_run(folder));
+    let recipe = folder.write(
+        &format!("{name}.toml"),
+        format!(
+            "algo = {algo}\nmodel.path = {model:?}\n\
+             data = {{ train = [\"task:countdown\"], max_length = 48 }}\nreward = [{{ python = {python:?} }}]\n\
+             rollout = {{ prompts = 3, samples = 4, max_new_tokens = 8, cache_mib = 4 }}\n\
+             train.steps = 2\ncheckpoint = {{ every = 1, keep = 4 }}\noptim.lr = 1e-3\n"
+        ),
+    );
+    let runs = folder.path("runs");
+    ok(&["train", &recipe, "--runs", &runs]);
+    format!("{runs}/{name}")
+}
+
+fn analysed(run: &str, flags: &[&str]) -> Value {
+    serde_json::from_str(&ok(&[&["analyze", run, "--json", "--threads", "1"], flags].concat())).unwrap()
+}
+
+#[test]
+fn credit_of_a_run_is_recomputed_and_its_advantages_are_counted() {
+    let folder = Folder::new("analyze-vine");
+    let run = trained(
+        &folder,
+        "vine",
+        "{ name = \"vineppo\", vine = { samples = 3, split = \"tokens\", step_tokens = 3 } }",
+    );
+    let out = folder.path("credit.jsonl");
+    ok(&["credit", "vine", "--input", &run, "--output", &out]);
+    let rows = rows(&folder.read("credit.jsonl"));
+    assert_eq!(rows.len(), 24, "two steps of three prompts with four completions");
+    for row in &rows {
+        assert_eq!(
+            (&row["values"], &row["advantages"]),
+            (&row["credit"]["values"], &row["credit"]["advantages"])
+        );
+    }
+    let of_step = |rows: &[Value]| -> Vec<f64> {
+        rows.iter().flat_map(|r| r["advantages"].as_array().unwrap()).map(|a| a.as_f64().unwrap()).collect()
+    };
+    let tables = analysed(&run, &[]);
+    for (table, rows) in tables["advantages"].as_array().unwrap().iter().zip(rows.chunks(12)) {
+        let all = of_step(rows);
+        assert_eq!((&table["of"], &table["count"]), (&json!("steps"), &json!(all.len())));
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        assert!((table["mean"].as_f64().unwrap() - mean).abs() < 1e-12, "{table}");
+    }
+    assert_eq!(tables["values"][0]["continuations"], 3.0);
+    assert!(tables["diversity"][0]["prompts"] == 3 && tables["kl"].is_array(), "{tables}");
+    let moved = &tables["weights"][0];
+    assert!(moved["from"].as_str().unwrap().ends_with("tiny/stages/0"), "{moved}");
+    assert!(moved["to"] == "vineppo" && moved["distance"].as_f64().unwrap() > 0.0, "{moved}");
+    assert!(folder.read("runs/vine/analysis.html").contains("distribution of advantages"));
+}
+
+#[test]
+fn analyses_that_sample_measure_critic_gradients_and_checkpoints() {
+    let folder = Folder::new("analyze-ppo");
+    let run = trained(&folder, "ppo", "\"ppo\"");
+    let flags = ["critic", "gradients", "checkpoints", "--prompts", "4", "--truth", "8"];
+    let tables = analysed(&run, &flags);
+    let [critic, monte_carlo] = [0, 1].map(|i| &tables["critic"][i]);
+    assert!(critic["estimate"] == "critic" && monte_carlo["estimate"] == "Monte Carlo", "{tables}");
+    for key in ["states", "pairs"] {
+        assert!(critic[key] == monte_carlo[key] && critic[key].as_u64().unwrap() > 0, "{key}: {tables}");
+    }
+    let error = |row: &Value| row["error"].as_f64().unwrap();
+    assert!((0.0..=1.0).contains(&error(monte_carlo)) && error(critic) > 0.0, "{tables}");
+    let gradient = &tables["gradients"][0];
+    let number = |key: &str| gradient[key].as_f64().unwrap();
+    assert!(number("norm") > 0.0 && number("cosine").abs() <= 1.0 && gradient["rollouts"] == 8, "{gradient}");
+    assert!(number("norm of mean") <= number("norm") && gradient["completions"] == 12, "{gradient}");
+    let models = tables["checkpoints"].as_array().unwrap();
+    let names: Vec<&Value> = models.iter().map(|m| &m["model"]).collect();
+    assert_eq!(names, ["baseline", "stage 0, final", "step 1", "step 2"]);
+    let figures = |m: &Value| ["accuracy", "greedy", "tokens"].map(|key| m[key].clone());
+    assert_eq!(figures(&models[1]), figures(&models[3]), "the last checkpoint is the final model");
+    assert_eq!(analysed(&run, &flags), tables, "the same again");
+    let page = folder.read("runs/ppo/analysis.html");
+    assert!(page.contains("Monte Carlo") && page.contains("<rect"), "accuracies as bars");
+}
+
+#[test]
+fn what_cannot_be_analysed_is_said() {
+    let folder = Folder::new("analyze-errors");
+    let run = trained(&folder, "grpo", "\"grpo\"");
+    fails(&["analyze", &run, "advantage"], 2, &["advantage", "advantages"]);
+    fails(&["analyze", &run, "critc"], 2, &["analyze RUN critic"]);
+    fails(&["analyze", &run, "critic"], 3, &["no checkpoint with a critic", "ppo"]);
+    fails(&["analyze", &run, "values"], 3, &["no data for values"]);
+    fails(&["analyze", &folder.path("runs/gpro")], 3, &["no run folder", "runs/grpo"]);
+    fails(&["credit", "vine", "--input", &run], 3, &["none of 24 rows has credit"]);
+}
