@@ -355,10 +355,19 @@ impl RankTable<'_> {
             let leaving = part("leaving", leaving, "the gradient of a micro-batch, until it is sent");
             train(pass, vec![weights.clone(), summed, leaving, flight.clone()])
         };
+        // When a micro-batch's gradient has come, its pieces are assembled beside the sum, a bucket at a time.
+        let summing = |vectors: usize| -> Vec<MemoryPart> {
+            let summed = part("gradients", self.split(4 * self.numbers(vectors)), self.over());
+            let what = "the gradient of a micro-batch, and a bucket of it as it is summed";
+            let leaving = part("leaving", leaving + self.split(4 * bucket), what);
+            let held = [weights.clone(), summed, leaving, flight.clone()];
+            held.into_iter().chain(self.idle_cache()).collect()
+        };
         let read = self.shared_forms(l.rollout_tp, l.rollout_tp, l.rollout_tp == l.tp && l.sp == 1);
         let sampling = self.sampling_phases(&[part("weights", read, "as rollouts read them")]);
         let trust = self.trust_phases(&weights, &flight, training);
-        sampling.into_iter().chain(trust).chain([training(self.pass())]).collect()
+        let training = [training(self.pass()), summing(i.vectors())];
+        sampling.into_iter().chain(trust).chain(training).collect()
     }
 
     /// Bytes of what products read where `tp` ranks share features and `team` the vocabulary; the embedding is read in f32.
