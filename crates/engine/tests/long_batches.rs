@@ -27,7 +27,8 @@ fn trainer(family: &str, dtype: DType) -> ModelTrainer {
 
 /// Sequences of 200 tokens at most, some of which occur often.
 fn batch(number: usize, rows: usize) -> Batch {
-    let token = |i: usize| ((number * 97 + i * i * 7 + i / 3) % if i % 5 == 0 { 11 } else { VOCAB }) as u32;
+    let token =
+        |i: usize| ((number * 97 + i * i * 7 + i / 3) % if i.is_multiple_of(5) { 11 } else { VOCAB }) as u32;
     let starts = (0..rows).step_by(199);
     Batch::of(starts.map(|at| (at..=(at + 199).min(rows)).map(token).collect()))
 }
@@ -89,7 +90,7 @@ fn on_each<T: Send>(all: Vec<Ranks>, work: impl Fn(Ranks) -> T + Sync) -> Vec<T>
 }
 
 fn compare(family: &str, dtype: DType, entropy: bool) {
-    let alone = run(trainer(family, dtype), &Ranks::ALONE, Lie::Whole, entropy);
+    let alone = run(trainer(family, dtype), Ranks::ALONE, Lie::Whole, entropy);
     let lies = [
         (2, Lie::Whole),
         (4, Lie::Whole),
