@@ -49,7 +49,7 @@ pub fn buffers(i: &Inputs, l: RankLayout) -> u64 {
 /// Forward and backward of micro-batches of so many tokens, beside vectors of the policy's weights: its gradient, and those of a trust
 /// region.
 #[derive(Clone, Copy)]
-pub(super) struct Pass {
+pub(super) struct TrainingPass {
     pub(super) tokens: usize,
     pub(super) vectors: usize,
 }
@@ -258,7 +258,7 @@ impl RankTable<'_> {
         (sent, part("in flight", there(read), "weights as they are sent and received"))
     }
 
-    fn split_training(&self, pass: Pass, flight: MemoryPart) -> Vec<MemoryPart> {
+    fn split_training(&self, pass: TrainingPass, flight: MemoryPart) -> Vec<MemoryPart> {
         let mut training = vec![
             part(
                 "gathered",
@@ -279,8 +279,8 @@ impl RankTable<'_> {
     }
 
     /// Forward and backward of micro-batches.
-    fn pass(&self) -> Pass {
-        Pass { tokens: self.i.micro_tokens(), vectors: 1 }
+    fn pass(&self) -> TrainingPass {
+        TrainingPass { tokens: self.i.micro_tokens(), vectors: 1 }
     }
 
     /// Numbers of gradients, and of the vectors that lie beside the policy's.
@@ -290,7 +290,7 @@ impl RankTable<'_> {
 
     /// The gradient of this rank's part, summed, beside `others` bytes. In an update of one round it grows while activations are given
     /// back, which the machine's allocator keeps up to its limit: only what is given back beyond it makes room.
-    fn summed(&self, pass: Pass, others: usize) -> MemoryPart {
+    fn summed(&self, pass: TrainingPass, others: usize) -> MemoryPart {
         let (i, (_, _, rounds)) = (self.i, rounds(self.i, self.l));
         let bytes = self.split(4 * self.numbers(pass.vectors));
         if rounds > 1 || pass.vectors > 1 || i.device.own_memory {
@@ -309,28 +309,36 @@ impl RankTable<'_> {
     /// Whole weights on every rank, or on ranks that compute together.
     fn whole_phases(&self) -> Vec<Vec<MemoryPart>> {
         let (i, l) = (self.i, self.l);
-        let (all, team) = (self.sum(|c| i.trained(c)), l.tp * l.sp);
+        let all = self.sum(|c| i.trained(c));
         let bucket = all.min(memory::BUCKET + self.sum(memory::largest));
-        let train = |pass: Pass, held: Vec<MemoryPart>| {
-            held.into_iter().chain([self.activations(pass.tokens)]).chain(self.idle_cache()).collect()
-        };
-        if team == 1 {
-            // Each rank sums a part of the gradient beside the whole one.
-            let summed = if l.ranks > 1 { 4 * all.div_ceil(l.ranks) } else { 0 };
-            let sent = if l.ranks > 1 { 8 * bucket } else { 0 };
-            let weights = part("weights", self.sum(|c| i.forms(c, true)), "for products");
-            let own = |vectors: usize, more: usize| {
-                let what = if more > 0 { "f32, and the part that this rank sums" } else { "f32" };
-                part("gradients", 4 * self.numbers(vectors) + more, what)
-            };
-            let flight = part("in flight", sent, "gradients as they are sent and received");
-            let training = |pass: Pass| -> Vec<MemoryPart> {
-                train(pass, vec![weights.clone(), own(pass.vectors, summed), flight.clone()])
-            };
-            let sampling = self.sampling_phases(&[weights.clone(), own(1, 0)]);
-            let trust = self.trust_phases(&weights, &flight, training);
-            return sampling.into_iter().chain(trust).chain([training(self.pass())]).collect();
+        if l.tp * l.sp > 1 {
+            return self.group_phases(all, bucket);
         }
+        // Each rank sums a part of the gradient beside the whole one.
+        let summed = if l.ranks > 1 { 4 * all.div_ceil(l.ranks) } else { 0 };
+        let sent = if l.ranks > 1 { 8 * bucket } else { 0 };
+        let weights = part("weights", self.sum(|c| i.forms(c, true)), "for products");
+        let own = |vectors: usize, more: usize| {
+            let what = if more > 0 { "f32, and the part that this rank sums" } else { "f32" };
+            part("gradients", 4 * self.numbers(vectors) + more, what)
+        };
+        let flight = part("in flight", sent, "gradients as they are sent and received");
+        let training = |pass: TrainingPass| {
+            self.computing(pass, [weights.clone(), own(pass.vectors, summed), flight.clone()])
+        };
+        let sampling = self.sampling_phases(&[weights.clone(), own(1, 0)]);
+        let trust = self.trust_phases(&weights, &flight, training);
+        sampling.into_iter().chain(trust).chain([training(self.pass())]).collect()
+    }
+
+    /// Beside what is held, activations and the cache of rollouts.
+    fn computing<const N: usize>(&self, pass: TrainingPass, held: [MemoryPart; N]) -> Vec<MemoryPart> {
+        held.into_iter().chain([self.activations(pass.tokens)]).chain(self.idle_cache()).collect()
+    }
+
+    /// Ranks that compute together, of `all` trained weights, `bucket` of which are exchanged at a time.
+    fn group_phases(&self, all: usize, bucket: usize) -> Vec<Vec<MemoryPart>> {
+        let (i, l, team) = (self.i, self.l, self.l.tp * self.l.sp);
         let leaving = match i.recipe.adapter.is_some() {
             true => 4 * all,
             false => {
@@ -338,6 +346,28 @@ impl RankTable<'_> {
                 self.sum(|c| 4 * (shared(c) / team + weights(c) - shared(c)))
             }
         };
+        let what = format!("one of {} parts of the layers, of {team} of the vocabulary", l.tp);
+        let weights = part("weights", self.shared_forms(l.tp, team, true), what);
+        let flight = self.group_messages(bucket);
+        let summed = |vectors: usize| part("gradients", self.split(4 * self.numbers(vectors)), self.over());
+        let training = |pass: TrainingPass| {
+            let leaving = part("leaving", leaving, "the gradient of a micro-batch, until it is sent");
+            self.computing(pass, [weights.clone(), summed(pass.vectors), leaving, flight.clone()])
+        };
+        // When a micro-batch's gradient has come, its pieces are assembled beside the sum, a bucket at a time.
+        let what = "the gradient of a micro-batch, and a bucket of it as it is summed";
+        let assembled = part("leaving", leaving + self.split(4 * bucket), what);
+        let summing = [weights.clone(), summed(i.vectors()), assembled, flight.clone()];
+        let summing = summing.into_iter().chain(self.idle_cache()).collect();
+        let read = self.shared_forms(l.rollout_tp, l.rollout_tp, l.rollout_tp == l.tp && l.sp == 1);
+        let sampling = self.sampling_phases(&[part("weights", read, "as rollouts read them")]);
+        let trust = self.trust_phases(&weights, &flight, training);
+        sampling.into_iter().chain(trust).chain([training(self.pass()), summing]).collect()
+    }
+
+    /// Messages of ranks that compute together.
+    fn group_messages(&self, bucket: usize) -> MemoryPart {
+        let (i, l, team) = (self.i, self.l, self.l.tp * self.l.sp);
         // Gradients travel in buckets: what is sent to every owner, what arrives of every micro-batch, and one assembled bucket.
         let copies = l.ranks / (l.fsdp * l.tp);
         let gradients = self.split(4 * bucket * (l.dp() + 1)) + 4 * bucket * copies / team;
@@ -347,27 +377,7 @@ impl RankTable<'_> {
         let gathered = width * some + self.split(width * some);
         let there = |bytes: usize| if i.device.own_memory { 0 } else { bytes };
         let messages = gradients.max(there(gathered)) + there(width * some);
-        let what = format!("one of {} parts of the layers, of {team} of the vocabulary", l.tp);
-        let weights = part("weights", self.shared_forms(l.tp, team, true), what);
-        let flight = part("in flight", messages, "gradients and weights as they are sent and received");
-        let training = |pass: Pass| -> Vec<MemoryPart> {
-            let summed = part("gradients", self.split(4 * self.numbers(pass.vectors)), self.over());
-            let leaving = part("leaving", leaving, "the gradient of a micro-batch, until it is sent");
-            train(pass, vec![weights.clone(), summed, leaving, flight.clone()])
-        };
-        // When a micro-batch's gradient has come, its pieces are assembled beside the sum, a bucket at a time.
-        let summing = |vectors: usize| -> Vec<MemoryPart> {
-            let summed = part("gradients", self.split(4 * self.numbers(vectors)), self.over());
-            let what = "the gradient of a micro-batch, and a bucket of it as it is summed";
-            let leaving = part("leaving", leaving + self.split(4 * bucket), what);
-            let held = [weights.clone(), summed, leaving, flight.clone()];
-            held.into_iter().chain(self.idle_cache()).collect()
-        };
-        let read = self.shared_forms(l.rollout_tp, l.rollout_tp, l.rollout_tp == l.tp && l.sp == 1);
-        let sampling = self.sampling_phases(&[part("weights", read, "as rollouts read them")]);
-        let trust = self.trust_phases(&weights, &flight, training);
-        let training = [training(self.pass()), summing(i.vectors())];
-        sampling.into_iter().chain(trust).chain(training).collect()
+        part("in flight", messages, "gradients and weights as they are sent and received")
     }
 
     /// Bytes of what products read where `tp` ranks share features and `team` the vocabulary; the embedding is read in f32.

@@ -2,7 +2,7 @@
 //! without gradients over weights that are moved to and fro.
 
 use super::memory::{self, MemoryPart};
-use super::rank_memory::{Pass, RankTable, part};
+use super::rank_memory::{RankTable, TrainingPass, part};
 
 impl RankTable<'_> {
     /// Beside `weights` as passes read them and `flight`: the backward of conjugate gradients, as `training` counts it; their passes
@@ -12,7 +12,7 @@ impl RankTable<'_> {
         &self,
         weights: &MemoryPart,
         flight: &MemoryPart,
-        training: impl Fn(Pass) -> Vec<MemoryPart>,
+        training: impl Fn(TrainingPass) -> Vec<MemoryPart>,
     ) -> Vec<Vec<MemoryPart>> {
         let i = self.i;
         let Some(region) = i.updates.trust_region else { return Vec::new() };
@@ -32,7 +32,7 @@ impl RankTable<'_> {
         let conjugate = vec![weights.clone(), flight.clone(), vectors(i.vectors()), passes(work(fraction))];
         let search = vec![weights.clone(), flight.clone(), vectors(2), old, passes(both)];
         let with_cache = |phase: Vec<MemoryPart>| phase.into_iter().chain(self.idle_cache()).collect();
-        let products = training(Pass { tokens: fraction, vectors: i.vectors() });
+        let products = training(TrainingPass { tokens: fraction, vectors: i.vectors() });
         [conjugate, search].map(with_cache).into_iter().chain([products]).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! `ferrl bench ranks`: several ranks against one process with as many threads, and the error of a simulation of it.
 
-use super::simulate::{Link, Parts, RankMesh, link, part_of};
+use super::simulate::{Link, RankMesh, StepParts, link, part_of};
 use super::{ShapeArgs, micro_batches};
 use crate::options::{DeviceArgs, at_least_one, size};
 use crate::output::print;
@@ -67,6 +67,13 @@ struct StepSetup<'a> {
     overlap: bool,
 }
 
+impl StepSetup<'_> {
+    /// Without other ranks, though they do the same meanwhile: cores and memory are shared as they are among ranks.
+    fn alone(mesh: RankMesh) -> Self {
+        StepSetup { ranks: Ranks::ALONE, mesh, overlap: true }
+    }
+}
+
 /// Seconds of a step and of its parts: medians over steps.
 #[derive(Clone, Debug, Default)]
 struct Timing {
@@ -96,47 +103,12 @@ pub fn run(args: &Args) -> Result<()> {
     let mesh = args.mesh(size)?;
     // What one rank has: its share of the machine, unless told.
     let threads = args.device.threads.unwrap_or((cores() / size).max(1));
-    // Alone, but while the others do the same: cores and memory are shared as they are among ranks.
-    let alone = StepSetup { ranks: Ranks::ALONE, mesh, overlap: true };
-    let share = |ranks: &Ranks| -> Result<Share> {
-        let device = || args.device_with(threads, &opened);
-        let own = |overlap| Steps::of(args, StepSetup { ranks, mesh, overlap }, &args.shape, device()?);
-        let mut part = Steps::of(args, alone, &args.shape, device()?)?;
-        let shape = part_of(&args.shape, mesh)?;
-        let mut piece = match mesh.team() {
-            1 => None,
-            _ => Some(Steps::of(args, alone, &shape, device()?)?),
-        };
-        let mut in_turn = mesh.layer_by_layer().then(|| own(false)).transpose()?;
-        let mut steps = own(true)?;
-        // Most exchanges are among the ranks of a group.
-        let among = if mesh.team() > 1 { ranks.team(mesh.team()) } else { ranks.clone() };
-        let probe = device()?;
-        ranks.connect(&probe)?;
-        let mut simulated = Vec::new();
-        // In turn, so that what else the machine does slows all of them down alike; the first round warms up.
-        for repeat in 0..=args.repeats {
-            let link = link(&among, &probe)?;
-            let all: [Option<&mut Steps<'_>>; 4] =
-                [Some(&mut part), piece.as_mut(), in_turn.as_mut(), Some(&mut steps)];
-            for steps in all.into_iter().flatten() {
-                ranks.all_gather(&[])?; // all begin together
-                steps.take(repeat > 0)?;
-            }
-            if repeat > 0 {
-                let micro = piece.as_ref().unwrap_or(&part).last.micro_batch;
-                let Timing { update, forming, .. } = part.last;
-                simulated.push(Parts { micro_batch: micro, update, forming, link });
-            }
-        }
-        let in_turn = in_turn.map(Steps::end).transpose()?;
-        let each = steps.seconds.clone();
-        Ok(Share { part: part.end()?, in_turn, timing: steps.end()?, simulated, each })
-    };
+    let alone = StepSetup::alone(mesh);
+    let share = |ranks: &Ranks| share(args, mesh, ranks, &|| args.device_with(threads, &opened));
     let whole = |ranks: &Ranks| match ranks.rank() {
         0 => {
             let device = args.device_with(size * threads, &opened)?;
-            let mut steps = Steps::of(args, alone, &args.shape, device)?;
+            let mut steps = MeasuredSteps::of(args, alone, &args.shape, device)?;
             (0..=args.repeats).try_for_each(|repeat| steps.take(repeat > 0))?;
             steps.end()
         }
@@ -173,6 +145,48 @@ pub fn run(args: &Args) -> Result<()> {
     show(args, mesh, threads, &RankResults { whole, own, same, how })
 }
 
+/// What each rank measures.
+fn share(
+    args: &Args,
+    mesh: RankMesh,
+    ranks: &Ranks,
+    device: &dyn Fn() -> Result<Arc<dyn Backend>>,
+) -> Result<Share> {
+    let alone = StepSetup::alone(mesh);
+    let own = |overlap| MeasuredSteps::of(args, StepSetup { ranks, mesh, overlap }, &args.shape, device()?);
+    let mut part = MeasuredSteps::of(args, alone, &args.shape, device()?)?;
+    let shape = part_of(&args.shape, mesh)?;
+    let mut piece = match mesh.team() {
+        1 => None,
+        _ => Some(MeasuredSteps::of(args, alone, &shape, device()?)?),
+    };
+    let mut in_turn = mesh.layer_by_layer().then(|| own(false)).transpose()?;
+    let mut steps = own(true)?;
+    // Most exchanges are among the ranks of a group.
+    let among = if mesh.team() > 1 { ranks.team(mesh.team()) } else { ranks.clone() };
+    let probe = device()?;
+    ranks.connect(&probe)?;
+    let mut simulated = Vec::new();
+    // In turn, so that what else the machine does slows all of them down alike; the first round warms up.
+    for repeat in 0..=args.repeats {
+        let link = link(&among, &probe)?;
+        let all: [Option<&mut MeasuredSteps<'_>>; 4] =
+            [Some(&mut part), piece.as_mut(), in_turn.as_mut(), Some(&mut steps)];
+        for steps in all.into_iter().flatten() {
+            ranks.all_gather(&[])?; // all begin together
+            steps.take(repeat > 0)?;
+        }
+        if repeat > 0 {
+            let micro_batch = piece.as_ref().unwrap_or(&part).last.micro_batch;
+            let Timing { update, forming, .. } = part.last;
+            simulated.push(StepParts { micro_batch, update, forming, link });
+        }
+    }
+    let in_turn = in_turn.map(MeasuredSteps::end).transpose()?;
+    let each = steps.seconds.clone();
+    Ok(Share { part: part.end()?, in_turn, timing: steps.end()?, simulated, each })
+}
+
 /// What one rank measured.
 struct Share {
     /// Without the others' gradients.
@@ -181,7 +195,7 @@ struct Share {
     in_turn: Option<Timing>,
     timing: Timing,
     /// What each step is simulated from, and its seconds.
-    simulated: Vec<Parts>,
+    simulated: Vec<StepParts>,
     each: Vec<f64>,
 }
 
@@ -208,8 +222,8 @@ impl Args {
     }
 }
 
-/// Steps of a random model, the same on every rank.
-struct Steps<'a> {
+/// MeasuredSteps of a random model, the same on every rank.
+struct MeasuredSteps<'a> {
     taken: StepSetup<'a>,
     trainer: ModelTrainer,
     batches: Vec<Batch>,
@@ -221,7 +235,7 @@ struct Steps<'a> {
     last: Timing,
 }
 
-impl<'a> Steps<'a> {
+impl<'a> MeasuredSteps<'a> {
     /// Of a model of this shape: the whole, or a rank's part of it, which has its part of the sequences.
     fn of(args: &Args, taken: StepSetup<'a>, shape: &ShapeArgs, device: Arc<dyn Backend>) -> Result<Self> {
         let StepSetup { ranks, mesh, overlap } = taken;
@@ -245,7 +259,7 @@ impl<'a> Steps<'a> {
         let batches = micro_batches(shape.vocab, (batch, args.seq), budget)?;
         let targets = (batch * args.seq - batch) as f32;
         let (all, seconds, last) = (Vec::new(), Vec::new(), Timing::default());
-        Ok(Steps { taken, trainer, batches, targets, all, seconds, last })
+        Ok(MeasuredSteps { taken, trainer, batches, targets, all, seconds, last })
     }
 
     /// Takes a step.
@@ -363,6 +377,29 @@ pub(super) fn median(mut all: Vec<f64>) -> f64 {
     all.get(all.len() / 2).copied().unwrap_or(0.0)
 }
 
+/// Medians over the steps, and the error of the simulated ones.
+struct Simulation {
+    step: f64,
+    error: f64,
+    link: Link,
+    micro_batch: f64,
+}
+
+impl Share {
+    fn simulation(&self, mesh: RankMesh, rounds: usize) -> Simulation {
+        let (parts, sent) = (&self.simulated, (self.timing.sent, self.timing.exchanges));
+        let of = |f: fn(&StepParts) -> f64| median(parts.iter().map(f).collect());
+        let steps: Vec<f64> = parts.iter().map(|p| p.step(mesh, rounds, sent)).collect();
+        let errors = steps.iter().zip(&self.each).map(|(simulated, took)| simulated / took - 1.0);
+        Simulation {
+            error: median(errors.collect()),
+            step: median(steps),
+            link: Link { latency: of(|p| p.link.latency), speed: of(|p| p.link.speed) },
+            micro_batch: of(|p| p.micro_batch),
+        }
+    }
+}
+
 struct RankResults {
     whole: Timing,
     own: Share,
@@ -373,16 +410,8 @@ struct RankResults {
 fn show(args: &Args, mesh: RankMesh, threads: usize, r: &RankResults) -> Result<()> {
     let size = mesh.ranks;
     let rounds = plan(&vec![args.seq; args.batch], args.budget(mesh))?.len().div_ceil(mesh.data());
-    let Share { part, in_turn, timing, simulated: parts, each } = &r.own;
-    let steps: Vec<f64> =
-        parts.iter().map(|p| p.step(mesh, rounds, (timing.sent, timing.exchanges))).collect();
-    let simulated = median(steps.clone());
-    let link = Link {
-        latency: median(parts.iter().map(|p| p.link.latency).collect()),
-        speed: median(parts.iter().map(|p| p.link.speed).collect()),
-    };
-    let micro = median(parts.iter().map(|p| p.micro_batch).collect());
-    let error = median(steps.iter().zip(each).map(|(said, took)| said / took).collect()) - 1.0;
+    let Share { part, in_turn, timing, .. } = &r.own;
+    let Simulation { step: simulated, error, link, micro_batch } = r.own.simulation(mesh, rounds);
     let overhead = timing.step / r.whole.step - 1.0;
     let equal = r.same
         && [Some(timing), Some(part), in_turn.as_ref()].into_iter().flatten().all(|t| t.hash == r.whole.hash);
@@ -396,7 +425,7 @@ fn show(args: &Args, mesh: RankMesh, threads: usize, r: &RankResults) -> Result<
             "overhead": overhead, "sent_bytes": timing.sent, "exchanges": timing.exchanges,
             "link_bytes_per_second": link.speed, "latency_seconds": link.latency,
             "copies": mesh.copies, "tp": mesh.tp, "sp": mesh.sp,
-            "micro_batch_seconds": micro, "update_seconds": part.update, "forming_seconds": part.forming,
+            "micro_batch_seconds": micro_batch, "update_seconds": part.update, "forming_seconds": part.forming,
             "simulated_seconds": simulated, "simulation_error": error,
             "weights": format!("{:016x}", timing.hash), "same_weights": equal,
         });

@@ -71,7 +71,7 @@ pub(super) fn part_of(shape: &ShapeArgs, mesh: RankMesh) -> Result<ShapeArgs> {
 
 /// What was measured of one process and of the ranks' links.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Parts {
+pub(super) struct StepParts {
     /// Seconds of a rank's part of a micro-batch, of an update, and of forming what products read of all weights.
     pub micro_batch: f64,
     pub update: f64,
@@ -88,7 +88,7 @@ pub(super) struct Link {
     pub speed: f64,
 }
 
-impl Parts {
+impl StepParts {
     /// Seconds of a step of so many rounds, in which a rank sends `sent` bytes in `exchanges`.
     pub fn step(&self, mesh: RankMesh, rounds: usize, (sent, exchanges): (f64, f64)) -> f64 {
         // Layer by layer, forward takes one of the two forms of a weight and backward both; a group forms its part once a step.
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_simulated_step_is_the_sum_of_its_parts() {
         let link = Link { latency: 0.001, speed: 1e9 };
-        let parts = Parts { micro_batch: 1.0, update: 0.5, forming: 0.1, link };
+        let parts = StepParts { micro_batch: 1.0, update: 0.5, forming: 0.1, link };
         let mesh = |ranks, tp, copies| RankMesh { ranks, tp, sp: 1, copies };
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
         near(parts.step(mesh(2, 1, 2), 3, (1e9, 10.0)), 3.0 + 0.5 + 0.01 + 1.0);
