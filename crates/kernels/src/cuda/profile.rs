@@ -19,9 +19,9 @@ struct Span {
 }
 
 /// Times, where they are wanted.
-pub(super) struct Profile(Option<Wanted>);
+pub(super) struct Profile(Option<ProfileSpans>);
 
-struct Wanted {
+struct ProfileSpans {
     spans: Mutex<Vec<Span>>,
     context: Arc<CudaContext>,
     /// Whether kernels are wanted one by one.
@@ -31,7 +31,7 @@ struct Wanted {
 }
 
 /// While this lives, nothing is counted.
-pub(super) struct Trials<'a>(Option<&'a Wanted>);
+pub(super) struct Trials<'a>(Option<&'a ProfileSpans>);
 
 impl Drop for Trials<'_> {
     fn drop(&mut self) {
@@ -44,7 +44,7 @@ impl Drop for Trials<'_> {
 impl Profile {
     pub(super) fn from_env(context: &Arc<CudaContext>) -> Self {
         let said = std::env::var_os("FERRL_PROFILE").filter(|v| !v.is_empty() && v != "0");
-        Profile(said.map(|said| Wanted {
+        Profile(said.map(|said| ProfileSpans {
             spans: Mutex::default(),
             context: context.clone(),
             kernels: said == "kernels",
@@ -72,7 +72,7 @@ impl Profile {
         name: impl FnOnce() -> String,
         work: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let Some(Wanted { spans, context, trials, .. }) = &self.0 else { return work() };
+        let Some(ProfileSpans { spans, context, trials, .. }) = &self.0 else { return work() };
         if trials.load(Ordering::Relaxed) > 0 {
             return work();
         }
@@ -102,7 +102,7 @@ impl Profile {
 
     /// Prints what was timed, the slowest first. Everything must be done.
     pub(super) fn report(&self) {
-        let Some(Wanted { spans, .. }) = &self.0 else { return };
+        let Some(ProfileSpans { spans, .. }) = &self.0 else { return };
         let mut sums: HashMap<String, (f64, usize)> = HashMap::new();
         for span in lock(spans).drain(..) {
             let mut ms = 0f32;
