@@ -422,9 +422,8 @@ fn show(args: &Args, mesh: RankMesh, threads: usize, r: &RankResults) -> Result<
             "card_seconds": timing.cards,
             "in_turn_seconds": in_turn.as_ref().map(|t| t.step),
             "in_turn_exchange_seconds": in_turn.as_ref().map(|t| t.exchange),
-            "overhead": overhead, "sent_bytes": timing.sent, "exchanges": timing.exchanges,
-            "link_bytes_per_second": link.speed, "latency_seconds": link.latency,
-            "copies": mesh.copies, "tp": mesh.tp, "sp": mesh.sp,
+            "overhead": overhead, "sent_bytes": timing.sent, "exchanges": timing.exchanges, "copies": mesh.copies,
+            "link_bytes_per_second": link.speed, "latency_seconds": link.latency, "tp": mesh.tp, "sp": mesh.sp,
             "micro_batch_seconds": micro_batch, "update_seconds": part.update, "forming_seconds": part.forming,
             "simulated_seconds": simulated, "simulation_error": error,
             "weights": format!("{:016x}", timing.hash), "same_weights": equal,
@@ -462,9 +461,9 @@ fn show(args: &Args, mesh: RankMesh, threads: usize, r: &RankResults) -> Result<
             100.0 * error,
         ))?;
     }
-    match equal {
-        true => Ok(()),
-        false => Err(Error::numerics("the ranks left other weights than one process")
-            .fix("run `ferrl bench --check` on this device, and report it")),
+    if equal {
+        return Ok(());
     }
+    Err(Error::numerics("the ranks left other weights than one process")
+        .fix("run `ferrl bench --check` on this device, and report it"))
 }
