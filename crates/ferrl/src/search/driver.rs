@@ -188,8 +188,8 @@ impl ActiveSearch<'_, '_> {
         let with = |system: &String| match self.with_system {
             Some(with) => with(&question.prompt, system),
             None => Err(Error::usage("system messages are tried by `ferrl search` alone")
-                .at("search.expander")
-                .fix("search.expander = \"iid\"")),
+                .at("search.options.expander")
+                .fix("search.options.expander = \"iid\"")),
         };
         let systems = question.built.expander.systems().iter().map(with).collect::<Result<Vec<_>>>()?;
         question.open(systems);
