@@ -39,23 +39,23 @@ fn grads(b: &Batch, entropy: bool) -> StatGrads {
     StatGrads { logp: column(7), entropy: if entropy { column(5) } else { Vec::new() }, ..Default::default() }
 }
 
-/// How ranks lie.
+/// How ranks share the weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Lie {
+enum WeightSplit {
     Whole,
-    /// So many copies of the weights.
+    /// ZeRO-3, with this number of copies of the weights.
     Split(usize),
     /// Tensor and context parallelism, and copies of the weights.
     Team(usize, usize, usize),
 }
 
 /// The gradients of an update: of this rank's part of the weights, with where it begins.
-fn run(mut t: ModelTrainer, ranks: &Ranks, lie: Lie, entropy: bool) -> Vec<(usize, Vec<u32>)> {
+fn run(mut t: ModelTrainer, ranks: &Ranks, split: WeightSplit, entropy: bool) -> Vec<(usize, Vec<u32>)> {
     let mut size = 1;
-    match lie {
-        Lie::Whole => {}
-        Lie::Split(copies) => t.split(ranks, copies, 0).unwrap(),
-        Lie::Team(tp, sp, copies) => {
+    match split {
+        WeightSplit::Whole => {}
+        WeightSplit::Split(copies) => t.split(ranks, copies, 0).unwrap(),
+        WeightSplit::Team(tp, sp, copies) => {
             size = tp * sp;
             t.split(ranks, copies, 0).unwrap();
             t.model.set_team(Team::new(ranks, tp, sp, true)).unwrap();
@@ -69,7 +69,7 @@ fn run(mut t: ModelTrainer, ranks: &Ranks, lie: Lie, entropy: bool) -> Vec<(usiz
             team.in_step(|| t.forward_backward(&b, &grads(&b, entropy)).map(|_| ())).unwrap();
         }
         if i + 1 == ROWS.len() || (i + 1) % teams == 0 {
-            if matches!(lie, Lie::Split(_)) && own > i % teams {
+            if matches!(split, WeightSplit::Split(_)) && own > i % teams {
                 t.idle_forward().unwrap();
                 t.idle_backward().unwrap();
             }
@@ -90,28 +90,28 @@ fn on_each<T: Send>(all: Vec<Ranks>, work: impl Fn(Ranks) -> T + Sync) -> Vec<T>
 }
 
 fn compare(family: &str, dtype: DType, entropy: bool) {
-    let alone = run(trainer(family, dtype), Ranks::ALONE, Lie::Whole, entropy);
+    let alone = run(trainer(family, dtype), Ranks::ALONE, WeightSplit::Whole, entropy);
     let lies = [
-        (2, Lie::Whole),
-        (4, Lie::Whole),
-        (2, Lie::Split(1)),
-        (4, Lie::Split(1)),
-        (4, Lie::Split(2)),
-        (2, Lie::Team(2, 1, 1)),
-        (2, Lie::Team(1, 2, 1)),
-        (4, Lie::Team(2, 1, 1)),
-        (4, Lie::Team(2, 2, 1)),
+        (2, WeightSplit::Whole),
+        (4, WeightSplit::Whole),
+        (2, WeightSplit::Split(1)),
+        (4, WeightSplit::Split(1)),
+        (4, WeightSplit::Split(2)),
+        (2, WeightSplit::Team(2, 1, 1)),
+        (2, WeightSplit::Team(1, 2, 1)),
+        (4, WeightSplit::Team(2, 1, 1)),
+        (4, WeightSplit::Team(2, 2, 1)),
     ];
-    for (n, (size, lie)) in lies.into_iter().enumerate() {
+    for (n, (size, split)) in lies.into_iter().enumerate() {
         let ranks = if n % 2 == 0 { threads(size) } else { device_threads(size) };
-        let results = on_each(ranks, |ranks| run(trainer(family, dtype), &ranks, lie, entropy));
+        let results = on_each(ranks, |ranks| run(trainer(family, dtype), &ranks, split, entropy));
         for (rank, parts) in results.iter().enumerate() {
             for (i, ((start, got), (_, whole))) in parts.iter().zip(&alone).enumerate() {
                 let want = &whole[*start..start + got.len()];
                 let off = got.iter().zip(want).filter(|(a, b)| a != b).count();
                 assert!(
                     off == 0,
-                    "{family}: {off} of {} numbers of gradient {i} on rank {rank} of {size}, {lie:?}",
+                    "{family}: {off} of {} numbers of gradient {i} on rank {rank} of {size}, {split:?}",
                     got.len()
                 );
             }

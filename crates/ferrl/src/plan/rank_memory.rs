@@ -46,8 +46,8 @@ pub fn buffers(i: &Inputs, l: RankLayout) -> u64 {
     all.iter().filter(|p| p.name != "cache").map(|p| p.bytes).sum()
 }
 
-/// Forward and backward of micro-batches of so many tokens, beside vectors of the policy's weights: its gradient, and those of a trust
-/// region.
+/// Forward and backward of a micro-batch: its tokens, and how many vectors of the size of the weights exist meanwhile (the gradient, and
+/// those of a trust region).
 #[derive(Clone, Copy)]
 pub(super) struct TrainingPass {
     pub(super) tokens: usize,
@@ -409,7 +409,7 @@ impl RankTable<'_> {
         })
     }
 
-    /// Of forward and backward of so many tokens.
+    /// Activations of forward and backward of `tokens` tokens.
     fn activations(&self, tokens: usize) -> MemoryPart {
         let (i, e, l) = (self.i, self.e, self.l);
         let (t, recompute) = (tokens.div_ceil(l.sp), i.recipe.model.recompute);
@@ -434,7 +434,7 @@ impl RankTable<'_> {
         part("activations", bytes, format!("{t} tokens at once{how}"))
     }
 
-    /// Bytes of a layer's backward, of which a rank has so many tokens. Ranks that share features gather the gradient of the widest
+    /// Temporary bytes of one layer's backward on a rank that has `tokens` tokens. Ranks that share features gather the gradient of the widest
     /// product's output. Those of a group compute an adapter's gradients from all features of all tokens.
     fn backward_work(&self, c: &ModelConfig, tokens: usize) -> usize {
         let (e, l, adapted) = (self.e, self.l, self.i.recipe.adapter.is_some());

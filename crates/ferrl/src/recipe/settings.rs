@@ -289,7 +289,7 @@ impl SearchSettings {
     pub fn judges_steps(&self) -> bool {
         self.scorer != SCORERS[0]
     }
-    /// Puts other folders in place of the scorer's and of those that its options name.
+    /// Replaces the model folders that the scorer and its options name.
     pub(crate) fn place_models<E>(
         &mut self,
         place: impl Fn(&str) -> std::result::Result<String, E>,

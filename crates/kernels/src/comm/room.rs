@@ -49,7 +49,7 @@ impl Pool {
     fn put(&self, read: impl IntoIterator<Item = Vec<u8>>) {
         let read: Vec<Vec<u8>> = read.into_iter().filter(|bytes| bytes.capacity() >= SMALLEST).collect();
         if !read.is_empty() {
-            drop(lock(&self.0).put(read)); // the system takes its time, which nobody waits for
+            drop(lock(&self.0).put(read)); // after the lock: giving memory back to the system takes long
         }
     }
 }

@@ -200,7 +200,7 @@ struct Share {
 }
 
 impl Args {
-    /// How so many ranks lie.
+    /// The layout of `ranks` ranks.
     fn mesh(&self, ranks: usize) -> Result<RankMesh> {
         let team = self.tp * self.sp;
         let groups = if team > 1 { ranks / self.tp } else { ranks };

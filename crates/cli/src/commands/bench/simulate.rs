@@ -15,7 +15,7 @@ use ferrl_kernels::{Backend, DType, Ranks};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How ranks lie.
+/// The layout of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RankMesh {
     pub ranks: usize,
@@ -89,7 +89,7 @@ pub(super) struct Link {
 }
 
 impl StepParts {
-    /// Seconds of a step of so many rounds, in which a rank sends `sent` bytes in `exchanges`.
+    /// Seconds of a step of `rounds` rounds of micro-batches, in which a rank sends `sent` bytes in `exchanges` exchanges.
     pub fn step(&self, mesh: RankMesh, rounds: usize, (sent, exchanges): (f64, f64)) -> f64 {
         // Layer by layer, forward takes one of the two forms of a weight and backward both; a group forms its part once a step.
         let formed = match (mesh.layer_by_layer(), mesh.team()) {

@@ -266,8 +266,8 @@ __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w
         const u64 layout = 1024ull >> 4 << 32 | 1ull << 62;
         float c[FEATURES / 2];
         u32 slot = 0, parity = 0;
-        // Stages whose slots are filled again. Of the others no block is told: it may have ended. So every arrival is waited for
-        // by the block where it arrives, as is every copy, and a block may end before the others of its cluster.
+        // Stages whose slots are filled again. Only these are released: a block waits for every arrival at its barriers, so it
+        // never ends before one. The last RING slots are not filled again, and nobody would wait for their release.
         u32 refilled = total > RING ? total - RING : 0;
         const auto release = [&](u32 slot) {
             if (refilled) {
