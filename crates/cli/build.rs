@@ -3,7 +3,9 @@
 use std::path::Path;
 
 fn main() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+    // Where this build is: two checkouts may share a target folder, and with it this program.
+    let here = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    let folder = Path::new(&here).join("../../recipes");
     println!("cargo::rerun-if-changed={}", folder.display());
     let mut names: Vec<String> = std::fs::read_dir(&folder)
         .expect("recipes/ is beside crates/")
