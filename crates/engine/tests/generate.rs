@@ -246,13 +246,13 @@ fn a_group_computes_its_prompt_once() {
     assert_eq!((usage.rows, usage.copies, usage.reused), (45 + 7 + 8 * 9, 7, 7 * 44));
     assert_eq!(usage.steps, 11);
     assert!(first.iter().any(|c| c.ids != first[0].ids));
-    // A later group finds the full block of 32, and again computes the rest once.
+    // A later group finds the full block of 32 and the 12 tokens behind it: only the last one is computed, by each.
     assert_eq!(sampler.generate(&model, group(short(10))).unwrap(), first);
-    assert_eq!(sampler.usage().rows - usage.rows, 13 + 7 + 8 * 9);
-    // Even where the first of them ends at once.
+    assert_eq!(sampler.usage().rows - usage.rows, 8 + 8 * 9);
+    // Even where the first of them ends at once; and nobody waits for another.
     let before = sampler.usage();
     sampler.generate(&model, group(short(1))).unwrap();
-    assert_eq!((sampler.usage().rows - before.rows, sampler.usage().steps - before.steps), (13 + 7, 2));
+    assert_eq!((sampler.usage().rows - before.rows, sampler.usage().steps - before.steps), (8, 1));
     sampler.invalidate();
     assert_eq!(sampler.usage().cached, 0);
     assert_eq!(sampler.generate(&model, group(short(10))).unwrap(), first);
@@ -332,7 +332,7 @@ fn forks_share_until_they_write_and_references_return_to_zero() {
 }
 
 #[test]
-fn a_block_that_is_written_anew_is_no_longer_found() {
+fn a_block_that_can_be_found_is_copied_before_it_is_written() {
     let model = model("llama", 50, 0.2);
     let prompt: Vec<u32> = (0..40).collect();
     let fresh = || Sampler::new(&model, CacheOptions::default()).unwrap();
@@ -345,8 +345,28 @@ fn a_block_that_is_written_anew_is_no_longer_found() {
     while !sampler.is_idle() {
         sampler.step(&model).unwrap();
     }
-    assert_eq!(sampler.usage().copies, 0);
+    assert_eq!(sampler.usage().copies, 1);
     assert_eq!(sampler.generate(&model, vec![request(&prompt, short(5), 0)]).unwrap(), want);
+}
+
+#[test]
+fn continuations_of_an_ended_completion_compute_one_token_each() {
+    let model = model("llama", 50, 0.2);
+    let prompt: Vec<u32> = (0..45).collect();
+    let mut sampler = Sampler::new(&model, CacheOptions::default()).unwrap();
+    let whole = sampler.generate(&model, vec![request(&prompt, short(30), 0)]).unwrap().remove(0);
+    for at in [1, 7, 19, 20, 29] {
+        let state = [&prompt[..], &whole.ids[..at]].concat();
+        let before = sampler.usage();
+        let continued = sampler.generate(&model, (1..4).map(|s| request(&state, short(4), s)).collect()).unwrap();
+        let usage = sampler.usage();
+        assert_eq!(usage.rows - before.rows, 3 * 4, "after {at} tokens");
+        let mut fresh = Sampler::new(&model, CacheOptions::default()).unwrap();
+        let alone = fresh.generate(&model, (1..4).map(|s| request(&state, short(4), s)).collect()).unwrap();
+        for (a, b) in continued.iter().zip(&alone) {
+            assert_eq!((&a.ids, &a.logp), (&b.ids, &b.logp), "after {at} tokens");
+        }
+    }
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Keys and values in blocks of a fixed number of tokens: counted references, copy on write, shared prefixes.
 //!
-//! A full block is indexed by what its tokens are and which block they follow, so that a later sequence that
-//! begins the same finds it. Unreferenced blocks stay in the prefix index until their memory is needed, oldest first.
+//! A full block is indexed by its tokens and the block before it, so that a later sequence with the same prefix finds it. A sequence
+//! that ends leaves its last, partly filled block there too. A prefix that ends inside a block refers to it as well, and copies it when
+//! it is continued. Unreferenced blocks stay in the prefix index until their memory is needed: partly filled ones first, then the oldest.
 
 use crate::model::Model;
 use crate::{Error, Result};
 use ferrl_kernels::backend::Heads;
 use ferrl_kernels::{Backend, Buffer, Purpose};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// Room for generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,17 +68,19 @@ pub(super) struct BlockTable {
 struct CacheBlock {
     refs: u32,
     entry: Option<CacheEntry>,
-    /// Key in `idle` while it is unreferenced.
-    since: u64,
+    /// Key in `idle` while it is unreferenced: whether it is full, and when it was released.
+    since: (bool, u64),
 }
 
-/// What an indexed block holds.
+/// Where an indexed block is found: the serial of the block before it (0 at the beginning of a sequence), and its tokens.
+type CacheKey = (u64, Vec<u32>);
+
 struct CacheEntry {
-    key: u64,
+    key: CacheKey,
+    /// Serials are never used again.
     serial: u64,
-    /// Serial of the block before; 0 at the beginning of a sequence. Serials are never used again.
-    parent: u64,
-    ids: Vec<u32>,
+    /// Whether its keys and values were computed before the step that is being scheduled, so that they can be copied.
+    computed: bool,
 }
 
 pub(super) struct KvCache {
@@ -94,8 +97,9 @@ pub(super) struct KvCache {
     pending: Vec<(u32, u32)>,
     blocks: Vec<CacheBlock>,
     free: Vec<u32>,
-    idle: BTreeMap<u64, u32>,
-    index: HashMap<u64, u32>,
+    idle: BTreeMap<(bool, u64), u32>,
+    /// Ordered, so that the longest common prefix is next to where a prefix would be inserted.
+    index: BTreeMap<CacheKey, u32>,
     serial: u64,
     clock: u64,
 }
@@ -120,7 +124,7 @@ impl KvCache {
             blocks: (0..count).map(|_| CacheBlock::default()).collect(),
             free: (0..count as u32).rev().collect(),
             idle: BTreeMap::new(),
-            index: HashMap::new(),
+            index: BTreeMap::new(),
             serial: 0,
             clock: 0,
         })
@@ -157,18 +161,36 @@ impl KvCache {
         tokens.div_ceil(self.size)
     }
 
-    /// Refers to the blocks that hold the beginning of `ids`, always short of its last token.
-    pub fn find(&mut self, ids: &[u32]) -> BlockTable {
+    /// Refers to the blocks that hold the longest prefix of `ids`, always short of its last token; the number of its tokens.
+    pub fn find(&mut self, ids: &[u32]) -> (BlockTable, usize) {
         let mut table = BlockTable::default();
-        let mut parent = 0;
-        for part in ids[..ids.len().saturating_sub(1)].chunks_exact(self.size) {
+        let (mut parent, mut tokens) = (0, 0);
+        let last = ids.len().saturating_sub(1);
+        for part in ids[..last].chunks_exact(self.size) {
             let Some((block, serial)) = self.lookup(parent, part) else { break };
             self.take(block);
             table.blocks.push(block);
             table.chain.push(serial);
-            parent = serial;
+            (parent, tokens) = (serial, tokens + self.size);
         }
-        table
+        if let Some((block, common)) = self.longest_common_prefix(parent, &ids[tokens..last]) {
+            self.take(block);
+            table.blocks.push(block);
+            tokens += common;
+        }
+        (table, tokens)
+    }
+
+    /// The block after `parent` whose tokens begin with the most tokens of `ids`, and how many these are.
+    fn longest_common_prefix(&self, parent: u64, ids: &[u32]) -> Option<(u32, usize)> {
+        let key = (parent, ids[..ids.len().min(self.size)].to_vec());
+        let neighbours = [self.index.range(..&key).next_back(), self.index.range(&key..).next()];
+        let common = |((before, own), &block): (&CacheKey, &u32)| {
+            let common = own.iter().zip(ids).take_while(|(a, b)| a == b).count();
+            let entry = self.blocks[block as usize].entry.as_ref();
+            (*before == parent && common > 0 && entry.is_some_and(|e| e.computed)).then_some((block, common))
+        };
+        neighbours.into_iter().flatten().filter_map(common).max_by_key(|&(_, common)| common)
     }
 
     /// A table that shares the blocks of the first `tokens` tokens.
@@ -181,7 +203,7 @@ impl KvCache {
 
     /// Blocks that [`KvCache::reserve`] would take.
     pub fn missing(&self, table: &BlockTable, from: usize, to: usize) -> usize {
-        let copied = table.blocks.get(from / self.size).is_some_and(|&b| self.blocks[b as usize].refs > 1);
+        let copied = table.blocks.get(from / self.size).is_some_and(|&b| self.is_shared(b));
         self.blocks_for(to).saturating_sub(table.blocks.len()) + usize::from(copied)
     }
 
@@ -214,18 +236,19 @@ impl KvCache {
         to: usize,
     ) -> Result<bool> {
         if let Some(&block) = table.blocks.get(from / self.size) {
-            if self.blocks[block as usize].refs > 1 {
-                let Some(own) = self.allocate() else { return Ok(false) };
-                // A block that was given back meanwhile may be in a copy that is still to be made.
-                if self.pending.iter().any(|&(from, to)| to == block || to == own || from == own) {
-                    self.copy(backend)?;
+            match self.is_shared(block).then(|| self.allocate()) {
+                Some(Some(own)) => {
+                    // A block that was given back meanwhile may be in a copy that is still to be made.
+                    if self.pending.iter().any(|&(from, to)| to == block || to == own || from == own) {
+                        self.copy(backend)?;
+                    }
+                    self.pending.push((block, own));
+                    self.copies += 1;
+                    table.blocks[from / self.size] = own;
+                    self.drop_ref(block);
                 }
-                self.pending.push((block, own));
-                self.copies += 1;
-                table.blocks[from / self.size] = own;
-                self.drop_ref(block);
-            } else {
-                self.forget(block);
+                Some(None) if self.blocks[block as usize].refs > 1 => return Ok(false),
+                _ => self.forget(block),
             }
             table.chain.truncate(from / self.size);
         }
@@ -234,6 +257,12 @@ impl KvCache {
             table.blocks.push(block);
         }
         Ok(true)
+    }
+
+    /// Whether writing to it would take what it holds from a sequence or from the prefix index.
+    fn is_shared(&self, block: u32) -> bool {
+        let b = &self.blocks[block as usize];
+        b.refs > 1 || b.entry.is_some()
     }
 
     /// Makes the full blocks of a sequence whose first `tokens` tokens are (or will be, in this step) computed
@@ -245,30 +274,49 @@ impl KvCache {
             let part = &ids[i * self.size..(i + 1) * self.size];
             let serial = match self.lookup(parent, part) {
                 Some((_, serial)) => serial, // computed twice concurrently: the first one counts
-                None => {
-                    let key = hash(parent, part);
-                    if self.index.contains_key(&key) {
-                        return; // two different blocks with one hash: this one stays private
-                    }
-                    self.serial += 1;
-                    let block = table.blocks[i];
-                    let entry = CacheEntry { key, serial: self.serial, parent, ids: part.to_vec() };
-                    self.blocks[block as usize].entry = Some(entry);
-                    self.index.insert(key, block);
-                    self.serial
-                }
+                None => self.insert(table.blocks[i], (parent, part.to_vec())),
             };
             table.chain.push(serial);
         }
     }
 
-    /// Gives all blocks back.
-    pub fn release(&mut self, table: &mut BlockTable) {
+    /// Gives all blocks of a sequence back, whose first `tokens` tokens are computed. Its last block becomes findable, too.
+    pub fn release(&mut self, table: &mut BlockTable, ids: &[u32], tokens: usize) {
+        let full = tokens / self.size;
+        if table.chain.len() >= full
+            && let Some(&block) = table.blocks.get(full)
+        {
+            let parent = full.checked_sub(1).map_or(0, |last| table.chain[last]);
+            self.keep_partial(block, (parent, ids[full * self.size..tokens].to_vec()));
+        }
+        for &block in table.blocks.iter().take(full) {
+            if let Some(entry) = &mut self.blocks[block as usize].entry {
+                entry.computed = true;
+            }
+        }
         table.chain.clear();
         // Last first: the ends of sequences make room before their beginnings.
         while let Some(block) = table.blocks.pop() {
             self.drop_ref(block);
         }
+    }
+
+    /// Indexes a partly filled block unless another one begins with its tokens.
+    fn keep_partial(&mut self, block: u32, key: CacheKey) {
+        let known = self.index.range(&key..).next();
+        let known = known.is_some_and(|((parent, ids), _)| *parent == key.0 && ids.starts_with(&key.1));
+        if !key.1.is_empty() && !known && !self.is_shared(block) {
+            self.insert(block, key);
+            self.blocks[block as usize].entry.iter_mut().for_each(|e| e.computed = true);
+        }
+    }
+
+    /// Indexes a block; its serial.
+    fn insert(&mut self, block: u32, key: CacheKey) -> u64 {
+        self.serial += 1;
+        self.index.insert(key.clone(), block);
+        self.blocks[block as usize].entry = Some(CacheEntry { key, serial: self.serial, computed: false });
+        self.serial
     }
 
     /// Forgets what all blocks hold.
@@ -279,9 +327,9 @@ impl KvCache {
     }
 
     fn lookup(&self, parent: u64, ids: &[u32]) -> Option<(u32, u64)> {
-        let &block = self.index.get(&hash(parent, ids))?;
+        let &block = self.index.get(&(parent, ids.to_vec()))?;
         let entry = self.blocks[block as usize].entry.as_ref()?;
-        (entry.parent == parent && entry.ids == ids).then_some((block, entry.serial))
+        Some((block, entry.serial))
     }
 
     fn take(&mut self, block: u32) {
@@ -298,10 +346,10 @@ impl KvCache {
         if b.refs > 0 {
             return;
         }
-        if b.entry.is_some() {
+        if let Some(entry) = &b.entry {
             self.clock += 1;
-            b.since = self.clock;
-            self.idle.insert(self.clock, block);
+            b.since = (entry.key.1.len() == self.size, self.clock);
+            self.idle.insert(b.since, block);
         } else {
             self.free.push(block);
         }
@@ -325,12 +373,6 @@ impl KvCache {
             self.index.remove(&entry.key);
         }
     }
-}
-
-/// FNV-1a over words.
-fn hash(parent: u64, ids: &[u32]) -> u64 {
-    let mix = |h: u64, word: u64| (h ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
-    ids.iter().fold(mix(0xcbf2_9ce4_8422_2325, parent), |h, &id| mix(h, u64::from(id)))
 }
 
 #[cfg(test)]
@@ -373,7 +415,7 @@ mod tests {
                 2 if !tables.is_empty() => {
                     cache.reserve(b, &mut tables[at], 0, 1).unwrap();
                 }
-                3 if !tables.is_empty() => cache.release(&mut tables.swap_remove(at)),
+                3 if !tables.is_empty() => cache.release(&mut tables.swap_remove(at), &[i % 8], 1),
                 _ => {}
             }
             most = most.max(cache.pending.len());
@@ -387,22 +429,64 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_that_lies_is_not_believed() {
+    fn a_prefix_that_ends_inside_a_block_is_found_and_copied_when_it_is_continued() {
         let model = model();
-        let mut cache = KvCache::new(&model, 1 << 20).unwrap();
-        let n = cache.size;
-        let (one, other) = (vec![1; 2 * n + 1], vec![2; 2 * n + 1]);
+        let b = &*model.backend;
+        let mut cache = KvCache::new(&model, 8 * block_bytes(&model)).unwrap();
+        let n = cache.size as u32;
+        let long: Vec<u32> = (0..2 * n + n / 2).collect();
         let mut table = BlockTable::default();
-        assert!(cache.reserve(&*model.backend, &mut table, 0, one.len()).unwrap());
-        cache.publish(&mut table, &one, one.len());
-        let mut found = cache.find(&one);
-        assert_eq!(found.blocks, table.blocks[..2]);
-        cache.release(&mut found);
-        // Other tokens under a hash of ours, and our tokens after another block.
-        cache.index.insert(hash(0, &other[..n]), table.blocks[0]);
-        cache.index.insert(hash(0, &one[..n]), table.blocks[1]);
-        assert!(cache.find(&other).blocks.is_empty() && cache.find(&one).blocks.is_empty());
-        cache.release(&mut table);
+        assert!(cache.reserve(b, &mut table, 0, long.len()).unwrap());
+        cache.publish(&mut table, &long, long.len());
+        // Blocks that this step computes are shared whole, and not copied from.
+        let half = &long[..long.len() - n as usize];
+        let (mut early, tokens) = cache.find(half);
+        assert_eq!((early.blocks.len(), tokens), (1, n as usize));
+        cache.release(&mut early, half, tokens);
+        cache.release(&mut table, &long, long.len());
+        assert_eq!((cache.available(), cache.cached()), (cache.total(), 3));
+
+        // To the last token but one, in a full block and in the one that the sequence has left behind.
+        for len in [half.len(), long.len()] {
+            let (mut found, tokens) = cache.find(&long[..len]);
+            assert_eq!(tokens, len - 1);
+            let shared = found.blocks.clone();
+            assert_eq!(cache.missing(&found, tokens, len), 1);
+            assert!(cache.reserve(b, &mut found, tokens, len).unwrap());
+            assert_eq!(cache.copies_due(), [(shared[shared.len() - 1], found.blocks[shared.len() - 1])]);
+            cache.copy(b).unwrap();
+            let (mut again, same) = cache.find(&long[..len]);
+            assert_eq!((again.blocks.clone(), same), (shared, tokens), "what it held is still there");
+            cache.release(&mut again, &long, same);
+            cache.release(&mut found, &long[..len], len);
+        }
+
+        // Other tokens, and the same tokens behind another block.
+        let other: Vec<u32> = [long[1..].to_vec(), vec![0]].concat();
+        assert_eq!(cache.find(&other).1, 0);
+        let swapped = [&long[n as usize..2 * n as usize], &long[..n as usize]].concat();
+        assert_eq!(cache.find(&swapped).1, 0);
+        let forks: Vec<u32> = [&long[..n as usize + 3], &[7, 7]].concat();
+        let (mut found, tokens) = cache.find(&forks);
+        assert_eq!(tokens, n as usize + 3);
+        cache.release(&mut found, &forks, tokens);
         assert_eq!(cache.available(), cache.total());
+    }
+
+    #[test]
+    fn a_prefix_continues_in_its_own_block_where_there_is_none_for_a_copy() {
+        let model = model();
+        let b = &*model.backend;
+        let mut cache = KvCache::new(&model, block_bytes(&model)).unwrap();
+        let (ids, mut table) = (vec![1, 2, 3, 4], BlockTable::default());
+        assert!(cache.reserve(b, &mut table, 0, 3).unwrap());
+        cache.release(&mut table, &ids, 3);
+        let (mut table, tokens) = cache.find(&ids);
+        assert_eq!((tokens, cache.available()), (3, 0));
+        assert!(cache.reserve(b, &mut table, 3, 4).unwrap());
+        assert!(cache.copies_due().is_empty());
+        assert_eq!(cache.find(&ids).1, 0, "it is being written");
+        cache.release(&mut table, &ids, 4);
+        assert_eq!(cache.find(&[1, 2, 3, 4, 5]).1, 4);
     }
 }

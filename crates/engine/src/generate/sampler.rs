@@ -218,7 +218,7 @@ impl Generator for Sampler {
             let i = self.waiting.iter().position(|s| s.id == id)?;
             self.waiting.remove(i)?
         };
-        self.cache.release(&mut s.table);
+        self.cache.release(&mut s.table, &s.ids, s.computed);
         Some(s.finish(StopReason::Cancelled))
     }
 

@@ -141,7 +141,7 @@ impl Sampler {
     /// Takes the blocks from a waiting sequence.
     fn strip(&mut self, w: usize) {
         let s = &mut self.waiting[w];
-        self.cache.release(&mut s.table);
+        self.cache.release(&mut s.table, &s.ids, s.computed);
         s.computed = 0;
     }
 
@@ -149,7 +149,7 @@ impl Sampler {
     fn preempt(&mut self, i: usize) {
         let mut s = self.running.remove(i);
         self.usage.preemptions += 1;
-        self.cache.release(&mut s.table);
+        self.cache.release(&mut s.table, &s.ids, s.computed);
         (s.computed, s.rows) = (0, 0);
         let at = self.waiting.partition_point(|w| w.id < s.id);
         self.waiting.insert(at, s);
@@ -207,22 +207,22 @@ impl Sampler {
     /// Looks for the beginning of a waiting sequence in the cache. `false`: another sequence is computing all of
     /// it right now, which is worth waiting for.
     fn find_beginning(&mut self, at: usize) -> bool {
+        let (mut table, found) = self.cache.find(&self.waiting[at].ids);
         let beginning = self.waiting[at].beginning();
-        let twin = self.running.iter().find(|r| r.begins_with(beginning));
         let tokens = beginning.len();
-        self.waiting[at].follows = None;
-        if let Some(twin) = twin.filter(|_| tokens > 1) {
-            if twin.fresh || twin.computed < tokens {
-                self.waiting[at].follows = Some(twin.id);
-                return false;
-            }
-            let table = self.cache.share(&twin.table, tokens);
-            self.waiting[at].take_over(table, tokens);
-        } else {
-            let table = self.cache.find(&self.waiting[at].ids);
-            let tokens = table.blocks.len() * self.cache.size;
-            self.waiting[at].take_over(table, tokens);
+        // A running sequence may have more of it than the prefix index.
+        let twin = self.running.iter().find(|r| tokens > found.max(1) && r.begins_with(beginning));
+        let Some(twin) = twin else {
+            self.waiting[at].take_over(table, found);
+            return true;
+        };
+        self.cache.release(&mut table, &[], 0);
+        if twin.fresh || twin.computed < tokens {
+            self.waiting[at].follows = Some(twin.id);
+            return false;
         }
+        let table = self.cache.share(&twin.table, tokens);
+        self.waiting[at].take_over(table, tokens);
         true
     }
 
@@ -235,7 +235,6 @@ impl Sampler {
             if self.running[i].computed >= tokens && w.table.blocks.is_empty() {
                 let table = self.cache.share(&self.running[i].table, tokens);
                 w.take_over(table, tokens);
-                w.follows = None;
             }
         }
     }
@@ -244,7 +243,7 @@ impl Sampler {
 impl RunningSequence {
     /// Begins with the `computed` tokens whose blocks are in `table`.
     pub(super) fn take_over(&mut self, table: BlockTable, computed: usize) {
-        (self.table, self.computed) = (table, computed);
+        (self.table, self.computed, self.follows) = (table, computed, None);
     }
 }
 

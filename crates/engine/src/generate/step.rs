@@ -119,7 +119,7 @@ impl Sampler {
             events.push(Event::Token { id: s.id, token: pick.token, logp: pick.logp });
             match s.push(pick, model.version, self.tokenizer.as_deref()) {
                 Ok(Some(stop)) => {
-                    self.cache.release(&mut s.table);
+                    self.cache.release(&mut s.table, &s.ids, s.computed);
                     events.push(Event::Done { id: s.id, completion: s.finish(stop) });
                 }
                 other => {
