@@ -63,6 +63,35 @@ fn tables_and_json() {
 }
 
 #[test]
+fn continuations_of_states_compute_their_prefixes_once() {
+    let shape = ["--hidden", "32", "--layers", "1", "--heads", "2", "--inter", "64", "--vocab", "64"];
+    let sizes = [
+        "--prompts",
+        "3",
+        "--prompt",
+        "40",
+        "--new",
+        "12",
+        "--step",
+        "5",
+        "--samples",
+        "4",
+        "--repeats",
+        "1",
+    ];
+    let args = [&["bench", "continuations"], &shape[..], &sizes].concat();
+    let json: Value = serde_json::from_str(&ok(&[&args[..], &["--json"]].concat())).unwrap();
+    // States behind 0, 5 and 10 tokens; their continuations have 12, 7 and 2.
+    assert_eq!((json["states"].as_u64(), json["tokens"].as_u64()), (Some(9), Some(3 * 4 * 21)));
+    // Every new token but the first is a row; a state's prefix is computed from its last whole block on, once.
+    let rows = json["continuations_rows"].as_f64().unwrap();
+    assert!((252.0..252.0 + 9.0 * 32.0).contains(&rows), "{json}");
+    assert!(json["ratio"].as_f64().unwrap() > 0.0);
+    let table = ok(&args);
+    assert!(table.contains("9 states, 4 continuations each") && table.contains("times as long"), "{table}");
+}
+
+#[test]
 fn matrix_products_are_listed() {
     let args = ["bench", "gemm", "--max-elements", "70000", "--window", "0.001", "--repeats", "2"];
     assert!(ok(&args).contains("geometric mean"));

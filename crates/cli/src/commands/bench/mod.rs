@@ -1,6 +1,7 @@
 //! `ferrl bench`: how fast this machine trains, decodes and multiplies.
 
 mod check;
+mod continuations;
 mod decode;
 mod gemm;
 mod measured;
@@ -61,6 +62,7 @@ pub struct Args {
 enum Benchmark {
     Train(train::Args),
     Decode(decode::Args),
+    Continuations(continuations::Args),
     Grpo(rl_step::Args),
     Gemm(gemm::Args),
     Shapes(shapes::Args),
@@ -73,6 +75,7 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.what {
         Some(Benchmark::Train(args)) => train::run(args),
         Some(Benchmark::Decode(args)) => decode::run(args),
+        Some(Benchmark::Continuations(args)) => continuations::run(args),
         Some(Benchmark::Grpo(args)) => rl_step::run(args),
         Some(Benchmark::Gemm(args)) => gemm::run(args),
         Some(Benchmark::Shapes(args)) => shapes::run(args),
