@@ -358,7 +358,8 @@ fn continuations_of_an_ended_completion_compute_one_token_each() {
     for at in [1, 7, 19, 20, 29] {
         let state = [&prompt[..], &whole.ids[..at]].concat();
         let before = sampler.usage();
-        let continued = sampler.generate(&model, (1..4).map(|s| request(&state, short(4), s)).collect()).unwrap();
+        let continued =
+            sampler.generate(&model, (1..4).map(|s| request(&state, short(4), s)).collect()).unwrap();
         let usage = sampler.usage();
         assert_eq!(usage.rows - before.rows, 3 * 4, "after {at} tokens");
         let mut fresh = Sampler::new(&model, CacheOptions::default()).unwrap();
@@ -367,6 +368,25 @@ fn continuations_of_an_ended_completion_compute_one_token_each() {
             assert_eq!((&a.ids, &a.logp), (&b.ids, &b.logp), "after {at} tokens");
         }
     }
+}
+
+#[test]
+fn a_prefix_that_a_request_waits_with_is_not_evicted() {
+    let model = model("llama", 50, 0.2);
+    // Room for the completions and little more, one sequence at a time: each continuation leaves a block that nobody continues.
+    let options = CacheOptions { max_sequences: 1, ..CacheOptions::fit(&model, 6, 32) };
+    let mut sampler = Sampler::new(&model, options).unwrap();
+    let prompts: Vec<Vec<u32>> = (0..4).map(|p| (p..p + 9).collect()).collect();
+    let whole = sampler.generate(&model, prompts.iter().map(|p| request(p, short(12), 0)).collect()).unwrap();
+    let before = sampler.usage();
+    let states = || prompts.iter().zip(&whole).map(|(p, c)| [&p[..], &c.ids[..7]].concat());
+    let continued: Vec<_> = states().flat_map(|s| (1..8).map(move |k| request(&s, short(5), k))).collect();
+    let tokens = continued.len() as u64 * 5;
+    sampler.generate(&model, continued).unwrap();
+    let usage = sampler.usage();
+    assert!((usage.blocks as u64) < tokens / 5, "{usage:?}");
+    assert_eq!(usage.rows - before.rows, tokens);
+    assert_eq!((usage.used, usage.waiting), (0, 0));
 }
 
 #[test]

@@ -135,6 +135,7 @@ impl Sampler {
         let parent = self.running.iter().chain(&self.waiting).find(|s| s.id == id);
         if let (Some(mut child), Some(parent)) = (child, parent) {
             let tokens = parent.computed.min(at_token - 1);
+            self.cache.release(&mut child.table, &[], 0);
             child.take_over(self.cache.share(&parent.table, tokens), tokens);
             self.waiting.push_back(child);
         }
@@ -190,7 +191,9 @@ impl Generator for Sampler {
         self.check(&request)?;
         let id = Id(self.next);
         self.next += 1;
-        self.waiting.push_back(RunningSequence::new(id, request));
+        let mut s = RunningSequence::new(id, request);
+        self.keep_prefix(&mut s);
+        self.waiting.push_back(s);
         Ok(id)
     }
 

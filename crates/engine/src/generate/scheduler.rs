@@ -204,6 +204,18 @@ impl Sampler {
         Ok(())
     }
 
+    /// Refers to the blocks of a new request where they hold all of its prefix, so that they are not evicted while it waits. Half of the
+    /// cache is left to those that run. Less than the whole prefix is looked for when the request runs: another sequence may be computing
+    /// the rest by then.
+    pub(super) fn keep_prefix(&mut self, s: &mut RunningSequence) {
+        let (mut table, tokens) = self.cache.find(&s.ids);
+        if tokens == s.beginning().len() && self.cache.available() >= self.cache.total() / 2 {
+            s.take_over(table, tokens);
+        } else {
+            self.cache.release(&mut table, &[], 0);
+        }
+    }
+
     /// Looks for the beginning of a waiting sequence in the cache. `false`: another sequence is computing all of
     /// it right now, which is worth waiting for.
     fn find_beginning(&mut self, at: usize) -> bool {
