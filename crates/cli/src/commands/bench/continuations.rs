@@ -6,7 +6,9 @@ use super::some_ids;
 use crate::options::{DeviceArgs, size};
 use crate::output::print;
 use crate::progress::ProgressLine;
-use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams};
+use ferrl_engine::generate::{
+    CacheOptions, Completion, GenerationRequest, Generator, Sampler, SamplingParams,
+};
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::{Error, Result};
 use serde_json::json;
@@ -66,21 +68,10 @@ pub fn run(args: &Args) -> Result<()> {
     let progress = ProgressLine::new("measuring", args.repeats as u64 + 1, "rounds");
     let (mut continued, mut fresh) = (Rounds::default(), Rounds::default());
     for round in 0..=args.repeats {
-        sampler.invalidate();
-        let completions = sampler.generate(&model, prompts(args, &model, round))?;
-        let (mut from_states, mut from_prompts) = (Vec::new(), Vec::new());
-        for (i, completion) in completions.iter().enumerate() {
-            let prompt = prompt(args, &model, i);
-            for end in (0..args.new).step_by(args.step) {
-                let state = [&prompt[..], &completion.ids[..end]].concat();
-                for k in 0..args.samples {
-                    let stream = [1 + k as u32, i as u32, end as u32];
-                    from_states.push(request(state.clone(), args.new - end, (round, stream)));
-                    from_prompts.push(request(prompt.clone(), args.new - end, (round, stream)));
-                }
-            }
-        }
-        let mut measure = |requests, rounds: &mut Rounds| -> Result<()> {
+        let mut measure = |from_states: bool, rounds: &mut Rounds| -> Result<()> {
+            sampler.invalidate();
+            let completions = sampler.generate(&model, prompts(args, &model, round))?;
+            let requests = continuations(args, &model, (round, from_states), &completions);
             let (before, start) = (sampler.usage().rows, Instant::now());
             sampler.generate(&model, requests)?;
             if round > 0 {
@@ -89,18 +80,34 @@ pub fn run(args: &Args) -> Result<()> {
             }
             Ok(())
         };
-        // What runs second finds the machine as the first has left it.
-        if round % 2 == 0 {
-            measure(from_states, &mut continued)?;
-            measure(from_prompts, &mut fresh)?;
-        } else {
-            measure(from_prompts, &mut fresh)?;
-            measure(from_states, &mut continued)?;
-        }
+        measure(true, &mut continued)?;
+        measure(false, &mut fresh)?;
         progress.add(1);
     }
     drop(progress);
     show(args, &model, &continued, &fresh)
+}
+
+/// K requests for each state, or as many of the same lengths for its prompt.
+fn continuations(
+    args: &Args,
+    model: &Model,
+    (round, from_states): (usize, bool),
+    completions: &[Completion],
+) -> Vec<GenerationRequest> {
+    let mut requests = Vec::new();
+    for (i, completion) in completions.iter().enumerate() {
+        for end in (0..args.new).step_by(args.step) {
+            let mut ids = prompt(args, model, i);
+            if from_states {
+                ids.extend(&completion.ids[..end]);
+            }
+            let stream = |k: usize| [1 + k as u32, i as u32, end as u32];
+            let one = |k| request(ids.clone(), args.new - end, (round, stream(k)));
+            requests.extend((0..args.samples).map(one));
+        }
+    }
+    requests
 }
 
 fn show(args: &Args, model: &Model, continued: &Rounds, fresh: &Rounds) -> Result<()> {
