@@ -62,24 +62,33 @@ const ADVICE: &[(&str, &str)] = &[
     ("dataset_text_field", "data.columns.text = \"the column's name\""),
     ("eval_strategy", "eval.every = 50 evaluates every 50 steps"),
     ("file", "python = \"my_reward.py\" in [[reward]]"),
-    ("fp16", "model.dtype = \"bf16\"; f16 is not offered"),
+    ("fp16", "model.dtype = \"bf16\"; f16 is not supported"),
     (
         "gradient_accumulation_steps",
-        "train.micro_batch_tokens bounds the tokens at once; train.batch is the whole batch",
+        "train.micro_batch_tokens limits the tokens of a micro-batch; train.batch is the whole batch",
     ),
-    ("load_in_", "no quantised weights; model.dtype = \"bf16\" and model.recompute = true need less memory"),
+    (
+        "load_in_",
+        "adapter.base = \"nf4\" trains an adapter on a 4-bit base (QLoRA); 8-bit weights are not supported",
+    ),
     ("logging_steps", "every step is written to metrics.jsonl"),
     ("dropout", "no dropout: adapters are trained without it; weight_decay of [optim] regularises them"),
     ("lora", "adapters have the section [adapter]: adapter.r, adapter.alpha, adapter.target_modules"),
     ("lora_dropout", "no dropout: adapters are trained without it; weight_decay of [optim] regularises them"),
     ("loss_type", "algo.name chooses the loss; `ferrl algorithms` lists them"),
-    ("num_processes", "one process; threads = 8 sets its threads"),
-    ("packing", "sequences are packed without padding always; train.micro_batch_tokens bounds a pack"),
+    (
+        "num_processes",
+        "`ferrl launch -n 8 -- train RECIPE` starts 8 ranks; threads = 8 sets the threads of each",
+    ),
+    (
+        "packing",
+        "sequences are always packed without padding; train.micro_batch_tokens limits the tokens of a pack",
+    ),
     ("peft", "adapters have the section [adapter]: adapter.r, adapter.alpha, adapter.target_modules"),
-    ("per_device_eval_batch_size", "eval.prompts is how many prompts are asked"),
+    ("per_device_eval_batch_size", "eval.prompts is the number of prompts of an evaluation"),
     (
         "per_device_train_batch_size",
-        "train.batch for given rows, rollout.prompts for sampled ones: of the whole step",
+        "train.batch for supervised rows, rollout.prompts for sampled completions: sizes of the whole step",
     ),
     (
         "report_to",
@@ -87,14 +96,11 @@ const ADVICE: &[(&str, &str)] = &[
     ),
     ("reward_funcs", "[[reward]] with python = \"my_reward.py\" and function = \"name\""),
     ("scale_rewards", "algo.name = \"grpo\" divides by the standard deviation, \"dr_grpo\" does not"),
-    ("steps_per_generation", "algo.minibatches cuts the completions of a step into several updates"),
-    ("use_dora", "plain LoRA alone; adapter.use_rslora scales it by the root of the rank"),
-    (
-        "use_peft",
-        "an [adapter] section trains an adapter; adapter.r and adapter.alpha are 32 where it is empty",
-    ),
-    ("use_vllm", "completions are sampled in the same process always"),
-    ("vllm_", "completions are sampled in the same process always"),
+    ("steps_per_generation", "algo.minibatches splits the completions of a step into several updates"),
+    ("use_dora", "only plain LoRA is supported; adapter.use_rslora scales by alpha over the root of r"),
+    ("use_peft", "an [adapter] section trains an adapter; adapter.r and adapter.alpha are 32 by default"),
+    ("use_vllm", "completions are always sampled in the same process"),
+    ("vllm_", "completions are always sampled in the same process"),
     ("warmup_steps", "optim.warmup is a fraction of the steps: 10 of 1000 is 0.01"),
 ];
 
@@ -108,10 +114,10 @@ pub fn names_markdown() -> String {
     let rows = rows.iter().map(|(name, here)| format!("| `{}` | {here} |\n", whole(name)));
     format!(
         "# Coming from TRL, transformers, PEFT or verl\n\n\
-         A trainer is an algorithm here (`algo.name`; [all of them](algorithms.md)), a config a [recipe](recipes.md), a data set's columns \
-         [stay as they are](data.md), and a reward function of TRL's is called as TRL calls it ([rewards](rewards.md)). \
-         A name of theirs in a recipe gets an error that says what it is here:\n\n\
-         | there | here |\n|---|---|\n{}",
+         TRL's trainers are algorithms in Ferrl (`algo.name`; [all of them](algorithms.md)), and a config is a [recipe](recipes.md). The \
+         columns of a data set [keep their names](data.md), and reward functions have TRL's signature ([rewards](rewards.md)). A key of \
+         these libraries in a recipe is an error that names Ferrl's key:\n\n\
+         | TRL, transformers, PEFT, verl | Ferrl |\n|---|---|\n{}",
         rows.collect::<String>()
     )
 }
