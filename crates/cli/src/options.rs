@@ -145,6 +145,7 @@ impl RecipeArgs {
         let device = self.device.as_deref().unwrap_or(&recipe.device);
         let threads = self.threads.or(Some(recipe.threads).filter(|&t| t > 0));
         let backend = ferrl_kernels::open(device, threads)?;
+        recipe.limit(&*backend)?;
         let fix = "a smaller --cache-mib, or --dtype bf16";
         machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
         Ok(backend)

@@ -185,9 +185,12 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
     let teacher = recipe.teacher.path.as_ref().filter(|_| needs.teacher);
     let teacher =
         teacher.map(|path| model_at(path, earlier).map_err(|e| e.at("teacher.path"))).transpose()?;
-    let judges = recipe.reward.iter().flat_map(|r| r.model_paths().map(|path| (path, r.offload)));
+    let scorer = recipe.search.model_reward();
+    let judges =
+        recipe.reward.iter().map(|r| ("reward", r)).chain(scorer.iter().map(|s| ("search.scorer", s)));
+    let judges = judges.flat_map(|(place, r)| r.model_paths().map(move |path| (place, path, r.offload)));
     let judges = judges
-        .map(|(path, offload)| Ok((model_at(path, earlier).map_err(|e| e.at("reward"))?.0, offload)))
+        .map(|(place, path, offload)| Ok((model_at(path, earlier).map_err(|e| e.at(place))?.0, offload)))
         .collect::<Result<Vec<(ModelConfig, bool)>>>()?;
     config.head = match setup::policy_head(recipe, needs) {
         Some(head) => head,

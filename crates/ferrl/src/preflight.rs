@@ -8,7 +8,7 @@ mod look;
 use crate::data::hub::model_dir;
 use crate::interrupt;
 use crate::plan::memory::weights;
-use crate::recipe::{Recipe, Resolved, RewardSettings, StageRecipe};
+use crate::recipe::{Recipe, Resolved, StageRecipe};
 use crate::run::Disk;
 use crate::setup::{self, Draft};
 use crate::source::SourceSummary;
@@ -187,7 +187,8 @@ fn models<'a>(
                 .fix("a teacher with the policy's tokenizer"));
         }
     }
-    for (reward, path) in recipe.reward.iter().filter_map(|r| Some((r, r.model.as_deref()?))) {
+    let judges = recipe.reward.iter().enumerate().filter_map(|(i, r)| Some((i, r, r.model.as_deref()?)));
+    for (i, reward, path) in judges {
         let head = config(path).map_err(|e| e.at("reward"))?.head;
         if head != Head::Score && reward.model_kind().is_none() {
             return Err(Error::model(format!("{path} is a language model, which scores no completions"))
@@ -197,12 +198,16 @@ fn models<'a>(
                      reward.0.options.kind = \"generative\", which asks the model for its verdict",
                 ));
         }
+        let option = format!("reward.{i}.options.");
+        reward.check_model(head == Head::Score, &option).map_err(|e| e.at(format!("reward.{i}.model")))?;
     }
-    if let Some(path) = recipe.search.model() {
-        let scores = config(path).map_err(|e| e.at("search.scorer"))?.head == Head::Score;
-        let options = recipe.search.scorer_options.clone();
-        let scorer = RewardSettings { model: Some(path.into()), options, ..Default::default() };
-        scorer.check_model(scores, "search.scorer_options.").map_err(|e| e.at("search.scorer"))?;
+    if let Some(scorer) = recipe.search.model_reward() {
+        let look = || {
+            let scores = config(&recipe.search.scorer)?.head == Head::Score;
+            scorer.check_model(scores, "search.scorer_options.")?;
+            scorer.models().try_for_each(|(_, path)| config(path).map(drop))
+        };
+        look().map_err(|e| e.at("search.scorer"))?;
     }
     Ok((policy, critic.map(|c| ModelConfig { head: Head::Score, ..c })))
 }

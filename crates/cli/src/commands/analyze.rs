@@ -1,9 +1,9 @@
 //! `ferrl analyze`: tables from the files of a run.
 
 use crate::options::{at_least_one, nearest_path, size};
-use crate::output::print;
+use crate::output::{print, visible};
 use ferrl::analyze::{ANALYSES, COMPUTED, Effort, Table, find, page};
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Class, Error, Result};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
@@ -53,9 +53,15 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let (mut tables, mut missing) = (Vec::new(), Vec::new());
     for analysis in wanted {
-        match (analysis.run)(&args.run)? {
-            Some(table) => tables.push((analysis.name, analysis.about, table)),
-            None => missing.push(analysis.name),
+        match (analysis.run)(&args.run) {
+            Ok(Some(table)) => tables.push((analysis.name, analysis.about, table)),
+            Ok(None) => missing.push(analysis.name),
+            // A recipe that cannot be read here hides no analysis that needs none.
+            Err(e) if named.is_empty() && e.class == Class::Usage => {
+                eprintln!("warning: no {}: {}", analysis.name, visible(&e.to_string()));
+                missing.push(analysis.name);
+            }
+            Err(e) => return Err(e),
         }
     }
     for analysis in COMPUTED.iter().filter(|c| computed.iter().any(|name| name == c.name)) {

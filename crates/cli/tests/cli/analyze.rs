@@ -92,6 +92,30 @@ fn analyses_that_sample_measure_critic_gradients_and_checkpoints() {
     assert!(page.contains("Monte Carlo") && page.contains("<rect"), "accuracies as bars");
 }
 
+/// Was: no data for a stage that starts from a run's folder, and no analysis at all of a recipe with a variable that is not set.
+#[test]
+fn weights_are_compared_with_the_run_that_a_stage_started_from() {
+    let folder = Folder::new("analyze-start");
+    let first = tiny_run(&folder);
+    let recipe = folder.write(
+        "second.toml",
+        format!(
+            "algo = \"sft\"\nmodel.path = {first:?}\ntrain = {{ steps = 1, batch = 4 }}\noptim.lr = 1e-3\n\
+             data = {{ train = [\"task:countdown\"], max_length = 48 }}\n"
+        ),
+    );
+    ok(&["train", &recipe, "--runs", &folder.path("runs")]);
+    let moved = &analysed(&folder.path("runs/second"), &["weights"])["weights"][0];
+    assert!(moved["from"] == first.as_str() && moved["distance"].as_f64().unwrap() > 0.0, "{moved}");
+
+    let run = trained(&folder, "grpo", "\"grpo\"");
+    let text = folder.read("runs/grpo/recipe.toml").replace("task:countdown", "${FERRL_IS_NOT_SET}");
+    folder.write("runs/grpo/recipe.toml", text);
+    let tables = analysed(&run, &[]);
+    assert!(tables["advantages"].is_array() && tables["weights"].is_null(), "{tables}");
+    fails(&["analyze", &run, "weights"], 2, &["FERRL_IS_NOT_SET"]);
+}
+
 #[test]
 fn what_cannot_be_analysed_is_said() {
     let folder = Folder::new("analyze-errors");

@@ -22,6 +22,18 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text.trim()).unwrap()
 }
 
+/// Was: `device_memory` counted in training alone.
+#[test]
+fn the_recipe_s_memory_is_that_of_evaluations_and_searches() {
+    let folder = Folder::new("eval-memory");
+    let run = tiny_run(&folder);
+    for command in ["eval", "search"] {
+        let small = [command, &run, "--prompts", "1", "--threads", "1", "device_memory=64KiB"];
+        fails(&small, 5, &["memory"]);
+        ok(&[&small[..5], &["1", "device_memory=1GiB"]].concat());
+    }
+}
+
 #[test]
 fn figures_follow_from_the_rollouts_that_are_written() {
     let folder = Folder::new("eval-figures");

@@ -330,6 +330,11 @@ fn a_recipe_s_scorer_is_looked_at_before_the_first_step() {
     with(&model, "", 2, &["search.scorer", "search.scorer_options.kind=generative"]);
     with(&model, "kind = \"implicit\"", 2, &["search.scorer_options.reference=DIR"]);
     with("stage:judge", "", 2, &["no stage \"judge\" comes before"]);
+    // Were said when the stage had begun, or never.
+    let implicit = |reference: &str| format!("kind = \"implicit\", reference = {reference:?}");
+    with(&model, &implicit("stage:judge"), 2, &["search.scorer_options.reference", "no stage \"judge\""]);
+    with(&model, &implicit("nowhere"), 4, &["search.scorer", "nowhere"]);
+    with("logp", "kind = \"generative\"", 2, &["search.scorer_options", "the scorer is \"logp\""]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! How far training moved the weights.
 
 use super::Table;
+use crate::data::hub::model_dir;
 use crate::recipe::{Recipe, StageRecipe, in_run};
 use ferrl_engine::Result;
 use ferrl_engine::checkpoint::ModelDir;
@@ -38,7 +39,11 @@ fn start(run: &Path, i: usize, stages: &[StageRecipe]) -> Option<(String, PathBu
     let fresh = ("start".to_string(), run.join(format!("start_{i}")));
     let found = match in_run(&stages[i].recipe, stages, run).model.path {
         _ if is_model(&fresh.1) => fresh,
-        Some(path) => (path.clone(), PathBuf::from(path)),
+        // A run's folder, or one in the Hugging Face cache.
+        Some(path) => {
+            let dir = model_dir(Path::new(&path)).ok()?;
+            (path, dir)
+        }
         None => {
             let before = i.checked_sub(1)?;
             (stages[before].name.clone(), run.join(format!("stages/{before}")))

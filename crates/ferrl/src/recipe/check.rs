@@ -1,7 +1,7 @@
 //! Settings that are well-formed and yet cannot work, each with a reason and a way out.
 
 use super::optim::OFFLOADS;
-use super::{InitSettings, OPTIMIZERS, Recipe, StageRecipe};
+use super::{InitSettings, OPTIMIZERS, Recipe, RewardSettings, StageRecipe};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
 use crate::credit::StepSplit;
@@ -201,17 +201,19 @@ fn adapter(r: &Recipe, p: &mut Problems) {
 
 /// Whether `stage:NAME` names a stage that has run by then.
 fn references(r: &Recipe, earlier: &[StageRecipe], p: &mut Problems) {
+    let named = |own: String, options: String, reward: &RewardSettings| -> Vec<_> {
+        let others = reward
+            .models()
+            .map(|(key, path)| (DottedKey::from(format!("{options}.{key}")), Some(path.to_string())));
+        std::iter::once((own.into(), reward.model.clone())).chain(others).collect()
+    };
     let rewards = r.reward.iter().enumerate();
-    let rewards = rewards.flat_map(|(i, reward)| {
-        let own = (DottedKey::from(format!("reward.{i}.model")), reward.model.clone());
-        let others = reward.models().map(move |(key, path)| {
-            (DottedKey::from(format!("reward.{i}.options.{key}")), Some(path.to_string()))
-        });
-        std::iter::once(own).chain(others)
-    });
+    let rewards = rewards
+        .flat_map(|(i, reward)| named(format!("reward.{i}.model"), format!("reward.{i}.options"), reward));
+    let scorer = r.search.model_reward();
+    let scorer = scorer.iter().flat_map(|s| named("search.scorer".into(), "search.scorer_options".into(), s));
     let places =
         [("model.path", &r.model.path), ("critic.path", &r.critic.path), ("teacher.path", &r.teacher.path)];
-    let scorer = r.search.model().map(|path| (DottedKey::from("search.scorer"), Some(path.to_string())));
     let places = places.map(|(key, path)| (key.into(), path.clone()));
     for (key, path) in places.into_iter().chain(rewards).chain(scorer) {
         let Some(name) = path.as_ref().and_then(|p| p.strip_prefix("stage:")) else { continue };
@@ -546,6 +548,12 @@ fn search(r: &Recipe, sampled: bool, p: &mut Problems) {
         "search.strategy",
         "a search that is used neither in rollouts nor in evaluations",
         "search.train = true, or search.eval = true",
+    );
+    p.when(
+        s.strategy.is_some() && s.model().is_none() && !s.scorer_options.is_empty(),
+        "search.scorer_options",
+        format!("options of a model, and the scorer is {:?}", s.scorer),
+        "search.scorer = the folder of a model, or no search.scorer_options",
     );
     p.when(
         s.train && !sampled,

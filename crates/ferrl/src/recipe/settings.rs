@@ -285,6 +285,11 @@ impl SearchSettings {
     pub fn model(&self) -> Option<&str> {
         Some(self.scorer.as_str()).filter(|name| self.strategy.is_some() && !SCORERS.contains(name))
     }
+    /// That model as a reward, with its options.
+    pub fn model_reward(&self) -> Option<RewardSettings> {
+        let model = Some(self.model()?.to_string());
+        Some(RewardSettings { model, options: self.scorer_options.clone(), ..Default::default() })
+    }
     /// Whether the scorer has values for prefixes.
     pub fn judges_steps(&self) -> bool {
         self.scorer != SCORERS[0]
@@ -311,7 +316,7 @@ impl SearchSettings {
 pub const MODEL_KINDS: [&str; 3] = ["generative", "implicit", "decision"];
 
 /// Options of `[[reward]]` that name a model.
-const OPTION_MODELS: [&str; 2] = ["extractor", "reference"];
+pub(crate) const OPTION_MODELS: [&str; 2] = ["extractor", "reference"];
 
 /// Tokens of a step, where nothing else is said.
 const STEP_TOKENS: usize = 16;

@@ -9,7 +9,7 @@ use super::manifest::hex;
 use super::resume::plain_files;
 use crate::data::DataSource;
 use crate::data::hub::HubCache;
-use crate::recipe::{Recipe, SAME_BITS};
+use crate::recipe::{OPTION_MODELS, Recipe, SAME_BITS};
 use ferrl_engine::checkpoint::base_of;
 use ferrl_engine::{Error, Result};
 use regex::Regex;
@@ -63,7 +63,9 @@ pub fn describe(recipe: &Recipe, start: &Path) -> Result<Value> {
     let own = [("critic", &recipe.critic.path), ("teacher", &recipe.teacher.path)];
     let own = own.into_iter().filter_map(|(role, path)| Some((role, Path::new(path.as_ref()?))));
     let judges = recipe.reward.iter().flat_map(|r| r.model_paths()).map(|p| ("reward", Path::new(p)));
-    for (role, dir) in [("starting", start)].into_iter().chain(own).chain(judges) {
+    let scorer = recipe.search.model_reward();
+    let scorer = scorer.iter().flat_map(|s| s.model_paths()).map(|p| ("search", Path::new(p)));
+    for (role, dir) in [("starting", start)].into_iter().chain(own).chain(judges).chain(scorer) {
         let name = unique(&out, &format!("{role} model"));
         out.insert(name, json!({ "path": dir.display().to_string(), "xxh3": fingerprint(dir)? }));
     }
@@ -118,10 +120,26 @@ fn settings(recipe: &Recipe) -> Value {
     if let Some(base) = all.pointer_mut("/adapter/base").filter(|base| *base == "host") {
         *base = json!("device");
     }
-    for reward in all["reward"].as_array_mut().into_iter().flatten() {
+    for (reward, is) in all["reward"].as_array_mut().into_iter().flatten().zip(&recipe.reward) {
         (reward["model"], reward["python"]) = (Value::Null, Value::Null);
+        if is.model_kind().is_some() {
+            without_models(&mut reward["options"]);
+        }
+    }
+    if recipe.search.model().is_some() {
+        without_models(&mut all["search"]["scorer_options"]);
+        all["search"]["scorer"] = Value::Null;
     }
     all
+}
+
+/// Options of a model that rewards, without the models that they name.
+fn without_models(options: &mut Value) {
+    for key in OPTION_MODELS {
+        if let Some(path) = options.get_mut(key) {
+            *path = Value::Null;
+        }
+    }
 }
 
 fn entry(name: &str, files: &[PathBuf]) -> Result<Value> {
@@ -228,6 +246,41 @@ mod tests {
         names.sort();
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(names, ["deep.py", "helper.py", "pack/__init__.py", "reward.py"]);
+    }
+
+    /// Was: other weights of the model that scores a search were read unnoticed, and a run whose folder had moved could not be resumed
+    /// where it scores with the model of an earlier stage, or rewards against one.
+    #[test]
+    fn models_of_scorers_and_options_are_compared_by_what_they_hold() {
+        let dir = std::env::temp_dir().join(format!("ferrl-scorers-{}", std::process::id()));
+        let model = |place: &str, weights: &str| {
+            std::fs::create_dir_all(dir.join(place)).unwrap();
+            std::fs::write(dir.join(place).join("model.safetensors"), weights).unwrap();
+        };
+        let described = |scorer: &str, reference: &str| {
+            let place = |name: &str| dir.join(name).display().to_string();
+            let (scorer, reference) = (place(scorer), place(reference));
+            let options = format!("{{ kind = \"implicit\", reference = {reference:?} }}");
+            let text = format!(
+                "algo = \"grpo\"\nmodel.path = \"m\"\ndata.train = [\"task:countdown\"]\n\
+                 reward = [{{ model = {scorer:?}, options = {options} }}]\n\
+                 search = {{ strategy = \"mcts\", train = true, scorer = {scorer:?}, scorer_options = {options} }}\n"
+            );
+            let stages = Recipe::parse(&text, "r.toml", "r", &[]).unwrap().stages;
+            describe(&stages[0].recipe, &dir.join("scorer")).unwrap()
+        };
+        model("scorer", "a");
+        model("reference", "b");
+        model("moved", "a");
+        let saved = described("scorer", "reference");
+        assert_eq!(changed(&described("moved", "reference"), &saved), Vec::<String>::new());
+        model("moved", "c");
+        let told = changed(&described("scorer", "moved"), &saved);
+        assert!(told.iter().any(|what| what.contains("search model 2")), "{told:?}");
+        assert!(!told.iter().any(|what| what.contains("settings")), "{told:?}");
+        let told = changed(&described("moved", "reference"), &saved).join("; ");
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(told.contains("the search model is not the one"), "{told}");
     }
 
     #[test]

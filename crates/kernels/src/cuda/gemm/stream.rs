@@ -9,7 +9,7 @@ use crate::cuda::gemm::rows::{RowsKey, agrees};
 use crate::cuda::gemm::tune::time;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::letter;
-use crate::error::Result;
+use crate::error::{Class, Result};
 use crate::lock;
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -46,8 +46,9 @@ pub const VARIANTS: &[&str] = &[
     "RING=5 COLUMNS=128 WARPS=4 N=64",
 ];
 
-/// Tuned plans by shape: rows, n, k, storage of the result, output features of the whole weight.
-pub type StreamPlans = Mutex<HashMap<(usize, usize, usize, DType, usize), Option<ProductPlan>>>;
+/// Tuned plans by shape: rows, n, k, storage of the result, output features of the whole weight; and whether the library's bits were asked
+/// for: a plan that was found without may have others, and stages of a run differ in that.
+pub type StreamPlans = Mutex<HashMap<(usize, usize, usize, DType, usize, bool), Option<ProductPlan>>>;
 
 /// Which kernel serves a product, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -147,7 +148,7 @@ pub(crate) fn product(
     let Some((rows, plans)) = ProductPlan::all([g.m, g.n, g.k], cuda.card.processors as usize) else {
         return Ok(false);
     };
-    let key = (rows, g.n, g.k, g.out, whole);
+    let key = (rows, g.n, g.k, g.out, whole, cuda.exact());
     let known = lock(&cuda.streams).get(&key).copied();
     let best = match known {
         Some(known) => known,
@@ -156,9 +157,18 @@ pub(crate) fn product(
         None => {
             // Meanwhile the library serves it: nothing that is multiplied in a trial asks for this trial again.
             lock(&cuda.streams).insert(key, None);
-            let best = fastest_plan(cuda, (g, whole), (rows, &plans), library)?;
-            lock(&cuda.streams).insert(key, best);
-            best
+            match fastest_plan(cuda, (g, whole), (rows, &plans), library) {
+                Ok(best) => {
+                    lock(&cuda.streams).insert(key, best);
+                    best
+                }
+                // Without memory for a trial the library serves it from now on: the weight's copies alone are 160 MiB and more.
+                Err(e) if e.class == Class::Resource => {
+                    cuda.profile.note(|| format!("stream {rows}x{}x{}: not tried: {e}", g.n, g.k));
+                    None
+                }
+                Err(e) => return Err(e),
+            }
         }
     };
     best.map_or(Ok(false), |plan| plan.start(cuda, g).map(|()| true))
