@@ -201,7 +201,7 @@ fn rollouts_that_cannot_work() {
         &["unknown name \"contdown\", expected one of countdown, math", "= \"countdown\""],
     );
     over(&["reward.0.python=r.py"], &["one [[reward]] has 2 sources", "verifier, python, model"]);
-    over(&["reward.0.function=f"], &["function names a function of a python file"]);
+    over(&["reward.0.function=f"], &["function needs a python file"]);
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn other_settings_that_cannot_work() {
     over(&["optim.warmup=3"], &["optim.warmup: expected a number from 0 to 1, got the number 3"]);
     over(&["eval.samples=0"], &["eval.samples: expected a whole number from 1 to"]);
     over(&["checkpoint.keep=0"], &["checkpoint.keep: expected a whole number from 1 to"]);
-    over(&["checkpoint.keep_best=1"], &["checkpoint.metric: checkpoint.keep_best does not know"]);
+    over(&["checkpoint.keep_best=1"], &["checkpoint.metric: checkpoint.keep_best needs a metric"]);
     over(&["train.steps=0"], &["train.steps: expected a whole number from 1 to"]);
     over(&["algo=sft", "train.micro_batch_tokens=2047"], &["do not hold one sequence", "= 2048"]);
     over(&["algo=dpo", "train.micro_batch_tokens=4000"], &["do not hold one pair", "= 4096"]);

@@ -64,7 +64,7 @@ fn what_cannot_make_pairs_is_said() {
         fails(&[&base[..], more].concat(), code, parts);
         assert!(!Path::new(&out).exists() || code == 3, "{more:?} left a file");
     };
-    with(&recipe, &["--separator", ""], 2, &["--separator", "a step needs an end", "fix: "]);
+    with(&recipe, &["--separator", ""], 2, &["--separator", "is empty", "fix: "]);
     with(&recipe, &["--prompts", "0"], 2, &["--prompts", "from 1"]);
     with(&recipe, &["--tries", "many"], 2, &["--tries", "many"]);
     with(&folder.path("recip.toml"), &[], 2, &["recip.toml", "recipe.toml"]);

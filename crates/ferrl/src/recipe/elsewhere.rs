@@ -1,6 +1,6 @@
-//! What settings are called in TRL, transformers, PEFT and verl: the key they are here, or what to do where there is none.
+//! Settings of TRL, transformers, PEFT and verl: the key of each here, or what to use instead.
 
-/// Another library's name, and the key here.
+/// Another library's setting and its key here.
 const KEYS: &[(&str, &str)] = &[
     ("adam_beta1", "optim.beta1"),
     ("adam_beta2", "optim.beta2"),
@@ -50,7 +50,7 @@ const KEYS: &[(&str, &str)] = &[
     ("warmup_ratio", "optim.warmup"),
 ];
 
-/// Another library's name (a beginning of it where it ends in `_`), and what to write instead.
+/// Another library's setting (a prefix if it ends in `_`), and what to use instead.
 const ADVICE: &[(&str, &str)] = &[
     (
         "assistant_only_loss",
@@ -65,7 +65,7 @@ const ADVICE: &[(&str, &str)] = &[
     ("fp16", "model.dtype = \"bf16\"; f16 is not offered"),
     (
         "gradient_accumulation_steps",
-        "train.micro_batch_tokens bounds the tokens at once; train.batch is the whole batch",
+        "train.micro_batch_tokens is the size of a micro-batch in tokens; train.batch is the whole batch",
     ),
     ("load_in_", "no quantised weights; model.dtype = \"bf16\" and model.recompute = true need less memory"),
     ("logging_steps", "every step is written to metrics.jsonl"),
@@ -74,12 +74,12 @@ const ADVICE: &[(&str, &str)] = &[
     ("lora_dropout", "no dropout: adapters are trained without it; weight_decay of [optim] regularises them"),
     ("loss_type", "algo.name chooses the loss; `ferrl algorithms` lists them"),
     ("num_processes", "one process; threads = 8 sets its threads"),
-    ("packing", "sequences are packed without padding always; train.micro_batch_tokens bounds a pack"),
+    ("packing", "sequences are always packed without padding; train.micro_batch_tokens bounds a pack"),
     ("peft", "adapters have the section [adapter]: adapter.r, adapter.alpha, adapter.target_modules"),
-    ("per_device_eval_batch_size", "eval.prompts is how many prompts are asked"),
+    ("per_device_eval_batch_size", "eval.prompts is the number of prompts of an evaluation"),
     (
         "per_device_train_batch_size",
-        "train.batch for given rows, rollout.prompts for sampled ones: of the whole step",
+        "train.batch for given rows, rollout.prompts for sampled ones, both of the whole step",
     ),
     (
         "report_to",
@@ -87,18 +87,18 @@ const ADVICE: &[(&str, &str)] = &[
     ),
     ("reward_funcs", "[[reward]] with python = \"my_reward.py\" and function = \"name\""),
     ("scale_rewards", "algo.name = \"grpo\" divides by the standard deviation, \"dr_grpo\" does not"),
-    ("steps_per_generation", "algo.minibatches cuts the completions of a step into several updates"),
-    ("use_dora", "plain LoRA alone; adapter.use_rslora scales it by the root of the rank"),
+    ("steps_per_generation", "algo.minibatches is the number of updates per pass over a rollout"),
+    ("use_dora", "only plain LoRA; adapter.use_rslora = true is rank-stabilised LoRA"),
     (
         "use_peft",
-        "an [adapter] section trains an adapter; adapter.r and adapter.alpha are 32 where it is empty",
+        "an [adapter] section trains an adapter; adapter.r and adapter.alpha are 32 by default",
     ),
-    ("use_vllm", "completions are sampled in the same process always"),
-    ("vllm_", "completions are sampled in the same process always"),
+    ("use_vllm", "completions are always sampled in the same process"),
+    ("vllm_", "completions are always sampled in the same process"),
     ("warmup_steps", "optim.warmup is a fraction of the steps: 10 of 1000 is 0.01"),
 ];
 
-/// The manual's page: every name with its key here, or what to write instead.
+/// The manual's page: every setting with its key here, or what to use instead.
 pub fn names_markdown() -> String {
     let mut rows: Vec<(&str, String)> = KEYS.iter().map(|(name, key)| (*name, format!("`{key}`"))).collect();
     rows.retain(|(name, _)| ADVICE.iter().all(|(other, _)| other != name));
@@ -122,13 +122,13 @@ pub(super) fn key(path: &[String]) -> Option<&'static str> {
     KEYS.iter().find(|(name, _)| name == leaf).map(|(_, key)| *key)
 }
 
-/// What to do instead, where no single key is meant.
+/// What to use instead of a setting without a single key here.
 pub(super) fn advice(path: &[String]) -> Option<&'static str> {
     let says = |part: &str| {
         let is = |name: &str| part == name || (name.ends_with('_') && part.starts_with(name));
         ADVICE.iter().find(|(name, _)| is(name)).map(|(_, advice)| *advice)
     };
-    // `lora.r` is about LoRA whatever follows.
+    // The advice on `lora` holds for all settings below it.
     says(path.last()?).or_else(|| path.first().filter(|p| *p == "lora" || *p == "peft").and_then(|p| says(p)))
 }
 
