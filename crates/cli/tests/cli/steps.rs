@@ -70,7 +70,7 @@ fn what_cannot_make_pairs_is_said() {
     with(&folder.path("recip.toml"), &[], 2, &["recip.toml", "recipe.toml"]);
     with(&recipe, &["train.stepz=3"], 2, &["stepz", "steps"]);
     // A verifier of whole answers finds no step; questions from a file name none at all.
-    with(&recipe, &["reward=[{ verifier = \"exact\" }]"], 2, &["judges whole answers", "chain"]);
+    with(&recipe, &["reward=[{ verifier = \"exact\" }]"], 2, &["scores whole completions", "chain"]);
     let rows = folder.write("rows.jsonl", "{\"prompt\": \"the fox\"}\n");
     let from_file = format!("algo = \"sft\"\nmodel.path = {model:?}\ndata.train = {rows:?}\n");
     let from_file = folder.write("file.toml", from_file);
