@@ -74,7 +74,7 @@ fn mistakes_are_named() {
     let rows = vec![json!({ "prompt": "a" })];
     let mut trainer = Trainer::with_reward(config("grpo"), rows, |_: &Sample<'_>| f64::NAN).unwrap();
     let e = trainer.train(1).err().unwrap().to_string();
-    assert!(e.contains("function gave a reward of NaN"), "{e}");
+    assert!(e.contains("function returned a reward of NaN"), "{e}");
 }
 
 #[test]
