@@ -318,7 +318,7 @@ impl Rewards {
         for s in &experience.sequences {
             ids[s.trajectory].extend(s.actions().map(|i| s.ids[i + 1]));
         }
-        let said: Vec<Cow<'_, str>> = answers.iter().map(RolloutCompletion::said).collect();
+        let said: Vec<Cow<'_, str>> = answers.iter().map(RolloutCompletion::scored_text).collect();
         let all = completions.samples(&ids, &said);
         let samples: Vec<Sample<'_>> = scored.iter().map(|&i| all[i]).collect();
         // The first verifier decides whether a completion is right; without one, the first source.

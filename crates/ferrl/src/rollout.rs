@@ -36,10 +36,10 @@ pub struct RolloutCompletion {
 }
 
 impl RolloutCompletion {
-    /// What the policy wrote: of an episode its actions alone.
-    pub fn said(&self) -> Cow<'_, str> {
+    /// The text that rewards score: the completion, or the actions of an episode without observations.
+    pub fn scored_text(&self) -> Cow<'_, str> {
         match &self.played {
-            Some(played) => played.said().into(),
+            Some(played) => played.actions().into(),
             None => self.text.as_str().into(),
         }
     }
@@ -55,7 +55,7 @@ pub struct Actor<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Stop tokens and stop strings.
     pub stops: &'a Stops,
-    /// What plays the prompts that have several turns.
+    /// Environments of prompts with several turns.
     pub environments: &'a Environments,
     /// The ranks that share the prompts.
     pub ranks: &'a Ranks,

@@ -72,7 +72,7 @@ pub struct Stage {
     pub source: Box<dyn ExampleSource>,
     /// Rewards of completions.
     pub rewards: Rewards,
-    /// What plays the prompts that have several turns.
+    /// Environments of prompts with several turns.
     pub environments: Environments,
     /// Searches in rollouts and evaluations, where the recipe says so.
     pub searcher: Option<Searcher>,

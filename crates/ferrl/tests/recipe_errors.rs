@@ -206,7 +206,7 @@ fn rollouts_that_cannot_work() {
 
 #[test]
 fn other_settings_that_cannot_work() {
-    over(&["~data.train"], &["data.train: nothing to learn from"]);
+    over(&["~data.train"], &["data.train: no training data"]);
     over(&["~model.path"], &["model: no model to train", "[model.init]"]);
     over(&["model.init.layers=2"], &["both a directory (model.path) and a new model", "leave one out"]);
     over(

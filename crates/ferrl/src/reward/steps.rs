@@ -29,7 +29,7 @@ impl CompletionSteps {
         ids: &[u32],
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Self> {
-        let text = answer.said();
+        let text = answer.scored_text();
         let one = CompletionSteps { ends: vec![text.len()], tokens: Vec::new() };
         let Some(tokenizer) = tokenizer.filter(|_| answer.played.is_none() && !ids.is_empty()) else {
             let found = split::texts(rule.0, &text).filter(|parts| !parts.is_empty());

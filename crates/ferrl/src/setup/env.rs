@@ -1,4 +1,4 @@
-//! What plays the episodes of a recipe.
+//! The environments of a recipe.
 
 use super::data::tasks;
 use crate::data::Encoder;
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// The name under which `data.train` holds the episodes of the recipe's own environment.
 pub(crate) const OWN: &str = "env";
 
-/// What plays the prompts of a recipe that have several turns. The recipe's own environment is started.
+/// The environments of a recipe's prompts with several turns. Starts the environment of `[env]`.
 pub fn environments(
     recipe: &Recipe,
     dir: &Path,
