@@ -152,7 +152,7 @@ fn a_panic_anywhere_in_a_step_or_an_evaluation_loses_no_step() {
         let (written, saved) = standing(&temp.0);
         let pending = saved == written + 1; // a step whose evaluation panicked is kept with the checkpoint
         assert!(saved == written || pending, "at {at}: {written} steps, saved after {saved}");
-        let told = watch.notes.iter().any(|n| n.contains(&format!("--resume goes on after step {saved}")));
+        let told = watch.notes.iter().any(|n| n.contains(&format!("--resume continues after step {saved}")));
         assert!(told || saved == 0 || saved == 3, "at {at}: {:?}", watch.notes);
         go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
         assert!(left(&temp.0, 2) == want, "at {at}: another run");

@@ -125,7 +125,7 @@ fn after_a_change(name: &str, recipe: &str, change: impl Fn(&Folder), says: &[&s
     assert!(out.status.success(), "{name}: {}", said(&out));
     assert!(said(&out).contains("changed: ") && said(&out).contains(says[0]), "{name}: {}", said(&out));
     let log = fs::read_to_string(folder.run().join("log.jsonl")).unwrap();
-    assert!(log.contains("goes on although"), "{log}");
+    assert!(log.contains("is resumed although"), "{log}");
     assert_eq!(Left::by(&folder).metrics.len(), 14);
 }
 
