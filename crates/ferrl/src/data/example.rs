@@ -20,7 +20,7 @@ pub struct MaskedTokens {
 pub enum Example {
     /// Tokens to imitate.
     Text(MaskedTokens),
-    /// A better and a worse completion.
+    /// A chosen and a rejected completion.
     Pair {
         /// The better one, prompt included.
         chosen: MaskedTokens,

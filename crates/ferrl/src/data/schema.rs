@@ -15,9 +15,9 @@ pub(super) use value::{is_assistant, is_strange};
 /// What an algorithm is trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowKind {
-    /// Text to imitate.
+    /// Demonstrations (SFT).
     Sft,
-    /// A better and a worse completion.
+    /// A chosen and a rejected completion.
     Preference,
     /// A right and a wrong step after the same beginning.
     StepPreference,
@@ -91,10 +91,10 @@ impl fmt::Display for RowKind {
             RowKind::Sft => "supervised fine-tuning",
             RowKind::Preference => "preference pairs",
             RowKind::StepPreference => "pairs of steps",
-            RowKind::Unpaired => "labelled answers",
+            RowKind::Unpaired => "labelled completions",
             RowKind::Target => "soft targets",
             RowKind::Prompt => "prompts",
-            RowKind::Group => "groups of answers",
+            RowKind::Group => "groups of completions",
             RowKind::Steps => "labelled steps",
         })
     }
@@ -133,7 +133,7 @@ pub enum RowFields {
         /// The completion.
         completion: Content,
     },
-    /// A better and a worse completion.
+    /// A chosen and a rejected completion.
     Pair {
         /// What comes before.
         prompt: Content,

@@ -110,7 +110,7 @@ impl Mixture {
     /// Mixes sources as their weights say. A task of weight 1 gives as many examples to an epoch as all files have rows.
     pub fn new(mut parts: Vec<MixturePart>, how: &ReadingPurpose<'_>) -> Result<Self> {
         if parts.is_empty() {
-            return Err(Error::usage("there is nothing to learn from")
+            return Err(Error::usage("there is no training data")
                 .at("data.train")
                 .fix("data.train = [\"rows.jsonl\"]"));
         }
