@@ -74,7 +74,7 @@ fn what_cannot_make_pairs_is_said() {
     let rows = folder.write("rows.jsonl", "{\"prompt\": \"the fox\"}\n");
     let from_file = format!("algo = \"sft\"\nmodel.path = {model:?}\ndata.train = {rows:?}\n");
     let from_file = folder.write("file.toml", from_file);
-    with(&from_file, &[], 2, &["nothing says which steps are wrong", "fix: "]);
+    with(&from_file, &[], 2, &["no verifier finds wrong steps", "fix: "]);
     // A model that has learned nothing is never right.
     with(&recipe, &["--prompts", "4", "--tries", "2"], 3, &["no pair was found", "--prompts"]);
     fails(&["steps", &recipe, "--model", &folder.path("modle"), "--output", "-"], 4, &["modle"]);

@@ -471,7 +471,7 @@ fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Proble
     p.when(
         needs.teacher && recipe.teacher.path.is_none(),
         "teacher.path",
-        format!("{name} learns from a teacher, and there is none"),
+        format!("{name} needs a teacher"),
         "teacher.path = \"directory\"",
     );
     p.when(

@@ -91,7 +91,7 @@ pub(super) fn item(sample: EncodedRow, feed: Feed, index: u64, encoder: &Encoder
         }
         Example::Prompt { .. } if is_group(&sample.extra) => {
             return Err(Error::data(
-                "this row brings its answers and rewards, the first row is a prompt alone",
+                "this row has completions with rewards, but the first row is a prompt alone",
             )
             .at(sample.place)
             .fix("give either kind of row to a stage, not both"));

@@ -317,11 +317,11 @@ fn grouped(parts: &[MixturePart], settings: &PromptSettings) -> Result<bool> {
     let task = parts.iter().find(|p| matches!(p, MixturePart::Task(..)));
     match (is_group(&record), task) {
         (true, Some(task)) => Err(Error::usage(format!(
-            "rows that bring their completions and rewards do not mix with {}",
+            "rows with completions and rewards cannot be mixed with {}",
             task.name()
         ))
         .at("data.train")
-        .fix("train on them in a stage of their own")),
+        .fix("train on them in a separate stage")),
         (grouped, _) => Ok(grouped),
     }
 }

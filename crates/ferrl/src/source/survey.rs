@@ -184,7 +184,7 @@ impl Mixture {
                 rows.used.retain(|row| !out.contains(row));
                 if rows.used.is_empty() {
                     return Err(Error::data(format!(
-                        "every row of {} is cut to nothing and dropped",
+                        "every row of {} loses all trained tokens by truncation and is dropped",
                         rows.name()
                     ))
                     .at("data.max_length")
@@ -217,10 +217,10 @@ impl Mixture {
             SurveyPlan { compare: ComparedRows::With(&known.prints, Some(&index)), look, held_out: false };
         let (survey, whole) = self.survey(plan, &mut |done| progress(before + done, total))?;
         if whole && survey.rows > 0 && survey.doubts.equal.rows == survey.rows {
-            let what = format!("all {} pairs have chosen = rejected: nothing can be learned", survey.rows);
+            let what = format!("all {} pairs have chosen = rejected: there is no learning signal", survey.rows);
             return Err(Error::data(what)
                 .at(&survey.doubts.equal.first)
-                .fix("check the columns the pairs are read from"));
+                .fix("check the columns of the pairs"));
         }
         self.warn(&survey, "");
         self.compare(&survey, &known)?;
@@ -245,16 +245,16 @@ impl Mixture {
             if self.overlap == Overlap::Error {
                 return Err(Error::data(what).at("data.overlap").fix(fix));
             }
-            let fix = "remove the duplicates: the evaluation measures what was learned by heart; or data.overlap = \"drop\"";
+            let fix = "remove the duplicates, since accuracy on them measures memorisation, or set data.overlap = \"drop\"";
             self.warnings.raise("leaked-rows", what, fix);
         }
         let rows: HashSet<usize> = survey.shared.iter().map(|(.., m, _)| m.row).collect();
         let Some((.., meeting, place)) = survey.shared.first().filter(|_| rows.len() > met.len()) else {
             return Ok(());
         };
-        let how = if meeting.exact { "the prompt of" } else { "13 words in a row of" };
+        let how = if meeting.exact { "the prompt of" } else { "13 consecutive words of" };
         let what = format!(
-            "{} of {} evaluation rows share their prompt or {} words in a row with training rows (first: {place} has {how} {})",
+            "{} of {} evaluation rows share their prompt or {} consecutive words with training rows (first: {place} has {how} {})",
             rows.len(),
             known.places.len(),
             overlap::WORDS,
@@ -339,7 +339,7 @@ impl Mixture {
                 ),
             };
             let what = format!(
-                "{} of {rows} are longer{with} than the {context} tokens the model was made for (first: {})",
+                "{} of {rows} are longer{with} than the model's context of {context} tokens (first: {})",
                 s.beyond.rows, s.beyond.first
             );
             self.warnings.raise("beyond-context", what, fix);
@@ -359,7 +359,7 @@ fn asked(prompt: String, row: &crate::data::Row) -> Vec<String> {
 
 /// A sequence the model cannot take.
 fn too_long(length: usize, new: usize, most: usize, learned: bool) -> Error {
-    let positions = if learned { "has learned positions for" } else { "was made for" };
+    let positions = if learned { "has learned positions for" } else { "has a context of" };
     let (what, fix) = match new {
         0 => (format!("{length} tokens"), format!("data.max_length = {most}")),
         _ => (
@@ -424,7 +424,7 @@ impl Survey {
                 let (n, least) = (group.answers.len(), room.group);
                 if n < least {
                     return Err(Error::data(format!(
-                        "{n} completions, where {least} at least can be compared"
+                        "{n} completions, expected at least {least} to compare"
                     ))
                     .at(place)
                     .fix("give the prompt more completions, or leave the row out"));
