@@ -242,7 +242,9 @@ impl Rewards {
             }
             let closing = |s: &&String| s.starts_with("</") && s.ends_with('>');
             if let Some(stop) = strings.iter().find(closing).filter(|_| verifier.name() == "python") {
-                let what = format!("rollout.stop = {stop:?} is removed from the completions that the Python reward gets");
+                let what = format!(
+                    "rollout.stop = {stop:?} is removed from the completions that the Python reward gets"
+                );
                 self.hooks.warnings.raise("stop-text-cut", what, "rollout.include_stop = true to keep it");
             }
         }
@@ -370,8 +372,7 @@ impl Rewards {
         });
         let of_step = if at.steps > 0 { format!(" of step {}", at.step + 1) } else { String::new() };
         if lost == all {
-            let what =
-                format!("no completion{of_step} got a reward ({all} lost)");
+            let what = format!("no completion{of_step} got a reward ({all} lost)");
             return Err(failure.context(what));
         }
         let message =

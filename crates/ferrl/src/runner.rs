@@ -636,7 +636,9 @@ impl OneStage<'_> {
         stage.load(path)?;
         match stage.source.restore(&state["source"]) {
             // The position in the old rows does not apply to other rows.
-            Err(e) if self.options.allow_changed => watch.note(&format!("the data start from the beginning: {e}")),
+            Err(e) if self.options.allow_changed => {
+                watch.note(&format!("the data start from the beginning: {e}"))
+            }
             restored => restored?,
         }
         if !state["algorithm"].is_null() {
@@ -674,7 +676,11 @@ impl OneStage<'_> {
             })?,
         }
         let metric = metric.unwrap_or_default();
-        watch.note(&format!("{}: the result is step {} with {metric} {value:.4}", self.name, step - self.before));
+        watch.note(&format!(
+            "{}: the result is step {} with {metric} {value:.4}",
+            self.name,
+            step - self.before
+        ));
         Ok(())
     }
 }

@@ -99,10 +99,7 @@ impl Streak {
     fn cause(&self, max_new_tokens: usize) -> (String, String) {
         let n = self.completions;
         let (mut why, mut fix) = if self.right == n {
-            (
-                format!("all {n} completions are right"),
-                "harder prompts; the model solves these".to_string(),
-            )
+            (format!("all {n} completions are right"), "harder prompts; the model solves these".to_string())
         } else if self.lowest < self.highest {
             let why = format!("within every group the {n} completions got equal rewards");
             (why, "more rollout.samples, or a reward for partial success".into())

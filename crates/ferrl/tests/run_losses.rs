@@ -264,7 +264,7 @@ fn a_folder_that_vanishes_is_noticed_at_the_next_step() {
     let mut watch = Saboteur { removes: Some((2, temp.0.join("r"))), ..Default::default() };
     let error = go(&temp.0, &parse(RECIPE), &Files::default(), &mut watch).err().expect("it is gone");
     let text = error.to_string();
-    assert!(text.contains("is gone") && text.contains(temp.0.join("r").to_str().unwrap()), "{text}");
+    assert!(text.contains("is missing") && text.contains(temp.0.join("r").to_str().unwrap()), "{text}");
     assert!(!temp.0.join("r").exists(), "nothing is left where somebody removed everything");
 }
 
@@ -278,7 +278,7 @@ fn a_folder_that_vanishes_is_rescued_where_that_was_asked_for() {
     let options = RunOptions { rescue: Some(temp.0.join("elsewhere")), ..Default::default() };
     let backend = Arc::new(Cpu::new(Some(1)).unwrap());
     let error = runner::run_with(&resolved, folder, backend, &mut watch, options).err().expect("it is gone");
-    assert!(error.to_string().contains("is gone"), "{error}");
+    assert!(error.to_string().contains("is missing"), "{error}");
     let rescued = temp.0.join("elsewhere");
     assert!(watch.notes.iter().any(|n| n.contains(rescued.join("r").to_str().unwrap())), "{:?}", watch.notes);
     assert!(rescued.join("r/checkpoints/step_2/model/tokenizer.json").is_file());

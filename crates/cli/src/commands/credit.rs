@@ -20,13 +20,13 @@ enum CreditCommand {
 }
 
 /// Values and advantages of steps, as VinePPO computes them
-    ///
-    /// A row holds `steps` (texts, or their number), `score` (the completion's reward), `rollouts` (a list of rewards for each
-    /// state, the prompt's first; null is a truncated continuation), and optionally `max_steps` (states after the prompt that are
-    /// estimated; later ones are back-filled) and `unfinished_penalty` (reward of a null; 0). The output row adds `values` (of the
-    /// steps + 1 states) and `advantages`. A row with `rewards` instead, and `start`, `add`, `max`, `threshold`, gets `used`,
-    /// `value` and `ci`: the number of continuations until the confidence interval is narrower than the threshold. Rollouts saved
-    /// by a run of vineppo are such rows.
+///
+/// A row holds `steps` (texts, or their number), `score` (the completion's reward), `rollouts` (a list of rewards for each
+/// state, the prompt's first; null is a truncated continuation), and optionally `max_steps` (states after the prompt that are
+/// estimated; later ones are back-filled) and `unfinished_penalty` (reward of a null; 0). The output row adds `values` (of the
+/// steps + 1 states) and `advantages`. A row with `rewards` instead, and `start`, `add`, `max`, `threshold`, gets `used`,
+/// `value` and `ci`: the number of continuations until the confidence interval is narrower than the threshold. Rollouts saved
+/// by a run of vineppo are such rows.
 #[derive(clap::Args)]
 struct VineArgs {
     /// JSON lines to read; - is standard input, a run folder means all its rollouts

@@ -45,11 +45,11 @@ enum DataCommand {
 }
 
 /// Check data and show what would be trained on
-    ///
-    /// Reads every row as training does. Prints the first examples with the trained tokens marked, the lengths, the warnings of a
-    /// run, and every problem (also missing columns that a reward of the recipe needs) with the number of rows and the file and row
-    /// of the first three. Exit code 3 if there is a problem. Without --model (or a recipe with one) tokens are characters and
-    /// messages get a plain template.
+///
+/// Reads every row as training does. Prints the first examples with the trained tokens marked, the lengths, the warnings of a
+/// run, and every problem (also missing columns that a reward of the recipe needs) with the number of rows and the file and row
+/// of the first three. Exit code 3 if there is a problem. Without --model (or a recipe with one) tokens are characters and
+/// messages get a plain template.
 #[derive(clap::Args)]
 struct CheckArgs {
     /// Files, folders, split@path or org/name [default: the recipe's data.train], and overrides such as data.max_length=512
@@ -148,10 +148,8 @@ fn run_check(args: &CheckArgs) -> Result<()> {
     match report.found {
         0 => Ok(()),
         1 => Err(Error::data("1 row cannot be used as it is").fix("correct it, or leave it out")),
-        n => {
-            Err(Error::data(format!("{} found", counted(n, "problem")))
-                .fix("correct the rows, or leave them out"))
-        }
+        n => Err(Error::data(format!("{} found", counted(n, "problem")))
+            .fix("correct the rows, or leave them out")),
     }
 }
 

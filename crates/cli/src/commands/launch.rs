@@ -63,8 +63,8 @@ pub fn run(args: &Args) -> Result<()> {
             .fix("a file with a machine and its slots on each line"));
     }
     let kind = if args.without_mpi { None } else { Some(installed()?) };
-    let program =
-        std::env::current_exe().map_err(|e| Error::device(format!("cannot find the path of this program: {e}")))?;
+    let program = std::env::current_exe()
+        .map_err(|e| Error::device(format!("cannot find the path of this program: {e}")))?;
     let mut command = command.to_vec();
     let stop = CtrlC::listen()?;
     for attempt in 0..=args.retries {

@@ -53,7 +53,9 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if args.separator.is_empty() {
-        return Err(Error::usage("is empty").at("--separator").fix("leave it out: steps then end with a line break"));
+        return Err(Error::usage("is empty")
+            .at("--separator")
+            .fix("leave it out: steps then end with a line break"));
     }
     let resolved = Recipe::load(&args.recipe, &args.changes)?;
     let Some(stage) = resolved.stages.last() else { return Err(Error::usage("the recipe has no stage")) };

@@ -32,7 +32,7 @@ enum TokenizerCommand {
 /// Train a tokenizer on text; the same text gives the same bytes
 ///
 /// With the special tokens <|im_start|> and <|im_end|>, which it has by default, the tokenizer also gets a chat
-    /// template (ChatML).
+/// template (ChatML).
 #[derive(clap::Args)]
 struct TrainArgs {
     /// Text: JSON lines (.jsonl, .json) of strings or of rows with `text`, `messages` or `prompt` and

@@ -303,7 +303,10 @@ fn rewards_beyond_0_and_1_are_told_of() {
         String::from_utf8(out.stderr).unwrap()
     };
     let far = grade("far", "2.0 + len(c)");
-    assert!(far.contains("clips rewards to the range from 0 to 1") && far.matches("warning").count() == 1, "{far}");
+    assert!(
+        far.contains("clips rewards to the range from 0 to 1") && far.matches("warning").count() == 1,
+        "{far}"
+    );
     let near = grade("near", "0.01 * len(c)");
     assert!(!near.contains("warning"), "{near}");
 }

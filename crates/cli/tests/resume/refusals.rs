@@ -43,8 +43,7 @@ fn a_flipped_byte_is_told_of_and_the_checkpoint_before_is_used() {
     let damaged = newest(&folder);
     flip(&damaged.join("state/policy.safetensors"));
     let told = folder.succeed(2);
-    for part in
-        ["skipped", damaged.file_name().unwrap().to_str().unwrap(), "checksum", "resumed after step"]
+    for part in ["skipped", damaged.file_name().unwrap().to_str().unwrap(), "checksum", "resumed after step"]
     {
         assert!(told.contains(part), "{told}");
     }

@@ -80,10 +80,7 @@ pub const STEP: &[Metric] = &[
 /// Written by stages with completions that are sampled, or given with rewards.
 pub const SAMPLED: &[Metric] = &[
     metric("score", "Score of a completion before reward weights; 1 is right."),
-    metric(
-        "rewards/steps",
-        "Number of rewarded steps per completion, with process rewards.",
-    ),
+    metric("rewards/steps", "Number of rewarded steps per completion, with process rewards."),
     metric("completions/mean_length", "Mean length of completions in tokens."),
     metric("completions/min_length", "Length of the shortest completion."),
     metric("completions/max_length", "Length of the longest completion."),
@@ -120,10 +117,7 @@ pub const SAMPLED: &[Metric] = &[
         "episodes/overhead",
         "Fraction of the rollout time spent neither in decoding nor in environments: tokenization of turns, bookkeeping.",
     ),
-    metric(
-        "credit/steps",
-        "Mean number of steps per completion, with Monte-Carlo values (`vineppo`).",
-    ),
+    metric("credit/steps", "Mean number of steps per completion, with Monte-Carlo values (`vineppo`)."),
     metric("search/paths", "Training completions (paths) per tree (`search.train`)."),
     metric("search/nodes", "Nodes per tree."),
     metric("search/tokens", "Sampled tokens per tree."),
@@ -159,10 +153,7 @@ pub const SAMPLED: &[Metric] = &[
 
 /// Written at each evaluation.
 pub const EVALUATED: &[Metric] = &[
-    metric(
-        "eval/pass@1",
-        "Accuracy: fraction of right completions of held-out prompts, mean over samples.",
-    ),
+    metric("eval/pass@1", "Accuracy: fraction of right completions of held-out prompts, mean over samples."),
     metric("eval/pass@N", "Fraction of prompts with at least one right completion among N = `eval.samples`."),
     metric("eval/majority@N", "Fraction of prompts whose most frequent answer is right (majority vote)."),
     metric(
@@ -175,22 +166,25 @@ pub const EVALUATED: &[Metric] = &[
     ),
     metric("eval/confidence", "Mean stated confidence."),
     metric("eval/search", "Fraction of prompts whose search result is right (`search.eval`)."),
-    metric(
-        "eval/search_mean",
-        "Fraction of the search's complete paths that are right, mean over prompts.",
-    ),
+    metric("eval/search_mean", "Fraction of the search's complete paths that are right, mean over prompts."),
     metric("eval/search_reward", "Mean reward of the search results."),
     metric("eval/search_tokens", "Sampled tokens per prompt of the search."),
     metric("eval/greedy", "Fraction of prompts with a right completion at temperature 0."),
     metric("eval/reward", "Mean reward of a completion."),
     metric("eval/mean_length", "Mean length of completions in tokens."),
     metric("eval/clipped_ratio", "Fraction of completions truncated at the length limit."),
-    metric("eval/lost", "Number of completions without a reward, if any; they count neither as right nor as wrong."),
+    metric(
+        "eval/lost",
+        "Number of completions without a reward, if any; they count neither as right nor as wrong.",
+    ),
     metric("eval/loss", "Loss on held-out rows, for stages that train on rows."),
     metric("eval/accuracy", "`rewards/accuracies` on held-out rows."),
     metric("eval/margin", "`rewards/margins` on held-out rows."),
     metric("eval/METRIC", "Any other metric of the algorithm on held-out rows."),
-    metric("eval_start/METRIC", "The same before the first step, for the stage's initial model; in the line of the first step."),
+    metric(
+        "eval_start/METRIC",
+        "The same before the first step, for the stage's initial model; in the line of the first step.",
+    ),
 ];
 
 /// Distribution of rewards.

@@ -354,10 +354,7 @@ impl Episode {
         let Turn { next, reward, score, end, .. } = &turn;
         let (reward, score, end) = (*reward, *score, *end);
         if !(reward as f32).is_finite() {
-            self.lose(Lost::new(
-                Why::Schema,
-                format!("a reward of {reward}, expected a finite f32"),
-            ));
+            self.lose(Lost::new(Why::Schema, format!("a reward of {reward}, expected a finite f32")));
             return None;
         }
         let (sequence, played) = (self.sequences.len() - 1, self.played.get_or_insert_default());

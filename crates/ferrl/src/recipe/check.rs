@@ -452,8 +452,10 @@ fn rollouts(stage: &StageRecipe, p: &mut Problems) {
         format!("train.micro_batch_tokens = {longest}, or a smaller data.max_length"),
     );
     if let Some(init) = recipe.model.init.as_ref().filter(|i| r.max_new_tokens >= i.max_positions) {
-        let what =
-            format!("completions of {} tokens do not fit a model of {}", r.max_new_tokens, init.max_positions);
+        let what = format!(
+            "completions of {} tokens do not fit a model of {}",
+            r.max_new_tokens, init.max_positions
+        );
         p.when(true, "rollout.max_new_tokens", what, "a larger model.init.max_positions");
     }
     if let Ok(algorithm) = recipe.algorithm() {

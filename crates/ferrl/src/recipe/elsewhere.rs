@@ -89,10 +89,7 @@ const ADVICE: &[(&str, &str)] = &[
     ("scale_rewards", "algo.name = \"grpo\" divides by the standard deviation, \"dr_grpo\" does not"),
     ("steps_per_generation", "algo.minibatches is the number of updates per pass over a rollout"),
     ("use_dora", "only plain LoRA; adapter.use_rslora = true is rank-stabilised LoRA"),
-    (
-        "use_peft",
-        "an [adapter] section trains an adapter; adapter.r and adapter.alpha are 32 by default",
-    ),
+    ("use_peft", "an [adapter] section trains an adapter; adapter.r and adapter.alpha are 32 by default"),
     ("use_vllm", "completions are always sampled in the same process"),
     ("vllm_", "completions are always sampled in the same process"),
     ("warmup_steps", "optim.warmup is a fraction of the steps: 10 of 1000 is 0.01"),

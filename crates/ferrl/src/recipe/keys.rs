@@ -159,9 +159,8 @@ pub(super) fn nearest_to(path: &[String]) -> Option<String> {
 /// The manual's page: every key, table by table.
 pub fn keys_markdown() -> String {
     let mut page = String::from("# Keys of a recipe\n");
-    page += &format!(
-        "\n{OFF:?} unsets a setting, also one with a default or with a value from a base recipe.\n"
-    );
+    page +=
+        &format!("\n{OFF:?} unsets a setting, also one with a default or with a value from a base recipe.\n");
     let table_of = |key: &'static Key| key.path.rsplit_once('.').map_or("", |p| p.0);
     let mut tables: Vec<&str> = Vec::new();
     for table in keys().iter().filter(|k| !is_table(&k.kind)).map(table_of) {

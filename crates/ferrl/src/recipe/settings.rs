@@ -361,9 +361,7 @@ impl RewardSettings {
                 let what = "a language model has no score head".into();
                 usage(
                     what,
-                    format!(
-                        "{option}kind=generative, which makes it a judge; or a model with a score head"
-                    ),
+                    format!("{option}kind=generative, which makes it a judge; or a model with a score head"),
                 )
             }
             (None, None) => match self.options.keys().next() {

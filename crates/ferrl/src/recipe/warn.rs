@@ -52,8 +52,11 @@ pub fn warn(recipe: &Recipe, warnings: &Warnings) {
     let samples = algo::find(recipe.algorithm_name()).is_ok_and(|e| e.feed.sampled());
     let t = recipe.rollout.temperature;
     if samples && !TEMPERATURES.contains(&t) {
-        let nearly =
-            if t < 1.0 { "greedy: all completions of a prompt are the same" } else { "uniform over all tokens" };
+        let nearly = if t < 1.0 {
+            "greedy: all completions of a prompt are the same"
+        } else {
+            "uniform over all tokens"
+        };
         let what = format!("rollout.temperature = {t}: sampling is nearly {nearly}");
         warnings.raise("temperature-extreme", what, "rollout.temperature = 1.0");
     }
@@ -71,21 +74,13 @@ pub(super) fn unused(recipe: &Recipe) -> Vec<(&'static str, &'static str)> {
             "train.batch",
             "the batch of a step is rollout.prompts x rollout.samples",
         ),
-        (
-            t.steps.is_some() && t.epochs != usual.train.epochs,
-            "train.epochs",
-            "train.steps overrides it",
-        ),
+        (t.steps.is_some() && t.epochs != usual.train.epochs, "train.epochs", "train.steps overrides it"),
         (
             !samples && r.prompts != usual.rollout.prompts,
             "rollout.prompts",
             "train.batch is the number of rows per step",
         ),
-        (
-            !samples && r.samples != usual.rollout.samples,
-            "rollout.samples",
-            "the algorithm does not sample",
-        ),
+        (!samples && r.samples != usual.rollout.samples, "rollout.samples", "the algorithm does not sample"),
         (
             samples && r.partial_tokens >= r.max_new_tokens,
             "rollout.partial_tokens",

@@ -201,9 +201,8 @@ pub fn refuse(changes: &[String]) -> Result<()> {
     if changes.is_empty() {
         return Ok(());
     }
-    Err(Error::data(format!("inputs of this run have changed: {}", changes.join("; "))).fix(
-        "restore them, start a new run with --name, or resume with the changes: --allow-changed",
-    ))
+    Err(Error::data(format!("inputs of this run have changed: {}", changes.join("; ")))
+        .fix("restore them, start a new run with --name, or resume with the changes: --allow-changed"))
 }
 
 #[cfg(test)]

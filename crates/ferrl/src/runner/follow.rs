@@ -199,7 +199,9 @@ impl OneStage<'_> {
     /// Shows the transport between cards; warns if it goes through host memory.
     pub(super) fn show_exchange(&self, stage: &Stage, watch: &mut dyn RunWatch) {
         match self.options.ranks.cards() {
-            Some(Ok(mover)) => watch.note(&format!("gradients and weights are exchanged between cards by {mover}")),
+            Some(Ok(mover)) => {
+                watch.note(&format!("gradients and weights are exchanged between cards by {mover}"))
+            }
             Some(Err(why)) => {
                 let what = format!("gradients and weights are exchanged through host memory: {why}");
                 stage.warnings.raise("exchange-through-host", what, "see docs/ranks.md, From card to card");

@@ -130,9 +130,8 @@ fn worth(graded: &Graded) -> f64 {
 /// Warns of rewards outside of 0 to 1 in a search: clipping makes different completions equal.
 pub(super) fn warn_of_bounds(rewards: &Rewards, graded: &[Graded]) {
     if let Some(far) = graded.iter().map(worth).find(|w| !(0.0..=1.0).contains(w)) {
-        let what = format!(
-            "a completion got a reward of {far}, but search clips rewards to the range from 0 to 1"
-        );
+        let what =
+            format!("a completion got a reward of {far}, but search clips rewards to the range from 0 to 1");
         let fix = "a reward from 0 to 1; or name a reward model as scorer, whose scores go through a sigmoid";
         rewards.warnings().raise("search-bounds", what, fix);
     }

@@ -259,9 +259,7 @@ pub fn total_steps(recipe: &Recipe, source: &dyn ExampleSource, feed: Feed) -> R
 /// Rows beside a generated task or a suite, in a recipe without rewards.
 fn nothing_rewards(name: &str, key: &str, own: bool) -> Error {
     let otherwise = if own { "leave it out" } else { "train on them in separate stages" };
-    let what = format!(
-        "generated tasks and suites have verifiers, but completions of {name} have no reward"
-    );
+    let what = format!("generated tasks and suites have verifiers, but completions of {name} have no reward");
     Error::usage(what)
         .at(if own { key } else { "reward" })
         .fix(format!("add a [[reward]] that fits all of {key}, or {otherwise}"))

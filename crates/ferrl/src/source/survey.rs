@@ -217,7 +217,8 @@ impl Mixture {
             SurveyPlan { compare: ComparedRows::With(&known.prints, Some(&index)), look, held_out: false };
         let (survey, whole) = self.survey(plan, &mut |done| progress(before + done, total))?;
         if whole && survey.rows > 0 && survey.doubts.equal.rows == survey.rows {
-            let what = format!("all {} pairs have chosen = rejected: there is no learning signal", survey.rows);
+            let what =
+                format!("all {} pairs have chosen = rejected: there is no learning signal", survey.rows);
             return Err(Error::data(what)
                 .at(&survey.doubts.equal.first)
                 .fix("check the columns of the pairs"));

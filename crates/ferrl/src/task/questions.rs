@@ -16,12 +16,14 @@ pub(super) const QUESTIONS: &[&Entry] = &[&GSM8K, &MATH, &CHOICE, &QA];
 const GSM8K: Entry = entry("gsm8k", "word problems with whole numbers: rows of GSM8K", |values, seed| {
     build(&KINDS[0], values, seed)
 });
-const MATH: Entry = entry("math", "competition problems: rows of MATH and similar data sets", |values, seed| {
-    build(&KINDS[1], values, seed)
-});
-const CHOICE: Entry = entry("choice", "multiple choice: rows of MMLU, SciQ and similar data sets", |values, seed| {
-    build(&KINDS[2], values, seed)
-});
+const MATH: Entry =
+    entry("math", "competition problems: rows of MATH and similar data sets", |values, seed| {
+        build(&KINDS[1], values, seed)
+    });
+const CHOICE: Entry =
+    entry("choice", "multiple choice: rows of MMLU, SciQ and similar data sets", |values, seed| {
+        build(&KINDS[2], values, seed)
+    });
 const QA: Entry =
     entry("qa", "short answers, scored by F1: rows of TriviaQA, NQ and similar data sets", |values, seed| {
         build(&KINDS[3], values, seed)

@@ -76,7 +76,7 @@ impl fmt::Display for FailureKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             FailureKind::Exited(status) => write!(f, "the worker ended ({status})"),
-            FailureKind::TimedOut(limit) => write!(f, "no reply within {:.1} s", limit.as_secs_f64()),
+            FailureKind::TimedOut(limit) => write!(f, "no answer within {:.1} s", limit.as_secs_f64()),
             FailureKind::Garbage(text) => write!(f, "the worker's reply is not valid: {text:?}"),
             FailureKind::TooLong(limit) => write!(f, "the worker's reply exceeds {limit} bytes"),
             FailureKind::Memory { size, limit } => {

@@ -100,10 +100,7 @@ fn rows_that_do_not_fit_are_named() {
     assert!(error.contains("the rows of data.train have completions"), "{error}");
     let alone = write(dir.path(), "prompts.jsonl", "{\"prompt\": \"a\"}\n");
     let error = fails(&model, &recipe(&alone, "algo = \"grpo\""));
-    assert!(
-        error.contains("reward: grpo needs rewards") && error.contains("reward.0.verifier"),
-        "{error}"
-    );
+    assert!(error.contains("reward: grpo needs rewards") && error.contains("reward.0.verifier"), "{error}");
     let error = fails(&model, &recipe(&data, "algo = \"grpo\"\nrollout.max_lag = 1"));
     assert!(error.contains("rollout.max_lag"), "{error}");
 }

@@ -53,7 +53,9 @@ pub fn rows(output: &Path, settings: &Value) -> Result<Vec<Map<String, Value>>> 
     let stored: Option<Value> = stored.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let fix = "use the settings of the interrupted evaluation, or start over without --resume";
     let Some(stored) = stored else {
-        return Err(Error::usage("the settings that its rows were sampled with are missing").at(part.display()).fix(fix));
+        return Err(Error::usage("the settings that its rows were sampled with are missing")
+            .at(part.display())
+            .fix(fix));
     };
     if let Some((name, was, is)) = difference(&stored, settings, "") {
         let what = format!("was begun with {name} = {was}, not {is}");

@@ -117,7 +117,9 @@ impl Algorithm for Method {
     fn prepare(&mut self, experience: &mut Experience) -> Result<Prepared> {
         let mut metrics = Metrics::default();
         if self.vine().is_some() && experience.sequences.iter().any(|s| s.credit.len() != s.ids.len()) {
-            return Err(no_step_values("values of steps need sampled completions, but the rows contain theirs"));
+            return Err(no_step_values(
+                "values of steps need sampled completions, but the rows contain theirs",
+            ));
         }
         reward_metrics(experience, &mut metrics);
         self.policy.scores.apply(experience, &mut self.moments);

@@ -154,8 +154,7 @@ impl Workers {
         counts.lost += 1;
         let (all, answered) = (counts.lost, self.answered.load(Ordering::Relaxed));
         (all >= HOPELESS && !answered).then(|| {
-            let what =
-                format!("{all} episodes were lost before any turn succeeded; the last: {lost}");
+            let what = format!("{all} episodes were lost before any turn succeeded; the last: {lost}");
             Error::from(Lost::new(lost.why, what)).at(self.name())
         })
     }

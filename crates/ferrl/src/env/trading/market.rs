@@ -91,8 +91,9 @@ pub(super) fn read(prices: &Path, headlines: Option<&Path>) -> Result<Vec<Day>> 
     })?;
     let Some(headlines) = headlines else { return Ok(days) };
     if dates.iter().any(String::is_empty) {
-        return Err(Error::data("with a file of headlines every row here needs a `date`")
-            .at(prices.display()));
+        return Err(
+            Error::data("with a file of headlines every row here needs a `date`").at(prices.display())
+        );
     }
     each_row(headlines, |place, row| {
         let of = |name: &str| row.get(name).and_then(Value::as_str).map(str::trim);

@@ -101,7 +101,11 @@ const TESTS: &str = "evaluations sample like rollouts, at their own temperature"
 
 /// Options that must equal another key, and why.
 pub(super) const SAME: &[(&str, &str, &str)] = &[
-    ("actor.temperature", "rollout.temperature", "log-probabilities are computed at the temperature of sampling"),
+    (
+        "actor.temperature",
+        "rollout.temperature",
+        "log-probabilities are computed at the temperature of sampling",
+    ),
     ("actor.tokenizer_name", "model.path", MODEL),
     ("critic.avg_level", "actor.avg_level", UPDATES),
     ("critic.cp_size", "parallel.sp_size", LAYOUT),
@@ -119,7 +123,11 @@ pub(super) const SAME: &[(&str, &str, &str)] = &[
     ("ref_actor.ddp_size", "parallel.ddp_size", LAYOUT),
     ("ref_actor.model_name", "model.path", "the reference is the initial policy"),
     ("ref_actor.sp_size", "parallel.sp_size", LAYOUT),
-    ("ref_actor.temperature", "rollout.temperature", "log-probabilities are computed at the temperature of sampling"),
+    (
+        "ref_actor.temperature",
+        "rollout.temperature",
+        "log-probabilities are computed at the temperature of sampling",
+    ),
     ("ref_actor.tokenizer_name", "model.path", MODEL),
     ("ref_actor.tp_size", "parallel.tp_size", LAYOUT),
     ("rollout.model_name", "model.path", MODEL),
@@ -168,7 +176,11 @@ pub(super) const NOTED: &[(&str, &str)] = &[
 /// Options for features that are no settings here, with the feature and Ferrl's counterpart. Switched off, they are accepted.
 pub(super) const REFUSED: &[(&str, &str, &str)] = &[
     ("actor.apply_len_norm", "log-probabilities divided by length are SimPO's", "algo=simpo"),
-    ("rollout.partial_rollout", "partial rollouts have a number of tokens per step", "rollout.partial_tokens=512"),
+    (
+        "rollout.partial_rollout",
+        "partial rollouts have a number of tokens per step",
+        "rollout.partial_tokens=512",
+    ),
     ("trainer.eval_only", "evaluation is a separate command", "ferrl eval MODEL --data FILE"),
     (
         "trainer.load_ckpt_from",

@@ -9,11 +9,7 @@ type Aggregator = fn(Vec<TreePath>, f64) -> Vec<TreePath>;
 /// Every aggregator.
 pub const AGGREGATORS: &[Entry<Aggregator>] = &[
     Entry { name: "none", about: "all paths", apply: |paths, _| paths },
-    Entry {
-        name: "unique",
-        about: "paths without duplicate texts",
-        apply: |paths, _| unique(paths),
-    },
+    Entry { name: "unique", about: "paths without duplicate texts", apply: |paths, _| unique(paths) },
     Entry {
         name: "top_k_percent_mean_advantage",
         about: "the given percentage of paths with the highest mean advantage, at least one",

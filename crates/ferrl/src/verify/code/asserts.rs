@@ -101,12 +101,14 @@ fn close(parser: &mut LiteralParser<'_>) -> Result<NamedTest, String> {
     parser.expect("(")?;
     let (name, mut case) = call(parser)?;
     parser.expect(",")?;
-    let value = super::compare::as_float(&parser.literal()?).ok_or("isclose of a value that is not a number")?;
+    let value =
+        super::compare::as_float(&parser.literal()?).ok_or("isclose of a value that is not a number")?;
     let (mut relative, mut absolute) = (1e-9, 0.0);
     while parser.take(",") {
         let key = parser.name().map(String::from);
         parser.expect("=")?;
-        let number = super::compare::as_float(&parser.literal()?).ok_or("a tolerance that is not a number")?;
+        let number =
+            super::compare::as_float(&parser.literal()?).ok_or("a tolerance that is not a number")?;
         match key.as_deref() {
             Some("rel_tol") => relative = number,
             Some("abs_tol") => absolute = number,

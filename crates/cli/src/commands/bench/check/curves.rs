@@ -192,7 +192,11 @@ fn losses(want: &LossCurve, got: &LossCurve, dtype: DType, out: &mut Vec<CheckOu
 /// 0.14.
 fn completions(want: &LossCurve, got: &LossCurve, dtype: DType, out: &mut Vec<CheckOutcome>) {
     let (tokens, norm) = if dtype == DType::Bf16 { (0.05, 0.1) } else { (0.01, 0.02) };
-    out.push(outcome("first completions, differing tokens", other_tokens(&want.completions, &got.completions), tokens));
+    out.push(outcome(
+        "first completions, differing tokens",
+        other_tokens(&want.completions, &got.completions),
+        tokens,
+    ));
     let first = |c: &LossCurve| c.column("grad_norm")[0];
     out.push(outcome("first gradient norm", (first(got) / first(want) - 1.0).abs(), norm));
     let (there, here) = (want.column("score"), got.column("score"));

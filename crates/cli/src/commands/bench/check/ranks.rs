@@ -50,8 +50,8 @@ pub fn check(
 
 /// Runs the checks on processes that NCCL connects and that print the results.
 fn in_processes(device: &str, size: usize, table: &mut CheckTable<'_>) -> Result<()> {
-    let program =
-        std::env::current_exe().map_err(|e| Error::device(format!("cannot find the path of this program: {e}")))?;
+    let program = std::env::current_exe()
+        .map_err(|e| Error::device(format!("cannot find the path of this program: {e}")))?;
     let mut command: Vec<String> = ["bench", "--check", "--device", device].map(String::from).into();
     command.extend(["--ranks".to_string(), size.to_string(), "--only".to_string(), table.only.to_string()]);
     let share = [("NCCL_MULTI_RANK_GPU_ENABLE", std::ffi::OsStr::new("1"))];
