@@ -1,4 +1,4 @@
-//! One look at every row before the first step: what cannot be learned from is refused, what is doubtful is counted.
+//! Check of every row before the first step: unusable rows are errors, suspicious ones are counted for warnings.
 
 use super::item::item;
 use super::mixture::{Mixture, MixturePart};
@@ -12,12 +12,12 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
 
-/// What a model and its sampler can take.
+/// Limits of a model and its sampler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelRoom {
-    /// Tokens the model was trained to see at once, where it says so.
+    /// The model's context length, if it has one.
     pub context: Option<usize>,
-    /// There is no position beyond the context: a longer sequence cannot be computed at all.
+    /// Whether positions are learned: longer sequences cannot be computed.
     pub learned: bool,
     /// Tokens that may be sampled after a prompt.
     pub new_tokens: usize,
@@ -25,7 +25,7 @@ pub struct ModelRoom {
     pub group: usize,
 }
 
-/// What every row together is.
+/// Totals over all rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Survey {
     rows: usize,
@@ -36,7 +36,7 @@ pub(super) struct Survey {
     beyond: Finding,
     /// Rows that were left out, as numbers of part and row.
     pub left_out: Vec<(usize, u32)>,
-    /// What each row is, to find it again elsewhere; where they are asked for.
+    /// Hashes of rows, to find duplicates, if requested.
     prints: Vec<(u64, String)>,
     /// Those of the known rows that were met.
     met: Vec<u64>,
@@ -107,7 +107,7 @@ struct SurveyPlan<'a> {
 }
 
 impl Mixture {
-    /// Looks at every row, with all cores; whether it came to the end.
+    /// Checks every row, with all cores; returns whether it came to the end.
     fn survey(
         &self,
         plan: SurveyPlan<'_>,
@@ -196,7 +196,7 @@ impl Mixture {
         Ok(())
     }
 
-    /// Looks at all that is held out, then at all that is learned from, and says what is doubtful.
+    /// Checks held-out data, then training data, and raises warnings.
     pub(super) fn look(&mut self, look: ExampleCheck<'_>, progress: SurveyProgress<'_>) -> Result<()> {
         let held: usize = self.held_out.iter().map(Mixture::row_count).sum();
         let (total, mut known, mut before) = (held + self.row_count(), HeldOut::default(), 0);
@@ -232,7 +232,7 @@ impl Mixture {
         Ok(())
     }
 
-    /// Says which evaluation rows training rows give away, or refuses them.
+    /// Warns of training rows that overlap with evaluation rows, or refuses them.
     fn compare(&self, survey: &Survey, known: &HeldOut) -> Result<()> {
         let mut met = survey.met.clone();
         met.sort_unstable();
@@ -322,7 +322,7 @@ impl Mixture {
         Ok(())
     }
 
-    /// Says what is doubtful in these rows.
+    /// Raises warnings about these rows.
     fn warn(&self, s: &Survey, which: &str) {
         let rows = format!("{} {which}rows", s.rows);
         let mut doubts = s.doubts.clone();
@@ -358,7 +358,7 @@ fn asked(prompt: String, row: &crate::data::Row) -> Vec<String> {
     all
 }
 
-/// A sequence the model cannot take.
+/// The error for a sequence longer than the model's context.
 fn too_long(length: usize, new: usize, most: usize, learned: bool) -> Error {
     let positions = if learned { "has learned positions for" } else { "has a context of" };
     let (what, fix) = match new {
@@ -374,7 +374,7 @@ fn too_long(length: usize, new: usize, most: usize, learned: bool) -> Error {
     Error::data(format!("{what}, but the model {positions} {most}")).fix(fix)
 }
 
-/// What a row is made of, in 64 bits.
+/// A 64-bit hash of a row.
 fn print(item: &Item) -> u64 {
     let mut hash = Xxh3::new();
     let mut add = |ids: &[u32]| {
