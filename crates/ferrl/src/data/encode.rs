@@ -80,7 +80,7 @@ impl Encoder {
         &self.columns.0
     }
 
-    /// Where sequences are cut.
+    /// Maximum length of sequences.
     pub fn max_length(&self) -> Option<usize> {
         self.settings.max_length
     }
@@ -143,7 +143,7 @@ impl Encoder {
         Ok(Some(EncodedRow { example, prompt, extra, place: place.to_owned() }))
     }
 
-    /// A prompt to sample from is never cut: half a question is another question.
+    /// A prompt to sample from is never truncated, which would change its meaning.
     fn fits(&self, length: usize, chat: &mut EncodedChat<'_>) -> Result<()> {
         chat.counts.longest = chat.counts.longest.max(length);
         let Some(most) = self.settings.max_length.filter(|&most| length > most) else { return Ok(()) };
@@ -471,7 +471,7 @@ impl Encoder {
         Ok(Example::Steps { tokens, ends, labels })
     }
 
-    /// Cuts to `max_length` and counts it.
+    /// Truncates to `max_length` and counts it.
     fn cut(&self, mut tokens: MaskedTokens, chat: &mut EncodedChat<'_>) -> Result<MaskedTokens> {
         let length = tokens.ids.len();
         chat.counts.longest = chat.counts.longest.max(length);

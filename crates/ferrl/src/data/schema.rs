@@ -1,4 +1,4 @@
-//! What a row means: RL2's and TRL's column names, as plain text or as messages.
+//! Schemas of rows: RL2's and TRL's column names, as plain text or messages.
 
 mod read;
 mod value;
@@ -25,7 +25,7 @@ pub enum RowKind {
     Unpaired,
     /// A completion with a probability.
     Target,
-    /// A prompt to answer.
+    /// A prompt to sample from.
     Prompt,
     /// A prompt with several completions and their rewards.
     Group,

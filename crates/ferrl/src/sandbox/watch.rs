@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often memory, processes and the scratch folder are looked at.
+/// Interval of checks of memory, processes and the scratch folder.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long output is waited for that somebody outside of the family holds open.
 const DRAIN: Duration = Duration::from_millis(200);
@@ -23,7 +23,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) family: ProcessFamily,
     /// End of file (the other side is closed) ends the run.
     pub(super) control: Option<BorrowedFd<'a>>,
-    /// Says that the run is to end.
+    /// Requests the end of the run.
     pub(super) stopped: &'a dyn Fn() -> bool,
     /// A scratch folder whose size nothing else limits.
     pub(super) scratch: Option<&'a Path>,
