@@ -52,7 +52,7 @@ enum EnvCommand {
         #[arg(long, value_name = "FILE", default_value = "-")]
         output: PathBuf,
     },
-    /// Check an environment: an episode ends, repeats with its seed, and does not disturb a concurrent one
+    /// Check an environment: an episode runs, repeats with its seed, and does not disturb a concurrent one
     Check {
         #[command(flatten)]
         which: Which,
@@ -294,7 +294,7 @@ fn examine(which: &Which, actions: Option<&Path>, as_json: bool) -> Result<()> {
     }
     match found.len() {
         0 if as_json => Ok(()),
-        0 => print("episodes end, repeat with their seed, and do not disturb each other\n"),
+        0 => print("episodes run, repeat with their seed, and do not disturb each other\n"),
         n => {
             Err(Error::new(Class::Data, format!("{} breaks {}", which.what, counted(n, "rule")))
                 .fix("see above"))

@@ -12,7 +12,7 @@ use super::{Row, list};
 use read::RowReader;
 pub(super) use value::{is_assistant, is_strange};
 
-/// What an algorithm is trained on.
+/// Kind of rows that an algorithm is trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowKind {
     /// Demonstrations (SFT).
