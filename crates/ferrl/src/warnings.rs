@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Something that is probably not meant.
+/// A warning: something that is probably a mistake.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Warning {
     /// What kind it is, in kebab case: `truncated-rows`.
