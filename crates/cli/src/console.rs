@@ -1,8 +1,8 @@
-//! What the command tells people, on standard output and standard error, and never at the cost of the work.
+//! Messages on standard output and standard error that never end a run.
 //!
-//! `println!` and its kin panic when their reader has gone away (`ferrl train ... | head -3`) or the disk behind them is
-//! full, and a run of days would end because of an unread line. In this crate these names mean the macros below: they try to
-//! write and go on. Results, whose loss must be noticed, go through [`crate::output`].
+//! The standard `println!` and `eprintln!` panic when the reader has closed the pipe (`ferrl train ... | head -3`) or the disk is
+//! full. In this crate these names are the macros below, which ignore failed writes. Results, whose loss must be an error, go through
+//! [`crate::output`].
 
 use std::fmt::Arguments;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! Rows of JSON lines, each with its place for messages.
+//! Rows of JSON lines files, each with file and line for error messages.
 
 use crate::options::nearest_path;
 use ferrl::data::lines::{self, LineReader};
@@ -41,12 +41,12 @@ pub fn open(path: &Path) -> Result<Box<dyn BufRead + Send>> {
     Ok(Box::new(BufReader::new(File::open(path).map_err(|e| fail(&e))?)))
 }
 
-/// How a file is called in messages.
+/// Name of a file in messages.
 pub fn name(path: &Path) -> String {
     if path.as_os_str() == "-" { "standard input".into() } else { path.display().to_string() }
 }
 
-/// Lines of a file with their places, blank ones left out.
+/// Non-blank lines of a file, each with its place.
 pub fn lines(path: &Path) -> Result<impl Iterator<Item = Result<(String, String)>> + Send + use<>> {
     let (mut reader, name, mut failed) = (LineReader::new(open(path)?), name(path), false);
     Ok(std::iter::from_fn(move || {
@@ -79,8 +79,7 @@ pub fn rows(path: &Path) -> Result<Vec<PlacedRow>> {
     rows_or_errors(path)?.into_iter().collect()
 }
 
-/// The same, with an error in the place of each line that is no row. A file that cannot be read, or has no rows, is an
-/// error.
+/// All rows, with an error for each line that is not a row. A file that cannot be read, or has no rows, is an error.
 pub fn rows_or_errors(path: &Path) -> Result<Vec<Result<PlacedRow>>> {
     let mut rows = Vec::new();
     for line in lines(path)? {

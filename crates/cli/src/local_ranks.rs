@@ -1,4 +1,4 @@
-//! Ranks on this machine without MPI: processes in an environment such as `torchrun` makes, which exchange through NCCL.
+//! Ranks on this machine without MPI: processes with `torchrun`'s environment variables that communicate through NCCL.
 
 use ferrl_engine::{Error, Result};
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The rank processes. Dropping it ends those that still run.
 pub struct LocalRanks(Vec<Child>);
 
-/// RankEnvironment of the ranks, by name and value.
+/// Additional environment variables of the ranks: name and value.
 pub type RankEnvironment<'a> = &'a [(&'a str, &'a std::ffi::OsStr)];
 
 impl LocalRanks {
@@ -27,11 +27,11 @@ impl LocalRanks {
             process.env_remove("TORCHELASTIC_USE_AGENT_STORE").env_remove("NCCL_COMM_ID");
             let unset = |name: &str| std::env::var_os(name).is_none();
             if unset("NCCL_SOCKET_IFNAME") {
-                process.env("NCCL_SOCKET_IFNAME", "lo"); // they find each other on this machine
+                process.env("NCCL_SOCKET_IFNAME", "lo"); // all ranks are on this machine
             }
             process.envs(more.iter().copied().filter(|(name, _)| unset(name)));
             #[cfg(unix)]
-            std::os::unix::process::CommandExt::process_group(&mut process, 0); // Ctrl-C of the terminal is not for it
+            std::os::unix::process::CommandExt::process_group(&mut process, 0); // so that the terminal's Ctrl-C does not reach it
             let started =
                 process.spawn().map_err(|e| Error::device(format!("rank {rank} cannot be started: {e}")))?;
             ranks.0.push(started);
@@ -39,12 +39,12 @@ impl LocalRanks {
         Ok(ranks)
     }
 
-    /// Their process numbers.
+    /// Their process ids.
     pub fn ids(&self) -> Vec<u32> {
         self.0.iter().map(Child::id).collect()
     }
 
-    /// Waits for all of them. One that fails ends the others: NCCL would let them wait for it. The first failure, or success.
+    /// Waits for all ranks and returns the first failure, or success. A failed rank ends the others, which NCCL would leave waiting.
     pub fn wait(&mut self) -> std::io::Result<ExitStatus> {
         loop {
             let mut ended = Vec::new();
@@ -52,7 +52,7 @@ impl LocalRanks {
                 ended.push(child.try_wait()?);
             }
             if let Some(failed) = ended.iter().flatten().find(|status| !status.success()).copied() {
-                // A rank that has the same error ends by itself, and says so.
+                // Ranks with the same error get time to print it and exit.
                 std::thread::sleep(Duration::from_secs(1));
                 self.end();
                 return Ok(failed);
@@ -66,7 +66,7 @@ impl LocalRanks {
 
     fn end(&mut self) {
         for child in &mut self.0 {
-            let _ = child.kill(); // it may be gone
+            let _ = child.kill(); // it may have ended already
             let _ = child.wait();
         }
     }

@@ -1,23 +1,23 @@
-//! What the machine has: memory, and how much of it this process has used.
+//! Memory of the machine, memory used by this process, and the processor's name.
 
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Backend;
 use std::sync::LazyLock;
 use std::time::Instant;
 
-/// When the program started, once `main` has looked at it.
+/// Start time of the program, set by `main`.
 pub static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Bytes of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineMemory {
-    /// In the machine, or in this container.
+    /// Total of the machine, or of this container.
     pub total: u64,
     /// Free for a new program without swapping.
     pub available: u64,
 }
 
-/// What the system says about its memory; `None` where it does not say.
+/// Memory as the system reports it; `None` if it does not.
 pub fn memory() -> Option<MachineMemory> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let mut found =
@@ -25,7 +25,7 @@ pub fn memory() -> Option<MachineMemory> {
     let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
     let number = |name: &str| read(name).and_then(|t| t.trim().parse::<u64>().ok());
     if let Some(limit) = number("memory.max") {
-        // Cached files count as used there, but make room when memory is needed.
+        // Containers count cached files as used, but their memory can be reclaimed.
         let cached = read("memory.stat").and_then(|t| field(&t, "inactive_file")).unwrap_or(0);
         let used = number("memory.current").unwrap_or(0).saturating_sub(cached);
         found.total = found.total.min(limit);
@@ -37,7 +37,7 @@ pub fn memory() -> Option<MachineMemory> {
     Some(found)
 }
 
-/// What `ulimit -v` leaves to this process; `None` where nothing is limited.
+/// Address space left under `ulimit -v`; `None` if unlimited.
 fn address_room() -> Option<u64> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find_map(|l| l.strip_prefix("Max address space"))?;
@@ -46,7 +46,7 @@ fn address_room() -> Option<u64> {
     Some(limit.saturating_sub(kib(&status, "VmSize:")?))
 }
 
-/// The most memory this process has used, in MiB; 0 where the system does not say.
+/// Peak resident memory of this process in MiB; 0 if the system does not report it.
 pub fn peak_rss_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     kib(&status, "VmHWM:").map_or(0.0, |b| (b as f64 / 104_857.6).round() / 10.0)
@@ -59,7 +59,7 @@ pub fn memory_of(device: &dyn Backend) -> Option<MachineMemory> {
     own.or_else(memory)
 }
 
-/// Refuses what cannot fit before the system has to kill the process.
+/// Fails if `bytes` do not fit, before the system would kill the process.
 pub fn ensure_memory(what: &str, bytes: u64, fix: &str) -> Result<()> {
     ensure(memory(), what, bytes, fix)
 }
@@ -88,7 +88,7 @@ pub fn size(bytes: u64) -> String {
     if mib < 1024.0 { format!("{mib:.0} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
 }
 
-/// The name of the processor; `None` where the system does not say.
+/// The name of the processor; `None` if the system does not report it.
 pub fn processor() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|l| l.starts_with("model name"))?;

@@ -1,4 +1,4 @@
-//! The `ferrl` command: flags in, one clear message and an exit code out.
+//! The `ferrl` command: parses flags, runs a command, reports an error with its fix and exit code.
 
 #[macro_use]
 mod console;
@@ -21,13 +21,13 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A file that may not grow (`ulimit -f`) is an error of the write like a full disk, not the end of the process.
+/// Makes a file at its size limit (`ulimit -f`) an error of the write, like a full disk, instead of a fatal signal.
 fn block_size_signal() {
     #[cfg(unix)]
     {
         let mut set = nix::sys::signal::SigSet::empty();
         set.add(nix::sys::signal::Signal::SIGXFSZ);
-        let _ = set.thread_block(); // of this thread and all that it starts
+        let _ = set.thread_block(); // inherited by all threads
     }
 }
 
@@ -72,13 +72,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    ferrl::sandbox::init(); // before everything: this process may be a part of the sandbox
+    ferrl::sandbox::init(); // first: this process may be a helper of the sandbox
     LazyLock::force(&machine::START);
     install_panic_hook();
     block_size_signal();
     let command = negative_numbers_are_values(Cli::command());
     let parsed = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
-    // A panic of a run comes here once the run is saved; the hook has said what it was.
+    // A panic of a run arrives here after the run is saved; the hook has reported it.
     let result = std::panic::catch_unwind(AssertUnwindSafe(|| dispatch(parsed.command)));
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
@@ -138,13 +138,13 @@ fn dispatch(command: Command) -> ferrl_engine::Result<()> {
     }
 }
 
-/// `--temperature -1` is a wrong number, not an unknown flag; for every command below this one too.
+/// Makes `--temperature -1` a wrong number, not an unknown flag, for all subcommands.
 fn negative_numbers_are_values(command: clap::Command) -> clap::Command {
     command.mut_args(|a| a.allow_negative_numbers(true)).mut_subcommands(negative_numbers_are_values)
 }
 
-/// A panic is never the user's mistake: say so in two lines and stop, whichever thread it happened in. A run that can still be
-/// saved is: the panic is passed on to the code that does that.
+/// A panic is a bug of Ferrl: reports it in two lines and exits, whatever the thread. A panic in a run unwinds instead, to the code
+/// that saves the run.
 fn install_panic_hook() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0");

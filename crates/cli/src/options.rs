@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What activations and matrix products are computed in.
+/// Compute type of activations and matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Compute {
     /// 32 bits
@@ -21,13 +21,13 @@ pub enum Compute {
 }
 
 impl Compute {
-    /// As the kernels call it.
+    /// The kernels' type.
     pub fn dtype(self) -> DType {
         if self == Compute::F32 { DType::F32 } else { DType::Bf16 }
     }
 }
 
-/// How weights are written.
+/// Storage type of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StorageArg {
     /// 32 bits
@@ -39,7 +39,7 @@ pub enum StorageArg {
 }
 
 impl StorageArg {
-    /// As checkpoints call it.
+    /// The checkpoint's type.
     pub fn dtype(self) -> checkpoint::StorageFormat {
         match self {
             StorageArg::F32 => checkpoint::StorageFormat::F32,
@@ -61,10 +61,10 @@ pub struct DeviceArgs {
     /// Device: cpu, cuda or cuda:N; auto uses a GPU if there is one
     #[arg(long, value_name = "NAME", default_value = AUTO)]
     pub device: String,
-    /// Allow log-probabilities to depend on the batch, where that is faster (GPU only)
+    /// Allow log-probabilities to depend on the composition of the batch; may be faster (GPU only)
     #[arg(long)]
     pub inexact: bool,
-    /// Memory that the device is taken to have, such as 24GiB [default: all of it]
+    /// Maximum device memory, such as 24GiB [default: all of it]
     #[arg(long, value_name = "SIZE", value_parser = device_bytes)]
     pub device_memory: Option<u64>,
 }
@@ -75,7 +75,7 @@ impl DeviceArgs {
         self.open_for(Ranks::ALONE)
     }
 
-    /// Opens that of a rank: a card for each where there are as many, else the same for all.
+    /// Opens the device of a rank: a card for each rank if there are enough, else one card for all.
     pub fn open_for(&self, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
         let own = ferrl_kernels::open_for(&self.device, self.threads, ranks);
         let device = own.or_else(|_| ferrl_kernels::open(&self.device, self.threads))?;
@@ -87,14 +87,14 @@ impl DeviceArgs {
     }
 }
 
-/// Settings of a recipe that a command takes from its flags where they are given.
+/// Flags that override settings of a recipe.
 #[derive(clap::Args, Clone, Debug)]
 pub struct RecipeArgs {
     /// Sampling temperature; 0 is greedy [default: the recipe's]
     #[arg(long, value_name = "T", value_parser = temperature)]
     pub temperature: Option<f32>,
     /// Nucleus (top-p) sampling [default: the recipe's]
-    #[arg(long, value_name = "P", value_parser = share)]
+    #[arg(long, value_name = "P", value_parser = fraction)]
     pub top_p: Option<f32>,
     /// Maximum number of new tokens of a completion [default: the recipe's]
     #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
@@ -117,7 +117,7 @@ pub struct RecipeArgs {
 }
 
 impl RecipeArgs {
-    /// Puts the sampling flags into an evaluation's settings.
+    /// Applies the sampling flags to the settings of evaluations.
     pub fn sample(&self, recipe: &mut Recipe) {
         let r = &mut recipe.rollout;
         r.temperature = self.temperature.map_or(recipe.eval.temperature.unwrap_or(r.temperature), f64::from);
@@ -125,7 +125,7 @@ impl RecipeArgs {
         r.top_p = self.top_p.map_or(r.top_p, f64::from);
     }
 
-    /// Puts the size of the cache and the compute type into a recipe.
+    /// Applies the size of the cache and the compute type to a recipe.
     pub fn compute(&self, recipe: &mut Recipe) {
         recipe.rollout.cache_mib = self.cache_mib.unwrap_or(recipe.rollout.cache_mib);
         if let Some(dtype) = self.dtype {
@@ -168,21 +168,21 @@ impl ModelArgs {
         open_model(&self.model)
     }
 
-    /// The same for a model that must give next-token probabilities.
+    /// The same for a causal language model.
     pub fn open_lm(&self) -> Result<ModelDir> {
         let dir = self.open()?;
         if dir.config.head.has_lm() {
             return Ok(dir);
         }
-        Err(Error::model("this model gives scores, not next-token probabilities")
+        Err(Error::model("this model has a score head, not a language-model head")
             .at(self.model.display())
             .fix("use the causal-LM directory it was made from, or `ferrl score`"))
     }
 
-    /// Reads the weights. `context` is the longest sequence to come.
+    /// Reads the weights. `context` is the maximum sequence length.
     pub fn load(&self, dir: &ModelDir, context: usize) -> Result<Model> {
         let dtype = self.device.dtype.dtype();
-        // Master and derived form of every weight, and one parameter on its way from the file.
+        // Master and derived form of every weight, and one parameter while it is read.
         let largest = dir.config.params().iter().map(|p| p.len()).max().unwrap_or(0);
         let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + largest * DType::F32.size();
         let device = self.device.open()?;
@@ -198,7 +198,7 @@ pub fn weights(config: &ModelConfig) -> usize {
     config.params().iter().map(|p| p.len()).sum()
 }
 
-/// Opens a model directory; where there is none, names the nearest one beside it.
+/// Opens a model directory; the error for a missing one suggests the most similar name.
 pub fn open_model(path: &Path) -> Result<ModelDir> {
     let dir = ferrl::data::hub::model_dir(path)?;
     ModelDir::open(&dir).map_err(|e| match nearest_path(path) {
@@ -207,12 +207,12 @@ pub fn open_model(path: &Path) -> Result<ModelDir> {
     })
 }
 
-/// The entry beside a path whose name is nearest to it.
+/// The entry of the path's folder with the most similar name.
 pub fn nearest_path(path: &Path) -> Option<String> {
     ferrl::data::nearest_path(path, |_| true).map(|near| near.display().to_string())
 }
 
-/// Most of what a flag counts, unless it says otherwise: products of such numbers stay in range.
+/// Default maximum of counts given by flags: products of such numbers do not overflow.
 const MOST: usize = 1 << 24;
 
 /// A whole number from `LEAST` to `MOST`.
@@ -221,17 +221,17 @@ pub fn whole<const LEAST: usize, const MOST: usize>(text: &str) -> std::result::
     text.parse().ok().filter(|n| (LEAST..=MOST).contains(n)).ok_or_else(refused)
 }
 
-/// A whole number from 1 on.
+/// A whole number of at least 1.
 pub fn at_least_one(text: &str) -> std::result::Result<usize, String> {
     whole::<1, MOST>(text)
 }
 
-/// A whole number from 0 on, where 0 is none or no limit.
+/// A whole number of at least 0; 0 means none or no limit.
 pub fn count(text: &str) -> std::result::Result<usize, String> {
     whole::<0, MOST>(text)
 }
 
-/// A size: from 1 to `MOST`, so that products of sizes stay in range.
+/// A size from 1 to `MOST`, so that products of sizes do not overflow.
 pub fn size<const MOST: usize>(text: &str) -> std::result::Result<usize, String> {
     whole::<1, MOST>(text)
 }
@@ -257,12 +257,12 @@ pub fn scale(text: &str) -> std::result::Result<f32, String> {
 }
 
 /// A fraction: above 0 and up to 1.
-pub fn share(text: &str) -> std::result::Result<f32, String> {
+pub fn fraction(text: &str) -> std::result::Result<f32, String> {
     number(text, |x| x > 0.0 && x <= 1.0, "a number above 0, up to 1")
 }
 
 /// A fraction that may be zero: from 0 to 1.
-pub fn share_or_zero(text: &str) -> std::result::Result<f32, String> {
+pub fn fraction_or_zero(text: &str) -> std::result::Result<f32, String> {
     number(text, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
 }
 

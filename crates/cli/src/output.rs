@@ -1,4 +1,4 @@
-//! Where results go: a file that appears when it is complete, or standard output.
+//! Output of results: a file that gets its name once complete, or standard output.
 
 use ferrl::interrupt;
 use ferrl::warnings::Warnings;
@@ -10,10 +10,10 @@ use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Rows of JSON on their way to a file or to standard output.
+/// Writer of JSON rows to a file or standard output.
 ///
-/// A file is written as `NAME.part` and gets its name in [`JsonlOutput::finish`], so that a file under the name asked
-/// for is always whole; after a failure the rows written so far are in the part.
+/// A file is written as `NAME.part` and renamed in [`JsonlOutput::finish`], so that a file of that name is always complete; after a
+/// failure the part has the rows written so far.
 pub struct JsonlOutput {
     target: OutputTarget,
     rows: usize,
@@ -36,13 +36,13 @@ impl JsonlOutput {
         Self::beside(path, &[])
     }
 
-    /// The same, but never over a file that is read.
+    /// Opens `path` unless it is one of the inputs.
     pub fn beside(path: &Path, inputs: &[&Path]) -> Result<Self> {
         let real = |p: &Path| p.canonicalize().ok();
         if path.is_file() && inputs.iter().any(|input| real(input).is_some() && real(input) == real(path)) {
-            return Err(Error::usage("is the file that is read; its rows would be lost")
+            return Err(Error::usage("is also the input; its rows would be lost")
                 .at(path.display())
-                .fix("another name for what is written"));
+                .fix("another name for the output"));
         }
 
         let target = if path.as_os_str() == "-" {
@@ -64,11 +64,11 @@ impl JsonlOutput {
         Ok(JsonlOutput { target, rows: 0 })
     }
 
-    /// An empty part that no other process writes: two of them would mix their rows, and the first to finish would take both.
+    /// Creates and locks an empty part: two processes writing to one part would mix their rows.
     fn own_part(path: &Path, part: &Path) -> Result<BufWriter<File>> {
         let open = OpenOptions::new().write(true).create(true).truncate(false).open(part);
         let file = open.map_err(|e| unwritable(path, &e))?;
-        // A process that was killed holds its lock for some milliseconds more; some file systems have no locks.
+        // A killed process releases its lock after some milliseconds; some file systems have no locks.
         let taken = |_| {
             let taken = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
             taken && {
@@ -99,12 +99,12 @@ impl JsonlOutput {
         written.map_err(|e| unwritable(path, &e))
     }
 
-    /// Whether rows go to `NAME.part` until all are there.
+    /// Whether rows go to `NAME.part` first.
     pub fn is_part(&self) -> bool {
         matches!(self.target, OutputTarget::Part { .. })
     }
 
-    /// Hands over what is buffered.
+    /// Flushes the buffer.
     pub fn flush(&mut self) -> Result<()> {
         let (flushed, path) = match &mut self.target {
             OutputTarget::Stdout(out) => (out.flush(), Path::new("standard output")),
@@ -114,7 +114,7 @@ impl JsonlOutput {
         flushed.map_err(|e| unwritable(path, &e))
     }
 
-    /// Everything is there.
+    /// Completes the file and gives it its name.
     pub fn finish(mut self) -> Result<()> {
         self.flush()?;
         if let OutputTarget::Part { path, part, file } = &self.target {
@@ -135,23 +135,23 @@ impl Drop for JsonlOutput {
     }
 }
 
-/// Text to standard output, at once.
+/// Writes text to standard output and flushes.
 pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     written.map_err(|e| unwritable(Path::new("standard output"), &e))
 }
 
-/// What a model says, to standard output, at once. A terminal gets it as [`visible`] text, a pipe as it is.
-pub fn say(text: &str) -> Result<()> {
+/// Writes and flushes generated text: [`visible`] on a terminal, unchanged into a pipe.
+pub fn print_generated(text: &str) -> Result<()> {
     match std::io::stdout().is_terminal() {
         true => print(&visible(text)),
         false => print(text),
     }
 }
 
-/// Untrusted text made safe for a terminal: data, prompts, completions, what user code prints or raises. Control characters, which
-/// could move the cursor or set the title of a window, and marks that reorder text become escapes such as `\x1b`.
+/// Escapes untrusted text for a terminal: data, prompts, completions, output and exceptions of user code. Control characters, which
+/// could move the cursor or set a window title, and marks of text direction become escapes such as `\x1b`.
 pub fn visible(text: &str) -> Cow<'_, str> {
     let harmless = |c: char| {
         matches!(c, '\n' | '\t')
@@ -171,36 +171,36 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Shows what was raised: a word of warning on standard error.
+/// Prints warnings on standard error as they are raised.
 pub fn warn(warnings: &Warnings) {
     for warning in warnings.take() {
         eprintln!("warning: {}", visible(&warning.to_string()));
     }
 }
 
-/// Ends the program now.
+/// Flushes standard output and exits.
 pub fn exit(code: i32) -> ! {
     ferrl_kernels::BACKENDS.iter().for_each(|device| (device.settle)());
     std::process::exit(code)
 }
 
-/// Calls the handler at Ctrl-C. A process has one; a later one is refused.
+/// Sets the handler of Ctrl-C; a process can have only one.
 pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
     ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))
 }
 
-/// At the first Ctrl-C work is asked to end, and `finishing` says what is still done; the second ends the process.
+/// The first Ctrl-C requests an interrupt and prints `finishing`; the second ends the process.
 pub fn finish_on_interrupt(finishing: &'static str) -> Result<()> {
     on_interrupt(move || {
         if interrupt::requested() {
             exit(i32::from(crate::exit_code(Class::Interrupted)));
         }
         interrupt::request();
-        eprintln!("\n{finishing}; once more to stop at once");
+        eprintln!("\n{finishing}; Ctrl-C again stops at once");
     })
 }
 
-/// What a failed write means. A reader that has gone away (`| head`) ends the program quietly.
+/// The error of a failed write. A closed pipe (`| head`) ends the program without a message.
 pub fn unwritable(path: &Path, e: &std::io::Error) -> Error {
     let class = match e.kind() {
         ErrorKind::BrokenPipe => exit(0),
@@ -211,9 +211,9 @@ pub fn unwritable(path: &Path, e: &std::io::Error) -> Error {
     let error = Error::new(class, format!("cannot write: {e}")).at(path.display());
     match (e.kind(), parent) {
         (_, Some(parent)) => error.fix(format!("mkdir -p {}", parent.display())),
-        (ErrorKind::PermissionDenied, _) => error.fix("choose a place you may write to"),
+        (ErrorKind::PermissionDenied, _) => error.fix("choose a folder you may write to"),
         _ if class == Class::Resource => error.fix("free some disk space or choose another disk"),
-        _ => error.fix("choose another place"),
+        _ => error.fix("choose another folder"),
     }
 }
 

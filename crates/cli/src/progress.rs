@@ -1,4 +1,4 @@
-//! A bar on standard error with rate and time left, for what takes longer than two seconds.
+//! Progress bar on standard error with rate and remaining time, for work of more than two seconds.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
@@ -11,7 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const BAR: &str = "{msg} [{bar:30}] {human_pos}/{human_len} {unit} {per_sec_} {eta_}";
 const SPINNER: &str = "{spinner} {msg} {human_pos} {unit} {per_sec_}";
 
-/// A bar that stays unseen for two seconds, and altogether where standard error is no terminal.
+/// A progress bar that appears after two seconds, and only on a terminal.
 pub struct ProgressLine {
     bar: ProgressBar,
     done: Arc<AtomicBool>,
@@ -19,7 +19,7 @@ pub struct ProgressLine {
 }
 
 impl ProgressLine {
-    /// Something of `total` units, such as "tokens"; 0 if the total is unknown.
+    /// A bar of `total` units, such as "tokens"; 0 if the total is unknown.
     pub fn new(what: &str, total: u64, unit: &'static str) -> Self {
         let bar = match total {
             0 => ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden()),
@@ -48,13 +48,13 @@ impl ProgressLine {
         ProgressLine { bar, done, shower: shower.flatten() }
     }
 
-    /// That many units more are done.
+    /// Advances the bar.
     pub fn add(&self, units: u64) {
         self.bar.inc(units);
     }
 }
 
-/// Waits on a thread of its own, so that a bar also appears while the program is busy in one long call.
+/// Waits on a separate thread, so that the bar also appears during one long call.
 fn show_later(bar: ProgressBar, done: Arc<AtomicBool>) -> Option<JoinHandle<()>> {
     let start = Instant::now();
     let wait = move || {

@@ -1,7 +1,7 @@
-//! Options of sampling, and room for its cache.
+//! Sampling flags and the size of the KV cache.
 
 use crate::machine;
-use crate::options::{above_zero, at_least_one, count, share, share_or_zero, size, temperature};
+use crate::options::{above_zero, at_least_one, count, fraction, fraction_or_zero, size, temperature};
 use crate::text::ModelText;
 use ferrl_engine::generate::{CacheOptions, Sampler, SamplingParams, Stops};
 use ferrl_engine::model::Model;
@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 /// Default maximum number of new tokens.
 const USUAL: usize = 256;
-/// Sequences that run at the same time at most.
+/// Maximum number of concurrent sequences.
 const SIDE_BY_SIDE: usize = 64;
 
-/// How tokens are chosen and when to stop.
+/// Sampling parameters and stop conditions.
 #[derive(clap::Args, Clone, Debug)]
 pub struct SamplingArgs {
     /// Maximum number of new tokens [default: 256, or what the model's context allows]
@@ -23,13 +23,13 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature)]
     pub temperature: f32,
     /// Nucleus (top-p) sampling; 1 disables it
-    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = fraction)]
     pub top_p: f32,
     /// Top-k sampling; 0 disables it
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = count)]
     pub top_k: usize,
     /// Min-p sampling: minimum probability relative to the most probable token; 0 disables it
-    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = share_or_zero)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = fraction_or_zero)]
     pub min_p: f32,
     /// Repetition penalty; 1 disables it
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = above_zero)]
@@ -49,7 +49,7 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// What ends a completion: what the model's files say, and the stop strings asked for.
+    /// Stop conditions: stop tokens of the model's files, and stop strings of the flags.
     pub fn stops(&self, text: &ModelText) -> Result<Stops> {
         let stops = text.stops()?.with_strings(&self.stop, false);
         Ok(if self.ignore_eos { stops.without_ids() } else { stops })
@@ -73,7 +73,7 @@ impl SamplingArgs {
         Ok(params)
     }
 
-    /// A sampler with room for requests of those lengths, prompt and completion together.
+    /// A sampler whose cache fits requests of these lengths (prompt and completion).
     pub fn sampler(&self, model: &Model, text: &ModelText, lengths: &[usize]) -> Result<Sampler> {
         let longest = lengths.iter().copied().max().unwrap_or(1);
         let wanted = CacheOptions::fit(model, lengths.len().clamp(1, SIDE_BY_SIDE), longest);

@@ -1,4 +1,4 @@
-//! How a run looks on standard error: one line that moves on a terminal, a line now and then elsewhere.
+//! Progress of a run on standard error: one updated line on a terminal, an occasional line elsewhere.
 
 use crate::output::{finish_on_interrupt, visible};
 use ferrl::evaluate::Evaluation;
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 /// Exit code of a run that was interrupted and saved.
 pub const INTERRUPTED: i32 = 130;
-/// How long a run waits on a full disk before it gives up.
+/// How long a run waits for space on a full disk.
 const DISK_PATIENCE: Duration = Duration::from_secs(600);
 
-/// Figures of an evaluation that are shown, and whether each is a fraction.
+/// Evaluation metrics that are shown, and whether each is a fraction.
 pub const SHOWN: &[(&str, bool)] = &[
     ("eval/pass@1", true),
     ("eval/greedy", true),
@@ -35,27 +35,27 @@ pub fn figure(value: f64, fraction: bool) -> String {
 /// Shows a run.
 pub struct Terminal {
     live: bool,
-    /// The parts of the line as last shown, to add to.
+    /// The parts of the line as last shown.
     line: Arc<Mutex<Vec<LinePart>>>,
     shown: Option<Instant>,
     began: Instant,
     first_step: u64,
     trend: Option<f64>,
-    /// The last evaluation in a few words.
+    /// The last evaluation, as shown in the line.
     evaluated: String,
-    /// Whether it was said that the disk is full.
+    /// Whether the full disk has been reported.
     waits_for_disk: bool,
-    /// It was, long enough.
-    out_of_patience: bool,
+    /// Whether the wait for space has run out.
+    disk_wait_over: bool,
     /// Whether the run has several stages.
     pub several: bool,
 }
 
-/// A part of the line: the higher its number, the sooner it is left out.
+/// A part of the line with its priority: higher numbers are dropped first on a narrow terminal.
 type LinePart = (u8, String);
 
 impl Terminal {
-    /// Listens for Ctrl-C from now on: the first finishes the step, the second ends the process.
+    /// Handles Ctrl-C from now on: the first finishes the step, the second ends the process.
     pub fn new() -> Result<Self> {
         finish_on_interrupt("finishing this step and saving")?;
         Ok(Terminal {
@@ -67,7 +67,7 @@ impl Terminal {
             trend: None,
             evaluated: String::new(),
             waits_for_disk: false,
-            out_of_patience: false,
+            disk_wait_over: false,
             several: false,
         })
     }
@@ -147,7 +147,7 @@ impl RunWatch for Terminal {
     fn step(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord) {
         self.waits_for_disk = false;
         if self.first_step == u64::MAX {
-            // What came before the first step does not come again.
+            // The line of the start has no parts of a step.
             let took = Duration::from_secs_f64(record.get("step_time").unwrap_or(0.0).max(0.0));
             let began = Instant::now().checked_sub(took).unwrap_or(self.began);
             (self.first_step, self.began) = (step - 1, began.max(self.began));
@@ -161,7 +161,7 @@ impl RunWatch for Terminal {
         if self.live {
             show(&parts);
         } else {
-            // Where the time went, for who reads the log later.
+            // Timings of the step's phases, for log files.
             let spent = |phase: &str| record.get(&format!("timing/{phase}")).filter(|s| *s >= 0.001);
             let phases = ["rollout", "reward", "credit", "annotate", "train"];
             let phases: Vec<String> =
@@ -202,9 +202,9 @@ impl RunWatch for Terminal {
     }
 
     fn disk_full(&mut self, error: &Error, waited: Duration) -> bool {
-        // One patience for all that is left to write: the last checkpoint is not waited for again.
-        self.out_of_patience |= waited >= DISK_PATIENCE;
-        if self.out_of_patience || interrupt::requested() {
+        // The wait is shared by all writes: after it, the last checkpoint does not wait again.
+        self.disk_wait_over |= waited >= DISK_PATIENCE;
+        if self.disk_wait_over || interrupt::requested() {
             return false;
         }
         if !self.waits_for_disk {
@@ -223,13 +223,13 @@ impl RunWatch for Terminal {
     }
 }
 
-/// A phase of a step in words.
+/// A phase of a step as shown in the line.
 fn doing(phase: &str) -> &str {
     match phase {
         "data" => "reading data",
         "rollout" => "sampling",
         "reward" => "waiting for rewards",
-        "credit" => "continuing steps",
+        "credit" => "Monte-Carlo values",
         "annotate" => "reference and critic",
         "train" => "training",
         "evaluate" => "evaluating",

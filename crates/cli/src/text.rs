@@ -1,4 +1,4 @@
-//! Rows to token ids, with the tokenizer and chat template of a model; each is read when first needed.
+//! Converts rows to token ids with the tokenizer and chat template of a model, which are read when first needed.
 
 use crate::data::PlacedRow;
 use ferrl_engine::chat::{ChatTemplate, Kwargs};
@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::cell::OnceCell;
 use std::path::PathBuf;
 
-/// How a model reads and writes text.
+/// Tokenizer, chat template and stop tokens of a model.
 pub struct ModelText {
     dir: PathBuf,
     vocab: usize,
@@ -60,7 +60,7 @@ impl ModelText {
         Ok(self.template.get_or_init(|| template))
     }
 
-    /// Ids of a conversation, with the beginning of the assistant's reply where one is to come.
+    /// Ids of a conversation; with `reply` they end with the generation prompt.
     pub fn chat(&self, messages: &[Value], row: Option<&PlacedRow>, reply: bool) -> Result<Vec<u32>> {
         let tools = row.and_then(|r| r.get("tools"));
         let none = Kwargs::new();
@@ -68,8 +68,8 @@ impl ModelText {
         self.template()?.encode_chat(self.tokenizer()?, messages, tools, reply, kwargs)
     }
 
-    /// Ids of a row that is to be scored: `ids`, `text`, `prompt` (text or messages) and `completion`, or `messages`. A reward model judges a
-    /// completion where it ends, so the row ends with the token that does that, as it did in the model's training.
+    /// Ids of a row to score: `ids`, `text`, `prompt` (text or messages) and `completion`, or `messages`. For a reward model the ids end
+    /// with the stop token, at which it was trained to score.
     pub fn scored(&self, row: &PlacedRow, reward_model: bool) -> Result<Vec<u32>> {
         let at = |e: Error| e.at(&row.place);
         let ids = match row.choose(&["ids", "text", "prompt", "messages"])? {
@@ -101,7 +101,7 @@ impl ModelText {
         Ok(ids)
     }
 
-    /// Ids of a row that is to be continued: `ids`, `prompt`, or `messages`.
+    /// Ids of a prompt row: `ids`, `prompt`, or `messages`.
     pub fn prompted(&self, row: &PlacedRow) -> Result<Vec<u32>> {
         let at = |e: Error| e.at(&row.place);
         Ok(match row.choose(&["ids", "prompt", "messages"])? {
@@ -114,17 +114,17 @@ impl ModelText {
         })
     }
 
-    /// Default maximum number of new tokens: `usual`, or what the context allows.
+    /// Default maximum number of new tokens: `usual`, limited by the context.
     pub fn room(&self, prompt: usize, usual: usize) -> usize {
         usual.min((self.longest + 1).saturating_sub(prompt)).max(1)
     }
 
-    /// Whether there is a tokenizer at all; models are sometimes used with token ids alone.
+    /// Whether the model has a tokenizer; token ids can be used without one.
     pub fn has_tokenizer(&self) -> bool {
         self.dir.join("tokenizer.json").is_file()
     }
 
-    /// What ends a completion.
+    /// Stop tokens of the model.
     pub fn stops(&self) -> Result<Stops> {
         match self.has_tokenizer() {
             true => Ok(Stops::of(self.tokenizer()?, self.template().ok())),
@@ -132,19 +132,19 @@ impl ModelText {
         }
     }
 
-    /// Ids of a bare string, as `transformers` gives them.
+    /// Ids of plain text, the same as `transformers`.
     pub fn prompt(&self, text: &str) -> Result<Vec<u32>> {
         self.tokenizer()?.encode_prompt(text)
     }
 
-    /// Whether the model takes a sequence with `new` tokens more.
+    /// Checks that the sequence and `new` more tokens fit the model's context.
     pub fn fits(&self, place: &str, ids: &[u32], new: usize) -> Result<()> {
         if ids.is_empty() {
             return Err(Error::data("has no tokens")
                 .at(place)
                 .fix("leave the row out, or give it some text"));
         }
-        // The last new token is sampled, but never an input.
+        // The last new token is sampled, but is never an input.
         let (total, longest) = (ids.len() + new.saturating_sub(1), self.longest);
         if total <= longest {
             return Ok(());
@@ -155,7 +155,7 @@ impl ModelText {
                 .at(place)
                 .fix(if new == 0 { "shorten it" } else { "shorten it, or lower --max-new-tokens" }));
         }
-        // Rotations go on, as they do in transformers; the model was not trained for them.
+        // As in transformers, RoPE allows positions beyond those the model was trained for.
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {
             eprintln!(

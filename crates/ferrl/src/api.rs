@@ -1,6 +1,6 @@
 //! Training from Rust in a few lines: a config, your own rows, your own reward.
 //!
-//! A thin layer over [`Stage`]: whatever a recipe can say beyond this is a line of [`Config::settings`].
+//! A thin layer over [`Stage`]; [`Config::settings`] takes any other setting of a recipe.
 //! `examples/reward.rs`, `examples/dpo.rs` and `examples/grpo.rs` are whole programs.
 
 use crate::algo;
@@ -28,10 +28,10 @@ pub struct Config {
     pub algorithm: String,
     /// The model: a Hugging Face directory.
     pub model: PathBuf,
-    /// The reference model; where the algorithm needs one and none is given, it is the model as it starts.
+    /// The reference model; the initial model by default.
     pub reference: Option<PathBuf>,
-    /// Strength of the regularisation towards the reference: DPO's beta, or the coefficient of the KL penalty. The
-    /// algorithm's own where absent.
+    /// Strength of the regularisation towards the reference: DPO's beta, or the coefficient of the KL penalty. By default the
+    /// algorithm's.
     pub beta: Option<f64>,
     /// Learning rate.
     pub lr: f64,
@@ -43,11 +43,11 @@ pub struct Config {
     pub max_new_tokens: usize,
     /// Maximum tokens of a row; longer ones are truncated.
     pub max_length: usize,
-    /// Seed of every random choice.
+    /// Random seed.
     pub seed: u64,
     /// Device: `cpu`, `cuda` or `cuda:N`; `auto` uses a GPU if there is one.
     pub device: String,
-    /// Threads; all cores where absent.
+    /// Threads; all cores by default.
     pub threads: Option<usize>,
     /// Any other setting of a recipe, as on the command line: `"rollout.temperature=0.7"`.
     pub settings: Vec<String>,
@@ -110,7 +110,7 @@ fn recipe(config: &Config) -> Result<Recipe> {
 fn reference(config: &Config, recipe: &Recipe, backend: &Arc<dyn Backend>) -> Result<Option<Frozen>> {
     let Some(dir) = &config.reference else { return Ok(None) };
     if !recipe.algorithm()?.needs().reference {
-        let what = format!("{} as configured compares with no reference", config.algorithm);
+        let what = format!("{} as configured has no reference", config.algorithm);
         return Err(Error::usage(what).at(dir.display()).fix("a beta above 0, or no reference"));
     }
     let model = Model::load(backend.clone(), &ModelDir::open(dir)?, Options::default())?;

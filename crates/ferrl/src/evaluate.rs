@@ -1,5 +1,5 @@
-//! How good the policy is on what it never learned from: held-out prompts (accuracy, pass@k, majority vote, length)
-//! and held-out examples (loss, and for pairs accuracy and margin).
+//! Evaluation on held-out prompts (accuracy, pass@k, majority vote, length) and held-out examples (loss, and for pairs accuracy
+//! and margin).
 
 pub mod calibration;
 pub mod estimate;
@@ -25,7 +25,7 @@ use ferrl_engine::model::ModelConfig;
 use ferrl_engine::train;
 use ferrl_engine::{Error, Result};
 
-/// What was asked, answered and given.
+/// Results of an evaluation.
 #[derive(Default)]
 pub struct Evaluation {
     /// Means by name, under `eval/`.
@@ -34,14 +34,14 @@ pub struct Evaluation {
     pub answers: Vec<Answered>,
 }
 
-/// A prompt, a completion to it, and what the completion got.
+/// A prompt, its completion, and the completion's rewards.
 pub type Answered = (Prompt, RolloutCompletion, Graded);
 
-/// Prompts looked at together before any is asked.
+/// Prompts that are checked at a time.
 const AT_ONCE: usize = 256;
 
-/// Whether the next `prompts` questions can be asked, with `new_tokens` for an answer, and their answers be rewarded. The
-/// first that cannot is named by its file and row. The source stands where it stood.
+/// Checks that the next `prompts` prompts fit the model with `new_tokens` new tokens, and have the columns of the rewards. The error
+/// names the first bad row. The position of the source is not changed.
 pub fn check(
     source: &mut dyn ExampleSource,
     rewards: &Rewards,
@@ -84,7 +84,7 @@ fn question(item: Item) -> Option<Prompt> {
     }
 }
 
-/// Asks `prompts` held-out prompts, `samples` times each, at a temperature; 0 is greedy.
+/// Samples `samples` completions of `prompts` held-out prompts at a temperature (0 is greedy) and scores them.
 pub fn evaluate(
     actor: &mut Actor<'_>,
     source: &mut dyn ExampleSource,
@@ -106,7 +106,7 @@ pub fn evaluate(
         metrics.add("eval/lost", lost as f64);
     }
     for (question, graded) in graded.chunks(samples).enumerate() {
-        // What could not be graded is neither right nor wrong.
+        // Completions without a reward are neither right nor wrong.
         let scored: Vec<&Graded> = graded.iter().filter(|g| !g.is_lost()).collect();
         if scored.is_empty() {
             continue;
@@ -132,7 +132,7 @@ pub fn evaluate(
 }
 
 impl Stage {
-    /// The loss on up to `count` held-out examples. Nothing is learned, and the algorithm forgets that it saw them.
+    /// The loss on up to `count` held-out examples, without an update and without changing the algorithm's state.
     pub fn validate(&mut self, source: &mut dyn ExampleSource, count: usize) -> Result<Metrics> {
         let items = source.next(count.min(source.epoch().unwrap_or(usize::MAX)))?;
         let mut given = StepExperience::default();
@@ -177,7 +177,7 @@ impl Stage {
     }
 }
 
-/// Whether the most frequent answer is right; the first of equals wins.
+/// Whether the most frequent answer is right; ties go to the first.
 fn majority_is_right(answers: &[RolloutCompletion], graded: &[Graded]) -> bool {
     let winner = estimate::majority(answers.iter().map(|a| estimate::vote(&a.text)));
     winner.is_some_and(|first| graded[first].is_right())

@@ -1,4 +1,4 @@
-//! What an update learns from: sequences with numbers per token.
+//! Training data of a step: sequences with columns of numbers per token.
 //!
 //! Columns are indexed like the engine's statistics: entry `i` of a sequence is about predicting token `i + 1`. An
 //! entry counts only where that token is trained (`acts(i)`); elsewhere columns are 0.
@@ -24,7 +24,7 @@ pub struct Sequence {
     pub kind: Evidence,
     /// Weight of its data set.
     pub weight: f32,
-    /// How much better than the other of its pair it is said to be.
+    /// Margin of the pair.
     pub margin: f32,
     /// Trained tokens of the whole trajectory, all its sequences together.
     pub trajectory_tokens: usize,
@@ -37,53 +37,53 @@ pub struct Sequence {
     pub components: Vec<(String, f32)>,
     /// Weight and reward of each source of the trajectory's reward, in the recipe's order; a source may have none.
     pub sources: Vec<(f32, Option<f32>)>,
-    /// Log-probability under the policy that is being improved upon.
+    /// Log-probability under the policy before the update.
     pub old_logp: Vec<f32>,
-    /// Log-probability when it was sampled; differs from `old_logp` only if the policy has moved since.
+    /// Log-probability at sampling; differs from `old_logp` only if the policy was updated since.
     pub sampled_logp: Vec<f32>,
-    /// Version of the policy that sampled each token (updates done before); empty where nothing was sampled.
+    /// Version of the policy (number of updates) that sampled each token; empty without samples.
     pub version: Vec<u64>,
     /// Log-probability under the reference model.
     pub ref_logp: Vec<f32>,
     /// Value under the critic before the update.
     pub old_value: Vec<f32>,
-    /// How much better than expected the action was.
+    /// Advantage of the action.
     pub advantage: Vec<f32>,
-    /// Advantage that was estimated when it was sampled, from continuations of its steps; empty where none was.
+    /// Monte-Carlo advantage, estimated after sampling from continuations of its steps; may be empty.
     #[serde(default)]
     pub credit: Vec<f32>,
-    /// Weight of the whole sequence where a search sampled it: how much more or less frequent it is under the policy.
+    /// Importance weight of a sequence sampled by a search: its probability under the policy over its frequency in the tree.
     #[serde(default)]
     pub importance: Option<f32>,
-    /// What the critic should have said.
+    /// Target of the critic.
     pub target_value: Vec<f32>,
     /// Importance weight of the token, 1 when sampled by the current policy.
     pub correction: Vec<f32>,
-    /// Whether generation was cut off by its length limit.
+    /// Whether generation was truncated at its length limit.
     pub truncated: bool,
-    /// Whether its episode was cut off: a critic's value of the last state stands for the rewards that did not come.
+    /// Whether its episode was truncated: a critic's value of the last state replaces the missing rewards.
     #[serde(default)]
     pub bootstrap: bool,
-    /// Temperature it was sampled at; absent where it was not sampled by this run, which counts as 1.
+    /// Sampling temperature; `None`, which counts as 1, if it was not sampled by this run.
     #[serde(default)]
     pub temperature: Option<f32>,
 }
 
-/// What kind of evidence a sequence is.
+/// Kind of training signal of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Evidence {
-    /// Its tokens are to be made more likely, or it was sampled.
+    /// A demonstration or a sample.
     #[default]
     Plain,
-    /// The better of a pair.
+    /// The chosen one of a pair.
     Chosen,
-    /// The worse of a pair.
+    /// The rejected one of a pair.
     Rejected,
-    /// Good or bad by itself.
+    /// Labelled good or bad.
     Labelled(bool),
-    /// To be given this score.
+    /// With a target score.
     Target(f32),
-    /// Only to be looked at before the update, never trained on.
+    /// A probe before the update, never trained on.
     Probe,
 }
 
@@ -100,8 +100,7 @@ impl Sequence {
     pub fn action_count(&self) -> usize {
         self.actions().count()
     }
-    /// What divides the logits wherever its log-probabilities are computed: a log-probability is that of the distribution
-    /// which the token was drawn from.
+    /// Divisor of the logits for its log-probabilities: the temperature of sampling.
     pub fn divisor(&self) -> f32 {
         self.temperature.unwrap_or(1.0)
     }

@@ -1,8 +1,7 @@
-//! Whether somebody asked this process to stop: one flag, because a signal goes to the whole process.
+//! The interrupt flag of this process, raised by the command's signal handler.
 //!
-//! The command's signal handler raises it. A run finishes its step and saves; whatever waits on something outside of
-//! Ferrl (a reward in a Python worker, an HTTP request) looks at it and gives up within a second, with
-//! [`interrupted`] as its error.
+//! A run finishes its step and saves; waits for other processes (a reward in a Python worker, an HTTP request) check the flag and
+//! end within a second with the error [`interrupted`].
 
 use ferrl_engine::{Class, Error};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Balanced packing: sequences into as few micro-batches as fit a token budget, all about equally full.
+//! Balanced packing: packs sequences into the fewest micro-batches within a token budget, all about equally full.
 //!
 //! Karmarkar and Karp's largest differencing method for `k` bins; `k` starts at the least that could hold all
 //! tokens and grows until every bin fits. First-fit decreasing is the fallback, so there are never more bins
@@ -9,18 +9,18 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use ferrl_engine::{Error, Result};
 
-/// How many tokens a micro-batch may have.
+/// Token budget of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBudget {
     /// Tokens.
     pub tokens: usize,
-    /// The setting that says so, for messages.
+    /// Its setting, for messages.
     pub setting: &'static str,
-    /// The number of bins is a multiple of this; what is left over is empty bins.
+    /// The number of bins is a multiple of this; additional bins are empty.
     pub multiple: usize,
 }
 
-/// Which sequences are computed together.
+/// Sequences of each micro-batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
     /// Indices of sequences, ascending within a bin.
@@ -28,7 +28,7 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// Puts what was computed bin by bin back into the order of the sequences.
+    /// Restores the order of the sequences in results by bin.
     pub fn restore<T>(&self, computed: Vec<Vec<T>>) -> Result<Vec<T>> {
         let mut pairs: Vec<(usize, T)> = Vec::new();
         let expected: usize = self.bins.iter().map(Vec::len).sum();
@@ -45,8 +45,8 @@ impl Packing {
 
 /// Packs sequences by length.
 ///
-/// Sequences with the same key in `together` stay in one bin; an empty list lets each go its own way. `place`
-/// says where a sequence comes from when it is too long.
+/// Sequences with the same key in `together` are in one bin; an empty list means separate keys. `place` returns the source of a
+/// sequence that is too long.
 pub fn pack(
     lengths: &[usize],
     together: &[usize],

@@ -1,6 +1,6 @@
-//! From the recipe's sizes and the number of ranks to a layout, or to the reason why there is none.
+//! The parallel layout of a run, from the recipe's sizes and the number of ranks.
 //!
-//! The weights lie on a mesh (ddp, fsdp, tp), the sequences on a mesh (dp, sp, tp); both have all ranks of the run.
+//! Weights are on a mesh (ddp, fsdp, tp), sequences on a mesh (dp, sp, tp); both contain all ranks of the run.
 
 use crate::plan::{new_config, read_config};
 use crate::recipe::{Parallel, Recipe, Resolved};
@@ -8,7 +8,7 @@ use ferrl_engine::model::ModelConfig;
 use ferrl_engine::{Error, Result};
 use std::path::Path;
 
-/// How a run lies over its ranks.
+/// The layout of a run on its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankLayout {
     /// All ranks.
@@ -17,16 +17,16 @@ pub struct RankLayout {
     pub ddp: usize,
     /// Ranks that split one copy (ZeRO-3); 1 is a whole copy.
     pub fsdp: usize,
-    /// Ranks that compute one layer together.
+    /// Tensor parallelism: ranks that compute one layer together.
     pub tp: usize,
-    /// Ranks that share the tokens of a sequence.
+    /// Context parallelism: ranks that share the tokens of a sequence.
     pub sp: usize,
     /// Ranks that sample one prompt together.
     pub rollout_tp: usize,
 }
 
 impl RankLayout {
-    /// The layout of a recipe on `ranks` ranks; an error where its sizes do not divide them.
+    /// The layout of a recipe on `ranks` ranks; an error if its sizes do not divide them.
     pub fn of(recipe: &Recipe, ranks: usize) -> Result<RankLayout> {
         let Parallel { ddp_size, tp_size: tp, sp_size: sp } = recipe.parallel;
         let rollout_tp = if recipe.rollout.tp_size == 0 { tp } else { recipe.rollout.tp_size };
@@ -54,8 +54,8 @@ impl RankLayout {
         all.into_iter().filter(|(_, size)| *size > 1).collect()
     }
 
-    /// Refuses what a run of the recipe in this layout would refuse: models whose work the groups cannot share, a trust region over an
-    /// adapter whose base is split. The one place that says so, for runs and for plans.
+    /// Refuses layouts that a run does not support: models that the groups cannot split, a trust region over an adapter with a split
+    /// base. Used by runs and plans.
     pub fn serves<'a>(
         &self,
         recipe: &Recipe,
@@ -75,7 +75,7 @@ impl RankLayout {
         all.into_iter().try_for_each(|(key, tp)| config.check_team(tp).map_err(|e| e.at(key)))
     }
 
-    /// Parts that the micro-batches of an update go round.
+    /// Data-parallel size: number of groups with separate micro-batches.
     pub fn dp(&self) -> usize {
         self.ranks / (self.sp * self.tp)
     }
@@ -92,7 +92,7 @@ fn divides(what: &str, size: usize, ranks: usize) -> Result<()> {
     )))
 }
 
-/// Refuses a run with a stage that these ranks cannot hold.
+/// Refuses a run with a stage that does not support this number of ranks.
 pub fn check_stages(resolved: &Resolved, ranks: usize) -> Result<()> {
     for stage in &resolved.stages {
         let place = |e: Error| if stage.staged { e.at(format!("stage {}", stage.name)) } else { e };

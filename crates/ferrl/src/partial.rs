@@ -1,9 +1,9 @@
-//! Partial rollouts: completions that go on in later steps.
+//! Partial rollouts: completions that continue in later steps.
 //!
-//! With `rollout.partial_tokens` a completion gets at most that many new tokens in a step. Prompts whose completions have all ended are
-//! learned from; the others wait and go on in the next step, under the weights of that step. Each token keeps the version and
-//! the log-probability it was sampled with. All is counted in tokens, so a run is the same on any number of ranks, and what
-//! waits is part of a checkpoint.
+//! With `rollout.partial_tokens` a completion gets at most that many new tokens per step. Prompts with finished completions are
+//! trained on; the others continue in the next step, with its weights. Each token keeps the policy version and log-probability of its
+//! sampling. Limits are numbers of tokens, so that a run is the same on any number of ranks; unfinished completions are part of
+//! checkpoints.
 
 use crate::episode::{Episode, TimeShares};
 use crate::place::{cost, place};
@@ -15,23 +15,23 @@ use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// A prompt with completions that are not all over.
+/// A prompt with unfinished completions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Unfinished {
     /// The prompt.
     pub prompt: Prompt,
-    /// The step that drew it, which keys its random numbers.
+    /// The step that drew it, part of the key of its random numbers.
     step: u64,
     samples: Vec<PartialCompletion>,
 }
 
-/// What there is of a completion.
+/// A completion so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct PartialCompletion {
     ids: Vec<u32>,
     logp: Vec<f32>,
     versions: Vec<u64>,
-    /// How it ended, where it has.
+    /// How it ended, if it has.
     end: Option<CompletionEnd>,
 }
 
@@ -44,7 +44,7 @@ enum CompletionEnd {
 }
 
 impl PartialCompletion {
-    /// Takes in the next tokens; `most` are all that it may have.
+    /// Appends the next tokens; `most` is the maximum length.
     fn add(&mut self, c: Completion, most: usize) {
         self.ids.extend(c.ids);
         self.logp.extend(c.logp);
@@ -58,7 +58,7 @@ impl PartialCompletion {
         };
     }
 
-    /// Tokens that it may still get, in this step at most `piece`.
+    /// Remaining tokens, in this step at most `piece`.
     fn left(&self, piece: usize, most: usize) -> usize {
         if self.end.is_some() { 0 } else { piece.min(most - self.ids.len()) }
     }
@@ -82,7 +82,7 @@ impl PartialCompletion {
 }
 
 impl Unfinished {
-    /// A prompt that is to have `samples` completions, where the generator has room for whole ones.
+    /// A prompt with `samples` completions to sample; an error if the generator has no room for whole ones.
     pub fn new(
         actor: &Actor<'_>,
         prompt: Prompt,
@@ -102,12 +102,12 @@ impl Unfinished {
         Ok(waits)
     }
 
-    /// Whether all its completions are over.
+    /// Whether all its completions are finished.
     fn is_finished(&self) -> bool {
         self.samples.iter().all(|s| s.end.is_some())
     }
 
-    /// Completions that go on.
+    /// Number of unfinished completions.
     pub fn open(&self) -> usize {
         self.samples.iter().filter(|s| s.end.is_none()).count()
     }
@@ -127,14 +127,14 @@ impl Unfinished {
         }
     }
 
-    /// What the next tokens cost: everything before them is read again where the weights have changed.
+    /// Cost of the next tokens: with new weights the prefill is repeated.
     fn cost(&self, piece: usize, most: usize) -> u64 {
         let open = self.samples.iter().filter(|s| s.end.is_none());
         open.map(|s| cost(1, self.prompt.ids.len() + s.ids.len(), s.left(piece, most))).sum()
     }
 }
 
-/// Gives every completion that waits at most `piece` tokens more, each rank some of the prompts.
+/// Continues every unfinished completion by at most `piece` tokens; each rank has some of the prompts.
 pub fn advance(
     actor: &mut Actor<'_>,
     waiting: &mut [Unfinished],
@@ -175,14 +175,14 @@ pub fn advance(
     Ok(())
 }
 
-/// Takes the prompts whose completions are over, in the order they were drawn.
+/// Removes the finished prompts, in the order in which they were drawn.
 pub fn take_finished(waiting: &mut Vec<Unfinished>) -> Vec<Unfinished> {
     let (done, rest) = std::mem::take(waiting).into_iter().partition(Unfinished::is_finished);
     *waiting = rest;
     done
 }
 
-/// Finished completions as a rollout gives them.
+/// Finished completions in the form of a rollout.
 pub fn as_sampled(actor: &Actor<'_>, done: &[Unfinished], params: &SamplingParams) -> Result<Sampled> {
     let (mut episodes, shared) = (Vec::new(), Arc::new(params.clone()));
     for (group, waited) in done.iter().enumerate() {

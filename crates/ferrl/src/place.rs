@@ -1,11 +1,11 @@
-//! Which rank does which of several pieces of work, so that all are done at about the same time.
+//! Load balancing: distributes work over ranks.
 //!
-//! Results never depend on it: random numbers belong to prompts, and every rank gets all results in one order.
+//! Results do not depend on it: random numbers belong to prompts, and every rank gets all results in the same order.
 
 use std::collections::HashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Prompts whose lengths are remembered.
+/// Maximum number of prompts with stored lengths.
 const MOST: usize = 1 << 20;
 
 /// The rank of each piece: the costliest first, each to the rank with the least to do so far (LPT). Ties go to the earlier piece
@@ -22,18 +22,17 @@ pub(crate) fn place(costs: &[u64], ranks: usize) -> Vec<usize> {
     place
 }
 
-/// What decoding a group of completions costs beside others, in decoded tokens: a token that is read costs about an eighth of
-/// one that is decoded.
+/// Cost of decoding a group of completions, in decoded tokens: a prefilled token costs about an eighth of a decoded one.
 pub(crate) fn cost(samples: usize, read: usize, decoded: usize) -> u64 {
     (read as u64).div_ceil(8) + (samples as u64).saturating_mul(decoded as u64)
 }
 
-/// How long the completions of prompts were the last time, by a hash of the prompt's tokens.
+/// Last lengths of completions, by a hash of the prompt's tokens.
 #[derive(Clone, Debug, Default)]
 pub struct CompletionLengths(HashMap<u64, u32>);
 
 impl CompletionLengths {
-    /// Notes the mean length of a prompt's completions.
+    /// Stores the mean length of a prompt's completions.
     pub fn note(&mut self, prompt: &[u32], tokens: usize) {
         if self.0.len() >= MOST {
             self.0.clear();
@@ -41,7 +40,7 @@ impl CompletionLengths {
         self.0.insert(hash(prompt), tokens.min(u32::MAX as usize) as u32);
     }
 
-    /// Tokens of a completion to a prompt: as many as the last time, or the most there can be.
+    /// Predicted length of a completion: that of the last time, or the maximum.
     pub fn predict(&self, prompt: &[u32], most: usize) -> usize {
         self.0.get(&hash(prompt)).map_or(most, |&tokens| (tokens as usize).min(most))
     }

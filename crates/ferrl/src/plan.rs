@@ -1,8 +1,7 @@
-//! What a recipe will need before it runs: memory by part, time from arithmetic, disk.
+//! Estimates of a recipe's memory by part, time from FLOPs, and disk.
 //!
-//! Pure functions of a recipe, its models' configurations and the lengths of its data; nothing is allocated and no weight
-//! is read. The memory formulas follow what `ferrl_engine` keeps: see [`memory`]. They are checked against the peak of
-//! real runs by a test.
+//! Pure functions of a recipe, its models' configurations and the lengths of its data; nothing is allocated and no weight is
+//! read. The memory formulas follow the buffers of `ferrl_engine`: see [`memory`]. A test compares them with the peak of real runs.
 
 pub mod advice;
 pub mod cards;
@@ -34,7 +33,7 @@ use ferrl_kernels::{DType, Footprint};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Everything the formulas look at.
+/// Inputs of the formulas.
 #[derive(Clone)]
 pub struct Inputs {
     /// The stage's settings.
@@ -43,11 +42,11 @@ pub struct Inputs {
     pub config: ModelConfig,
     /// A critic on its own weights.
     pub critic: Option<ModelConfig>,
-    /// The model that is imitated.
+    /// The teacher.
     pub teacher: Option<ModelConfig>,
-    /// Reward models, each with weights of its own, and whether it lies in the machine's memory between uses.
+    /// Reward models, and whether each is offloaded between uses.
     pub judges: Vec<(ModelConfig, bool)>,
-    /// A directory with the stage's tokenizer; none where the run makes it.
+    /// A directory with the stage's tokenizer; `None` if the run trains one.
     pub tokenizer: Option<PathBuf>,
     /// What the algorithm computes.
     pub needs: Needs,
@@ -55,11 +54,11 @@ pub struct Inputs {
     pub feed: Feed,
     /// How the updates of a step are made.
     pub updates: UpdatePlan,
-    /// How long its sequences are.
+    /// Lengths of its sequences.
     pub lengths: Lengths,
-    /// What work takes on its device.
+    /// Memory and efficiency of its device.
     pub device: &'static Footprint,
-    /// Bytes of the largest stage before.
+    /// Bytes of the largest earlier stage.
     pub before: u64,
 }
 
@@ -74,7 +73,7 @@ pub struct StagePlan {
     pub parts: Vec<MemoryPart>,
     /// Arithmetic.
     pub work: Work,
-    /// Steps, where they are known.
+    /// Number of steps, if known.
     pub steps: Option<u64>,
     /// Bytes on the disk.
     pub disk: Disk,
@@ -105,13 +104,13 @@ impl Inputs {
         }
     }
 
-    /// Sequences sampled in one step, or in one evaluation where those are `evaluated`.
+    /// Sequences sampled in one step, or in one evaluation if `evaluated`.
     pub fn sampled(&self, evaluated: bool) -> usize {
         let r = &self.recipe;
         if evaluated { r.eval.prompts * r.eval.samples } else { r.rollout.prompts * r.rollout.samples }
     }
 
-    /// Whether completions are sampled to evaluate.
+    /// Whether evaluations sample completions.
     pub fn evaluates(&self) -> bool {
         let r = &self.recipe;
         let asks = (r.eval.every > 0 || r.eval.at_start) && r.eval.prompts > 0;
@@ -124,7 +123,7 @@ impl Inputs {
         (self.sequences() as f64 * self.lengths.sequence).ceil() as usize
     }
 
-    /// Tokens computed at once: micro-batches are about equally full.
+    /// Tokens of a micro-batch: all are about equally full.
     pub fn micro_tokens(&self) -> usize {
         let update = self.update_tokens().max(1);
         update.div_ceil(update.div_ceil(self.recipe.train.micro_batch_tokens.max(1)))
@@ -158,12 +157,12 @@ impl Plan {
         Ok(Plan { stages })
     }
 
-    /// Bytes on the disk at the peak: checkpoints of all stages and the models they leave.
+    /// Peak bytes on disk: checkpoints of all stages and their resulting models.
     pub fn disk(&self) -> u64 {
         Disk::total(&self.stages.iter().map(|s| s.disk).collect::<Vec<_>>())
     }
 
-    /// Refuses a stage that does not fit into `available` bytes, and says what would.
+    /// Refuses a stage that does not fit into `available` bytes, with settings that would.
     pub fn fit(&self, available: u64) -> Result<()> {
         match self.stages.iter().find(|s| s.bytes() > available) {
             Some(stage) => Err(advice::refusal(stage, available)),
@@ -261,12 +260,12 @@ fn check_adapters(recipe: &Recipe, previous: Option<&StagePlan>, config: &ModelC
     left.iter().try_for_each(|left| check_base(&wanted, left))
 }
 
-/// The configuration of a directory, or of what an earlier stage leaves (`stage:NAME`), and where its tokenizer is.
+/// The configuration of a directory or of an earlier stage's model (`stage:NAME`), and the directory of its tokenizer.
 fn model_at(path: &str, earlier: &[StagePlan]) -> Result<(ModelConfig, Option<PathBuf>)> {
     let stage = path.strip_prefix("stage:").map(|name| earlier.iter().find(|s| s.name == name));
     match stage {
         Some(Some(stage)) => Ok((stage.inputs.config.clone(), stage.inputs.tokenizer.clone())),
-        Some(None) => Err(Error::usage(format!("{path:?} names no earlier stage"))),
+        Some(None) => Err(Error::usage(format!("{path:?} is not an earlier stage"))),
         None => {
             let dir = model_dir(Path::new(path))?;
             Ok((read_config(&dir)?, Some(dir)))

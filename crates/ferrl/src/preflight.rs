@@ -1,7 +1,7 @@
-//! Every stage of a run looked at before the first begins: models, data row by row, rewards, evaluations, disk.
+//! Checks every stage of a run before the first starts: models, data row by row, rewards, evaluations, disk.
 //!
-//! `ferrl train` and `ferrl train --dry-run` check the same. A stage is drafted as it will be when its turn comes; one that
-//! goes on from an earlier stage is drafted with that stage's tokenizer and shape, since its weights are not there yet.
+//! `ferrl train` and `ferrl train --dry-run` run the same checks. A stage that starts from an earlier stage's model is drafted with
+//! its tokenizer and configuration, since its weights do not exist yet.
 
 mod look;
 
@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What the check found out about a stage.
+/// Results of the check of a stage.
 pub struct Checked {
     /// Its name.
     pub name: String,
@@ -32,7 +32,7 @@ pub struct Checked {
     pub algorithm: String,
     /// Its data.
     pub summary: SourceSummary,
-    /// Whether its data never end.
+    /// Whether its data is endless.
     pub endless: bool,
     /// Its steps.
     pub steps: u64,
@@ -40,28 +40,28 @@ pub struct Checked {
     pub weights: usize,
     /// Parameters that are trained.
     pub trained: usize,
-    /// Weights of a critic of its own.
+    /// Parameters of a separate critic.
     pub critic: usize,
     /// Its space on disk.
     pub disk: Disk,
-    /// What is doubtful; the stage will raise into the same list.
+    /// Warnings; the stage adds to the same list.
     pub warnings: Warnings,
-    /// The draft of the first stage, which begins at once: its data need not be read a second time.
+    /// The draft of the first stage, which starts next: its data is not read again.
     pub draft: RefCell<Option<Draft>>,
 }
 
-/// Where a run stands.
+/// Position of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Standing<'a> {
-    /// Its folder, where it has one already.
+    /// Its folder, if it exists.
     pub folder: Option<&'a Path>,
-    /// The first stage that is not finished; those before it are not looked at.
+    /// The first stage that is not finished; earlier ones are not checked.
     pub stage: usize,
-    /// Whether this stage has begun: its rows were checked when it did.
+    /// Whether this stage has started: its rows were checked then.
     pub begun: bool,
 }
 
-/// Called with the stage's name, the rows that are done and all rows; `false` gives up.
+/// Called with the stage's name, the number of checked rows and of all rows; `false` cancels.
 pub type CheckProgress<'a> = &'a mut dyn FnMut(&str, usize, usize) -> bool;
 
 /// Checks every stage that is not finished.
@@ -103,7 +103,7 @@ fn one(
             let wanted = adapter.options()?;
             let left = start.adapter.as_ref();
             check_adapter(&wanted, left, &policy)?;
-            // Of an adapter that no stage of this recipe has trained the base is not known.
+            // The base is known only of adapters that a stage of this recipe trains.
             left.filter(|_| !start.name.is_empty()).map_or(Ok(()), |left| check_base(&wanted, left))?;
             adapter_weights(&policy, &wanted)?.1
         }
@@ -133,7 +133,7 @@ fn one(
     })
 }
 
-/// Refuses an adapter with names that the model does not have, or that differs from the one that the stage starts from.
+/// Refuses an adapter with unknown modules, or one that differs from that of the stage's initial model.
 pub(crate) fn check_adapter(
     wanted: &AdapterOptions,
     left: Option<&AdapterOptions>,
@@ -143,11 +143,11 @@ pub(crate) fn check_adapter(
     left.map_or(Ok(()), |left| left.same(wanted, config).map_err(|e| e.at("adapter")))
 }
 
-/// Refuses NF4 under an adapter that an earlier stage trains on weights that are not rounded.
+/// Refuses an NF4 base under an adapter that an earlier stage trains on an unquantised base.
 pub(crate) fn check_base(wanted: &AdapterOptions, left: &AdapterOptions) -> Result<()> {
     if wanted.base == BaseHome::Nf4 && left.base != BaseHome::Nf4 {
         return Err(Error::usage(
-            "the stage before trains the adapter on weights that are not rounded to NF4",
+            "an earlier stage trains the adapter on a base that is not quantised to NF4",
         )
         .at("adapter.base")
         .fix("adapter.base = \"nf4\" in both stages, or in none"));
@@ -155,7 +155,7 @@ pub(crate) fn check_base(wanted: &AdapterOptions, left: &AdapterOptions) -> Resu
     Ok(())
 }
 
-/// The models of a stage as they will be trained: the policy, and a critic on its own weights. All others are looked at.
+/// The trained models of a stage: the policy, and a separate critic. Checks all its models.
 fn models<'a>(
     recipe: &Recipe,
     start: &StartingModel,
@@ -191,11 +191,11 @@ fn models<'a>(
     for (i, reward, path) in judges {
         let head = config(path).map_err(|e| e.at("reward"))?.head;
         if head != Head::Score && reward.model_kind().is_none() {
-            return Err(Error::model(format!("{path} is a language model, which scores no completions"))
+            return Err(Error::model(format!("{path} is a language model without a score head"))
                 .at("reward")
                 .fix(
                     "a sequence classifier with one label, such as a stage that trains a reward model leaves; or \
-                     reward.0.options.kind = \"generative\", which asks the model for its verdict",
+                     reward.0.options.kind = \"generative\", which makes the model a judge",
                 ));
         }
         let option = format!("reward.{i}.options.");
@@ -212,17 +212,17 @@ fn models<'a>(
     Ok((policy, critic.map(|c| ModelConfig { head: Head::Score, ..c })))
 }
 
-/// The model a stage starts from, or what is known of it.
+/// The initial model of a stage, as far as it is known.
 #[derive(Clone)]
 struct StartingModel {
     /// The stage that trained it last.
     name: String,
-    /// With config.json and the tokenizer; the weights may not be there yet.
+    /// Directory with config.json and the tokenizer; the weights may not exist yet.
     dir: PathBuf,
     config: ModelConfig,
     /// An adapter that is not merged.
     adapter: Option<AdapterOptions>,
-    /// Keeps what was made for the check.
+    /// Keeps temporary files of the check.
     _sketch: Option<Arc<Sketch>>,
 }
 
@@ -246,12 +246,12 @@ impl StartingModel {
         let Some(previous) = before.last() else {
             return Err(Error::usage("no model to train").at("model").fix("model.path = \"directory\""));
         };
-        // What finished stages left is what this one will start from.
+        // It starts from the result of a finished stage.
         let left = there(format!("stages/{}", stage.index - 1)).filter(|_| stage.index <= at.stage);
         left.map_or_else(|| Ok(previous.clone()), open)
     }
 
-    /// The same once the stage has trained it.
+    /// The same after the stage has trained it.
     fn trained_by(mut self, stage: &StageRecipe) -> Result<StartingModel> {
         if stage.recipe.algorithm()?.needs().score {
             self.config.head = Head::Score;
@@ -262,7 +262,7 @@ impl StartingModel {
     }
 }
 
-/// A directory with what is known of a model that is yet to be made; it goes with the check.
+/// A temporary directory with configuration and tokenizer of a model that does not exist yet.
 struct Sketch(PathBuf);
 
 impl Sketch {

@@ -2,8 +2,8 @@
 //!
 //! `gen(name, stop, max_tokens)` completes everything rendered before it, `select(options)` takes the most probable of some
 //! texts there. Both return the text, so a program may print it, assign it, branch and loop on it. A template is rendered
-//! again and again, up to the first call whose result is not known yet; all rows advance together, so that their calls share
-//! decode batches. What was sampled stays as it is, token by token, as long as the program prints it where it was sampled.
+//! repeatedly, up to the first call without a result; all rows advance together, so that their calls share decode batches. Sampled
+//! tokens are kept as long as the program prints them where they were sampled.
 
 use crate::data::prompt::{columns, strict_environment};
 use crate::rollout::Actor;
@@ -19,9 +19,9 @@ use serde_json::{Map, Value, json};
 use std::sync::{Arc, Mutex};
 
 const NAME: &str = "program";
-/// Calls of one row at most: a loop that asks without end is an error.
+/// Maximum number of calls per row, against endless loops.
 const CALLS: usize = 1000;
-/// How a program asks the model.
+/// Syntax of calls, for fixes.
 const CALLED: &str = "text, and between {{ and }} columns, gen(\"name\", stop=\"\\n\", max_tokens=64) or select([\"yes\", \"no\"], \"name\")";
 
 /// A compiled program.
@@ -30,16 +30,16 @@ pub struct Program {
     calls: Arc<Mutex<Calls>>,
 }
 
-/// What a program has come to for one row.
+/// Result of a program for one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
     /// All of it, rendered.
     pub text: String,
-    /// What was written under each name; the last, where a name was used again.
+    /// The text of each name; the last one for a repeated name.
     pub variables: Map<String, Value>,
     /// Tokens sampled.
     pub generated_tokens: usize,
-    /// Prefix tokens that the KV cache had already.
+    /// Prefix tokens found in the KV cache.
     pub shared_tokens: usize,
 }
 
@@ -63,7 +63,7 @@ enum CallKind {
     Select { options: Vec<String>, normalise: bool },
 }
 
-/// A row on its way.
+/// A row in progress.
 struct ProgramRow<'r> {
     row: &'r Map<String, Value>,
     known: Vec<String>,

@@ -42,27 +42,27 @@ use steps::CompletionSteps;
 #[derive(Default)]
 pub struct Rewards {
     sources: Vec<(f64, Box<dyn Reward>)>,
-    /// How each source's completions are split, where it rewards steps; none for sources beyond its end.
+    /// How each source with process rewards splits completions; `None` for all others.
     steps: Vec<Option<steps::StepRule>>,
-    /// The policy's, which says where steps end in its tokens.
+    /// The policy's tokenizer, to find the last token of a step.
     tokenizer: Option<Arc<Tokenizer>>,
     hooks: Hooks,
-    /// Whether they are those of generated tasks; episodes are rewarded by their environments alone then.
+    /// Whether the rewards are those of generated tasks; then only environments reward episodes.
     of_tasks: bool,
     /// The ranks that share the completions.
     ranks: Ranks,
 }
 
-/// What one completion got.
+/// Rewards of one completion.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Graded {
-    /// What training sees; absent where it was lost, which is never the same as 0.
+    /// The reward for training; `None` if it was lost, which differs from 0.
     pub reward: Option<f64>,
-    /// Named parts.
+    /// Named components.
     pub components: Vec<(String, f32)>,
-    /// Logged only: what the first verifier says of it, usually whether it is right.
+    /// Logged only: the score of the first verifier, usually 1 if it is right.
     pub score: Option<f64>,
-    /// Whether an answer was found in it, where a verifier looks for one.
+    /// Whether an answer was found in it, if a verifier extracts one.
     #[serde(default)]
     pub found: Option<bool>,
     /// Columns that a Python function logged with `log_extra`.
@@ -85,11 +85,11 @@ impl Graded {
 /// Completions to be rewarded.
 #[derive(Clone, Copy)]
 pub struct Completions<'a> {
-    /// What they complete.
+    /// Their prompts.
     pub prompts: &'a [Prompt],
     /// In the order of the experience's sequences.
     pub answers: &'a [RolloutCompletion],
-    /// Where the run stands.
+    /// Progress of the run.
     pub at: Progress,
 }
 
@@ -97,12 +97,12 @@ pub struct Completions<'a> {
 type OpenModel<'a> = dyn FnMut(&recipe::RewardSettings, usize) -> Result<Box<dyn Reward>> + 'a;
 
 impl Rewards {
-    /// From sources that need no model.
+    /// Builds rewards from sources without models.
     pub fn new(sources: &[recipe::RewardSettings]) -> Result<Self> {
         Self::with_hooks(sources, &Hooks::default())
     }
 
-    /// The same for a run, which hears what user code prints and may end its waits.
+    /// The same with the hooks of a run.
     pub fn with_hooks(sources: &[recipe::RewardSettings], hooks: &Hooks) -> Result<Self> {
         Self::build(sources, hooks, &mut |source, _| {
             let dir = source.model.as_deref().unwrap_or_default();
@@ -111,28 +111,28 @@ impl Rewards {
         })
     }
 
-    /// One reward, of weight 1.
+    /// A single reward with weight 1.
     pub fn of(reward: impl Reward + 'static) -> Self {
         Self::default().with(1.0, reward)
     }
 
-    /// With one more reward: a verifier, a model, a closure.
+    /// Adds a reward: a verifier, a model, a closure.
     pub fn with(mut self, weight: f64, reward: impl Reward + 'static) -> Self {
         self.sources.push((weight, Box::new(reward)));
         self
     }
 
-    /// The same, shared by these ranks: each scores the completions to its share of the prompts.
+    /// Distributes scoring over these ranks: each scores the completions of its part of the prompts.
     pub fn shared_by(self, ranks: &Ranks) -> Self {
         Rewards { ranks: ranks.clone(), ..self }
     }
 
-    /// The same for completions of this tokenizer's tokens: rewards of steps are placed on the steps' last tokens.
+    /// Sets the policy's tokenizer, with which rewards of steps are placed on the steps' last tokens.
     pub fn reading(self, tokenizer: &Arc<Tokenizer>) -> Self {
         Rewards { tokenizer: Some(tokenizer.clone()), ..self }
     }
 
-    /// The same, whose last source rewards the steps of completions.
+    /// Makes the last source reward steps.
     pub fn by_steps(mut self, rule: (StepSplit, usize)) -> Result<Self> {
         if let Some((_, last)) = self.sources.last().filter(|(_, last)| !last.scores_steps()) {
             return Err(Error::usage(format!("{} rewards whole completions, not steps", last.name()))
@@ -146,12 +146,12 @@ impl Rewards {
         Ok(self)
     }
 
-    /// The same, but episodes are rewarded by their environments alone.
+    /// Leaves the rewards of episodes to their environments.
     pub(crate) fn without_episodes(self) -> Self {
         Rewards { of_tasks: true, ..self }
     }
 
-    /// Where it warns.
+    /// The receiver of warnings.
     pub(crate) fn warnings(&self) -> &Warnings {
         &self.hooks.warnings
     }
@@ -161,7 +161,7 @@ impl Rewards {
         self.sources.is_empty()
     }
 
-    /// As the recipe says, its models in memory.
+    /// The rewards of a recipe, with models loaded.
     pub fn load(recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Self> {
         let mut open = |source: &recipe::RewardSettings, number: usize| -> Result<Box<dyn Reward>> {
             let dir = Path::new(source.model.as_deref().unwrap_or_default());
@@ -225,7 +225,7 @@ impl Rewards {
         Ok(rewards)
     }
 
-    /// Refuses stop strings that cut off what a verifier reads, because no completion could ever be right.
+    /// Refuses stop strings that remove text that a verifier needs, because no completion could be right.
     pub fn check_stops(&self, strings: &[String], include: bool) -> Result<()> {
         if include {
             return Ok(());
@@ -235,26 +235,28 @@ impl Rewards {
             let cut = reads.flat_map(|read| strings.iter().map(move |s| (read, s)));
             if let Some((read, stop)) = cut.into_iter().find(|(read, stop)| read.contains(stop.as_str())) {
                 let what = format!(
-                    "the verifier {} reads {read:?}, which the stop text {stop:?} is cut from",
+                    "the verifier {} needs {read:?}, but the stop string {stop:?} is removed from completions",
                     verifier.name()
                 );
                 return Err(Error::usage(what).at("rollout.stop").fix("rollout.include_stop = true"));
             }
             let closing = |s: &&String| s.starts_with("</") && s.ends_with('>');
             if let Some(stop) = strings.iter().find(closing).filter(|_| verifier.name() == "python") {
-                let what = format!("rollout.stop = {stop:?} is cut from what the Python reward sees");
+                let what = format!(
+                    "rollout.stop = {stop:?} is removed from the completions that the Python reward gets"
+                );
                 self.hooks.warnings.raise("stop-text-cut", what, "rollout.include_stop = true to keep it");
             }
         }
         Ok(())
     }
 
-    /// What the first verifier that looks for an answer takes as it.
+    /// The answer extracted by the first verifier that extracts one.
     pub fn extract(&self, completion: &str) -> Option<String> {
         self.sources.iter().find_map(|(_, reward)| reward.verifier()?.extract(completion))
     }
 
-    /// Whether there is a verifier that finds the first wrong step of a completion.
+    /// Whether a verifier finds the first wrong step.
     pub fn judges_steps(&self) -> bool {
         self.step_verifier().is_some()
     }
@@ -263,16 +265,16 @@ impl Rewards {
         self.sources.iter().filter_map(|(_, reward)| reward.verifier()).find(|v| v.scores_steps())
     }
 
-    /// Whether no step of a prefix is wrong, as the first verifier says that finds wrong steps.
+    /// Whether no step of a prefix is wrong, by the first verifier that finds wrong steps.
     pub fn right_so_far(&self, prompt: &Prompt, prefix: &str) -> Result<bool> {
         let none = || Error::usage("no verifier finds wrong steps").fix("a verifier such as chain");
         let wrong =
             self.step_verifier().ok_or_else(none)?.wrong_step(&sample(prompt, prefix, &prompt.place))?;
-        // A prefix lacks what comes after it: that is no wrong step yet.
+        // Missing steps at the end of a prefix are not wrong.
         Ok(wrong.is_none_or(|range| range.start >= prefix.len()))
     }
 
-    /// Whether every source could reward completions to a prompt: its row has the columns they need.
+    /// Checks that the row of a prompt has the columns that all sources need.
     pub fn check(&self, prompt: &Prompt, place: &str) -> Result<()> {
         if self.of_tasks && prompt.episode.is_some() {
             return Ok(());
@@ -281,8 +283,8 @@ impl Rewards {
         self.sources.iter().try_for_each(|(_, reward)| reward.check(&sample))
     }
 
-    /// Scores completions and places each reward on its completion's last token. A completion that no source could score is
-    /// left out of the experience and counted; where that is so of all of them, the first failure is the error.
+    /// Scores completions and places each reward on its completion's last token. Completions that no source could score are
+    /// removed from the experience and counted; if all are, the first failure is the error.
     pub fn score(
         &self,
         completions: Completions<'_>,
@@ -292,7 +294,7 @@ impl Rewards {
         self.score_among(&self.ranks, completions, experience, metrics)
     }
 
-    /// The same on this rank alone, which has all of the completions to itself: other ranks are not waited for.
+    /// The same on this rank alone, without communication.
     pub fn score_alone(&self, completions: Completions<'_>) -> Result<Vec<Graded>> {
         let (mut experience, mut metrics) = (Experience::default(), Metrics::default());
         self.score_among(Ranks::ALONE, completions, &mut experience, &mut metrics)
@@ -318,10 +320,10 @@ impl Rewards {
         for s in &experience.sequences {
             ids[s.trajectory].extend(s.actions().map(|i| s.ids[i + 1]));
         }
-        let said: Vec<Cow<'_, str>> = answers.iter().map(RolloutCompletion::said).collect();
+        let said: Vec<Cow<'_, str>> = answers.iter().map(RolloutCompletion::scored_text).collect();
         let all = completions.samples(&ids, &said);
         let samples: Vec<Sample<'_>> = scored.iter().map(|&i| all[i]).collect();
-        // Whether a completion is right is for the first verifier to say; without one, for the first source.
+        // The first verifier decides whether a completion is right; without one, the first source.
         let first = self.sources.iter().position(|(_, r)| r.verifier().is_some()).unwrap_or(0);
         let mut logged = Vec::new();
         let idle = samples.is_empty() && !ranks.is_alone();
@@ -355,7 +357,7 @@ impl Rewards {
         Ok(graded)
     }
 
-    /// Says once why completions have no reward, and stops where none has.
+    /// Warns once why completions have no reward; an error if none has.
     fn account_for_lost(&self, sums: &[RewardSum], graded: &[Graded], at: Progress) -> Result<()> {
         let (lost, all) = (graded.iter().filter(|g| g.is_lost()).count(), graded.len());
         if lost == 0 {
@@ -364,14 +366,13 @@ impl Rewards {
         let failure = sums.iter().find_map(|s| s.failure.clone()).map(|f| f.0).unwrap_or_else(|| {
             let mut verifiers = self.sources.iter().filter_map(|(_, reward)| reward.verifier());
             let files = verifiers.find_map(|v| v.file().map(|f| f.display().to_string()));
-            Error::usage("no reward function gave a number: all returned None")
+            Error::usage("no reward function returned a number: all returned None")
                 .at(files.unwrap_or("reward".into()))
                 .fix("let at least one function return a number for every completion")
         });
         let of_step = if at.steps > 0 { format!(" of step {}", at.step + 1) } else { String::new() };
         if lost == all {
-            let what =
-                format!("no completion{of_step} got a reward ({all} lost), so there is nothing to go by");
+            let what = format!("no completion{of_step} got a reward ({all} lost)");
             return Err(failure.context(what));
         }
         let message =
@@ -385,7 +386,7 @@ impl Rewards {
     }
 }
 
-/// Gets what the other ranks scored, and what their verifiers logged.
+/// Gathers the scores and metrics of the other ranks.
 fn gather(
     ranks: &Ranks,
     sums: &mut [RewardSum],
@@ -405,7 +406,7 @@ fn gather(
     Ok(())
 }
 
-/// One finite score, abstention or loss for each completion.
+/// One finite score, abstention or failure per completion.
 fn outcomes(
     reward: &dyn Reward,
     samples: &[Sample<'_>],
@@ -428,7 +429,7 @@ fn outcomes(
         if let Outcome::Scored(score) = outcome
             && !(score.reward.is_finite() && score.steps.iter().all(|r| r.is_finite()))
         {
-            return Err(Error::numerics(format!("{name} gave a reward of {}", score.reward))
+            return Err(Error::numerics(format!("{name} returned a reward of {}", score.reward))
                 .at(format!("completion {i}")));
         }
     }
@@ -455,13 +456,13 @@ impl<'a> Completions<'a> {
     }
 }
 
-/// Puts the rewards on the tokens of their completions; completions without one are left out.
+/// Places the rewards on tokens of their completions; removes completions without one.
 fn place(experience: &mut Experience, sums: &[RewardSum], graded: &[Graded], metrics: &mut Metrics) {
     let last: HashMap<usize, usize> =
         experience.sequences.iter().enumerate().map(|(i, s)| (s.trajectory, i)).collect();
     for (i, s) in experience.sequences.iter_mut().enumerate() {
         let (g, sum) = (&graded[s.trajectory], &sums[s.trajectory]);
-        // What an environment gave stands at its turns already.
+        // Rewards of environments have been placed on their turns.
         if last[&s.trajectory] == i
             && let (Some(last), Some(reward)) = (s.actions().last(), g.reward)
         {
@@ -477,7 +478,7 @@ fn place(experience: &mut Experience, sums: &[RewardSum], graded: &[Graded], met
     experience.sequences.retain(|s| !graded[s.trajectory].is_lost());
 }
 
-/// A completion of which nothing but its text is known.
+/// A completion of which only the text is known.
 fn sample<'a>(prompt: &'a Prompt, completion: &'a str, place: &'a str) -> Sample<'a> {
     Sample {
         id: prompt.index,
@@ -492,13 +493,13 @@ fn sample<'a>(prompt: &'a Prompt, completion: &'a str, place: &'a str) -> Sample
     }
 }
 
-/// What the sources say of one completion together.
+/// Sum of the sources' rewards of one completion.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct RewardSum {
     reward: f64,
-    /// The part of it that an environment gave, turn by turn.
+    /// The environment's part of it, placed turn by turn.
     played: f64,
-    /// Sources that gave a reward.
+    /// Number of sources with a reward.
     count: usize,
     components: Vec<(String, f32)>,
     sources: Vec<(f32, Option<f32>)>,
@@ -511,7 +512,7 @@ struct RewardSum {
 }
 
 impl RewardSum {
-    /// What an environment gave; nothing where none played.
+    /// The environment's reward; 0 without one.
     fn of(answer: &RolloutCompletion) -> Self {
         let Some(played) = &answer.played else { return RewardSum::default() };
         if let Some(lost) = &played.lost {
@@ -529,7 +530,7 @@ impl RewardSum {
         }
     }
 
-    /// Rewards of steps that end behind these numbers of tokens.
+    /// Adds rewards of steps that end after these numbers of tokens.
     fn place(&mut self, weight: f64, tokens: &[usize], rewards: &[f64]) {
         self.placed.extend(tokens.iter().zip(rewards).map(|(&end, reward)| (end, weight * reward)));
     }
@@ -540,7 +541,7 @@ impl RewardSum {
                 self.reward += weight * score.reward;
                 if !(self.reward as f32).is_finite() && self.failure.is_none() {
                     let what = format!(
-                        "a reward of {:e} times its weight {weight}; a reward is a number of 32 bits, {:e} at most",
+                        "a reward of {:e} times its weight {weight} overflows f32, whose maximum is {:e}",
                         score.reward,
                         f32::MAX
                     );
@@ -559,7 +560,7 @@ impl RewardSum {
                 }
                 self.extra.extend(score.extra);
             }
-            // A source without an opinion adds nothing, and keeps its place among the sources.
+            // A source that abstains adds no reward, but keeps its index.
             Outcome::Abstained => self.sources.push((weight as f32, None)),
             Outcome::Lost(error) if is_interruption(&error) => {
                 return Err(interrupted("waiting for rewards"));
@@ -569,7 +570,7 @@ impl RewardSum {
         Ok(())
     }
 
-    /// Lost where a source failed, or where none had an opinion though there are some.
+    /// The result; lost if a source failed or all sources abstained.
     fn graded(&self, without_sources: bool) -> Graded {
         let known = self.failure.is_none() && (self.count > 0 || without_sources);
         Graded {
@@ -582,7 +583,7 @@ impl RewardSum {
     }
 }
 
-/// A component's name, with a number where another source has a component of that name: `correct`, `correct_2`.
+/// A component's name, with a number if it is taken by another source: `correct`, `correct_2`.
 fn unused(name: String, components: &[(String, f32)]) -> String {
     let taken = |name: &str| components.iter().any(|(other, _)| other == name);
     if !taken(&name) {
@@ -591,7 +592,7 @@ fn unused(name: String, components: &[(String, f32)]) -> String {
     (2..).map(|n| format!("{name}_{n}")).find(|name| !taken(name)).unwrap_or(name)
 }
 
-/// What a recipe says of truncated completions.
+/// Parses `truncated`.
 fn truncated(word: Option<&str>) -> Result<Truncated> {
     match word {
         None | Some("wrong") => Ok(Truncated::Wrong),
@@ -603,7 +604,7 @@ fn truncated(word: Option<&str>) -> Result<Truncated> {
     }
 }
 
-/// What may become of truncated completions.
+/// Values of `truncated`.
 pub const TRUNCATED: &[&str] = &["wrong", "score"];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Sampling completions: prompts in, sequences with the log-probabilities they were sampled with out.
+//! Rollouts: samples completions of prompts, with their log-probabilities.
 
 use crate::episode::{self, Environments, Episode, Played, Plays, TimeShares};
 use crate::experience::{Experience, Metrics, Sequence};
@@ -16,54 +16,54 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 
-/// Tokens whose text is worth a thread.
+/// Tokens to decode per thread.
 const THREAD_TOKENS: usize = 4096;
 
-/// A completion beside its prompt.
+/// A sampled completion.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RolloutCompletion {
-    /// Which of the prompts.
+    /// Index of the prompt.
     pub prompt: usize,
     /// Text up to the stop, without special tokens.
     pub text: String,
     /// Tokens of the completion.
     pub tokens: usize,
-    /// Whether it was cut off: by the length limit, or the limit of turns.
+    /// Whether it was truncated: by the length limit, or the limit of turns.
     pub truncated: bool,
-    /// The turns, where an environment played.
+    /// The turns, with an environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub played: Option<Played>,
 }
 
 impl RolloutCompletion {
-    /// What the policy wrote: of an episode its actions alone.
-    pub fn said(&self) -> Cow<'_, str> {
+    /// The text that rewards score: the completion, or the actions of an episode without observations.
+    pub fn scored_text(&self) -> Cow<'_, str> {
         match &self.played {
-            Some(played) => played.said().into(),
+            Some(played) => played.actions().into(),
             None => self.text.as_str().into(),
         }
     }
 }
 
-/// A policy and what completes prompts with it.
+/// A policy with its generator.
 pub struct Actor<'a> {
-    /// Completes prompts.
+    /// The generator.
     pub generator: &'a mut dyn Generator,
-    /// The policy as it is now.
+    /// The current policy.
     pub policy: &'a Model,
     /// The policy's.
     pub tokenizer: &'a Tokenizer,
     /// Stop tokens and stop strings.
     pub stops: &'a Stops,
-    /// What plays the prompts that have several turns.
+    /// Environments of prompts with several turns.
     pub environments: &'a Environments,
     /// The ranks that share the prompts.
     pub ranks: &'a Ranks,
 }
 
 impl Actor<'_> {
-    /// Samples with the ranks that compute with the policy: the first of a team does `work`, the others compute along and get
-    /// nothing.
+    /// Samples with the ranks of this rank's group: the first runs `work`, the others take part in its computation and return the
+    /// default.
     pub(crate) fn led<T: Default>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let Some(team) = self.policy.team().cloned() else { return work(self) };
         self.ranks.all_gather(&[])?; // an error before this reaches ranks that wait for all of them
@@ -77,12 +77,12 @@ impl Actor<'_> {
     }
 }
 
-/// What ends completions of the model in `dir` as a recipe samples them.
+/// Stop conditions of a recipe for the model in `dir`.
 pub fn stops(dir: &Path, tokenizer: &Tokenizer, r: &Rollout) -> Stops {
     Stops::of_dir(dir, tokenizer).with_strings(&r.stop, r.include_stop)
 }
 
-/// How completions are sampled in a run.
+/// Sampling parameters of a run.
 pub fn params(r: &Rollout, stops: &Stops, seed: u64) -> SamplingParams {
     SamplingParams {
         temperature: r.temperature as f32,
@@ -96,33 +96,33 @@ pub fn params(r: &Rollout, stops: &Stops, seed: u64) -> SamplingParams {
     }
 }
 
-/// What was sampled for some prompts.
+/// Sampled completions.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Sampled {
     /// Training sequences.
     pub experience: Experience,
     /// In the order of prompts and samples.
     pub answers: Vec<RolloutCompletion>,
-    /// How the time went.
+    /// Fractions of time.
     pub time: TimeShares,
-    /// Of a search.
+    /// Metrics of a search.
     pub metrics: Metrics,
 }
 
-/// What is sampled for each of some prompts.
+/// A request for completions of each prompt.
 #[derive(Clone, Copy)]
 pub struct RolloutRequest<'a> {
-    /// How.
+    /// Sampling parameters.
     pub params: &'a SamplingParams,
-    /// Completions of each.
+    /// Completions per prompt.
     pub samples: usize,
-    /// The step, which keys the random numbers.
+    /// The step, part of the key of the random numbers.
     pub step: u64,
 }
 
-/// `samples` completions to each prompt, in the order of prompts and samples. Random numbers depend on the seed, the step,
-/// the prompt's number and the sample's alone, so it does not matter which rank completes a prompt: each completes its share,
-/// and all get everything.
+/// `samples` completions of each prompt, in the order of prompts and samples. Random numbers depend only on the seed, the step, the
+/// prompt's number and the sample's, not on the rank: each rank samples for its part of the prompts, and all get all
+/// completions.
 pub fn sample(
     actor: &mut Actor<'_>,
     prompts: &mut [Prompt],
@@ -134,7 +134,7 @@ pub fn sample(
     sample_placed(actor, prompts, RolloutRequest { params, samples, step }, &costs)
 }
 
-/// The same where it is known what the completions of each prompt will cost: no rank gets much more to do than another.
+/// The same, balanced over ranks by the predicted cost of each prompt.
 pub fn sample_placed(
     actor: &mut Actor<'_>,
     prompts: &mut [Prompt],
@@ -176,7 +176,7 @@ pub fn sample_placed(
             )));
         }
         let first = all.answers.len();
-        // Where the sequences come from, a prompt's trajectories follow on those of the prompts before it.
+        // Trajectories are numbered in the order of the prompts.
         let moved =
             |s: Sequence| Sequence { trajectory: first + s.trajectory - s.group * samples, group, ..s };
         all.experience.sequences.extend(sequences.into_iter().map(moved));
@@ -185,7 +185,7 @@ pub fn sample_placed(
     Ok(all)
 }
 
-/// What all ranks sampled, each for its share of the prompts, in their order.
+/// Gathers the samples of all ranks, each for its part of the prompts, in the order of the prompts.
 pub(crate) fn gathered(
     ranks: &Ranks,
     prompts: &mut [Prompt],
@@ -216,7 +216,7 @@ fn sample_here(actor: &mut Actor<'_>, prompts: &mut [Prompt], wanted: RolloutReq
     sampled(actor, episodes, wanted.params, time)
 }
 
-/// Episodes that are over, as training sequences and texts.
+/// Finished episodes as training sequences and texts.
 pub(crate) fn sampled(
     actor: &Actor<'_>,
     mut episodes: Vec<Episode>,
@@ -245,7 +245,7 @@ pub(crate) fn sampled(
     Ok(Sampled { experience, answers, time, metrics: Metrics::default() })
 }
 
-/// The text of each completion, decoded by as many threads as there is work for: the device waits meanwhile.
+/// Decodes the text of each completion, with several threads for many tokens, since the device is idle meanwhile.
 pub fn texts(tokenizer: &Tokenizer, stops: &Stops, completions: &[Completion]) -> Result<Vec<String>> {
     let decode = |c: &Completion| stops.text(tokenizer, c);
     let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();

@@ -1,8 +1,7 @@
-//! A whole run: stages one after the other, with everything that must survive a crash.
+//! A whole run: its stages in order, with checkpoints, logs and resume.
 //!
-//! The run folder holds, beside the logs and checkpoints, `start/` (a new model, where the recipe makes one) and
-//! `stages/<n>/` (the model each finished stage hands on). A resumed run builds the stage as it was built the first
-//! time and puts the checkpoint's state into it.
+//! The run folder holds logs, checkpoints, `start/` (a new model, if the recipe initialises one) and `stages/<n>/` (the resulting
+//! model of each finished stage). A resumed run builds the stage in the same way and then loads the checkpoint's state.
 
 mod evaluation;
 mod follow;
@@ -47,23 +46,23 @@ use xxhash_rust::xxh3::xxh3_128;
 
 /// Observer of a run.
 pub trait RunWatch {
-    /// A stage begins.
+    /// A stage starts.
     fn stage(&mut self, name: &str, steps: u64);
-    /// A step is done.
+    /// A step is complete.
     fn step(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord);
-    /// An evaluation is done, after this number of steps of the stage.
+    /// An evaluation is complete, after this number of steps of the stage.
     fn evaluated(&mut self, _stage: &str, _step: u64, _evaluation: &Evaluation) {}
-    /// Something worth a line.
+    /// A message.
     fn note(&mut self, text: &str);
-    /// Something that is probably not meant.
+    /// A warning.
     fn warn(&mut self, warning: &Warning) {
         self.note(&format!("warning: {warning}"));
     }
-    /// Who wants to be told what a step is busy with.
+    /// Listener for the phases of a step.
     fn waits(&self) -> Option<Waits> {
         None
     }
-    /// The disk is full, and has been for a while: whether to try again. Who wants to wait does so before it answers.
+    /// The disk has been full for this time; returns whether to try again, after waiting.
     fn disk_full(&mut self, _error: &Error, _waited: Duration) -> bool {
         false
     }
@@ -77,7 +76,7 @@ pub struct RunOutcome {
     pub folder: PathBuf,
     /// The trained model.
     pub model: Option<PathBuf>,
-    /// Stopped before its end, to be resumed.
+    /// Whether it was interrupted and can be resumed.
     pub interrupted: bool,
     /// Evaluations of each stage: name, first and last.
     pub evaluations: Vec<(String, Option<Evaluation>, Option<Evaluation>)>,
@@ -86,19 +85,19 @@ pub struct RunOutcome {
 /// Options of a run besides its recipe.
 #[derive(Default)]
 pub struct RunOptions {
-    /// Where the run stands, where that is known already.
+    /// Position of the run, if known already.
     pub position: Option<RunPosition>,
-    /// The recipe's changes, for a run that goes on.
+    /// The accepted changes of the recipe, for a resumed run.
     pub accepted: Option<Accepted>,
-    /// Go on although data, rewards or models are not what they were.
+    /// Resume even if data, rewards or models have changed.
     pub allow_changed: bool,
-    /// What is known of stages already, by their number.
+    /// Checked stages, by number.
     pub checked: BTreeMap<usize, Checked>,
-    /// Where a checkpoint goes when the run's own folder cannot take it.
+    /// Fallback folder for a checkpoint that the run folder cannot store.
     pub rescue: Option<PathBuf>,
     /// More fields for the first line of the log: the command, its threads.
     pub about: Value,
-    /// The ranks of the run; this process alone, where it is none of several.
+    /// The ranks of the run; this process alone without several ranks.
     pub ranks: Ranks,
 }
 
@@ -137,7 +136,7 @@ pub fn run_with(
 }
 
 fn unlogged(error: &Error) -> Warning {
-    let fix = "the run goes on; see why the file cannot be written".to_string();
+    let fix = "the run continues; check why the file cannot be written".to_string();
     Warning { name: "log", message: format!("lines of the log are missing: {error}"), fix }
 }
 
@@ -176,7 +175,7 @@ fn stages(
 ) -> Result<RunOutcome> {
     crate::parallel::check_stages(resolved, options.ranks.size())?;
     for (path, problem) in &at.found.skipped {
-        let text = format!("passed over {}: {problem}", path.display());
+        let text = format!("skipped {}: {problem}", path.display());
         watch.note(&text);
         folder.note("warning", &text);
     }
@@ -222,7 +221,7 @@ fn stages(
     Ok(RunOutcome { folder: folder.path().into(), model: Some(model), interrupted: false, evaluations })
 }
 
-/// A changed recipe that the user accepted, and the step up to which the old one held.
+/// An accepted change of the recipe, and the last step of the old one.
 fn renewed_recipe(
     folder: &RunFolder,
     watch: &mut dyn RunWatch,
@@ -235,7 +234,7 @@ fn renewed_recipe(
     Ok(Some((accepted.resolved.toml.clone(), before + at.step)))
 }
 
-/// Steps of a stage that needs no more of them.
+/// Steps of a finished stage.
 fn finished_steps(index: usize, name: &str, at: &RunPosition, watch: &mut dyn RunWatch) -> u64 {
     if index != at.stage {
         return at.state["steps"][index].as_u64().unwrap_or(0);
@@ -244,12 +243,12 @@ fn finished_steps(index: usize, name: &str, at: &RunPosition, watch: &mut dyn Ru
     at.step
 }
 
-/// Whether a stage has left its model.
+/// Whether a stage has written its resulting model.
 fn finished(folder: &RunFolder, stage: usize) -> bool {
     folder.path().join(format!("stages/{stage}/config.json")).exists()
 }
 
-/// Removes what a process that was killed left half done. What cannot be removed is tried again with every checkpoint.
+/// Removes incomplete files of a killed process. Failures are retried with every checkpoint.
 fn tidy(folder: &RunFolder, resolved: &Resolved, at: &RunPosition) {
     if let Some(stage) = resolved.stages.get(at.stage) {
         let c = &stage.recipe.checkpoint;
@@ -265,7 +264,7 @@ fn tidy(folder: &RunFolder, resolved: &Resolved, at: &RunPosition) {
     folder.tidy();
 }
 
-/// Says what is new in the recipe; models made for stages that are others now go.
+/// Logs changes of the recipe, and removes models initialised for stages that have changed.
 fn renew(folder: &RunFolder, accepted: &Accepted, watch: &mut dyn RunWatch) -> Result<()> {
     for change in &accepted.changes {
         watch.note(&format!("changed: {change}"));
@@ -333,7 +332,7 @@ fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<P
     Ok(fresh)
 }
 
-/// A source of held-out rows: what it is read for, where it began, and itself.
+/// A source of held-out rows: its feed, its initial state, and itself.
 type EvalSource = (Feed, Value, Box<dyn ExampleSource>);
 
 struct OneStage<'a> {
@@ -343,14 +342,14 @@ struct OneStage<'a> {
     folder: &'a RunFolder,
     /// Steps of all stages before.
     before: u64,
-    /// What it raises into.
+    /// Its warnings.
     warnings: Warnings,
     options: &'a RunOptions,
     /// The whole recipe.
     toml: &'a str,
-    /// A changed recipe that is written once nothing can refuse it any more, and the step up to which the old one held.
+    /// A changed recipe, written once it is accepted for good, and the last step of the old one.
     renewed: Cell<Option<(String, u64)>>,
-    /// What evaluations read: for what, its first state, and where it stands.
+    /// Sources of evaluations: feed, initial state, and current state.
     opened: RefCell<Vec<EvalSource>>,
 }
 
@@ -430,14 +429,14 @@ impl OneStage<'_> {
         })
     }
 
-    /// What followers need to build the same stage.
+    /// The order for followers to build the same stage.
     fn order(&self, resumed: Option<(&Path, &Value)>) -> Order {
         let checkpoint = resumed.map(|(path, state)| (path.to_path_buf(), state.clone()));
         let (folder, model) = (self.folder.path().to_path_buf(), self.dir.to_path_buf());
         Order::Begin { folder, stage: self.index, model, checkpoint }
     }
 
-    /// The stage with its models in memory, restored where it is resumed, its data checked.
+    /// The stage with loaded models and checked data, restored if it is resumed.
     fn open(
         &self,
         recipe: &Recipe,
@@ -462,7 +461,7 @@ impl OneStage<'_> {
             }
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
         }
-        // A resumption that is refused leaves the run as it was.
+        // A refused resume does not change the run.
         if let Some((toml, step)) = self.renewed.take() {
             self.folder.replace_recipe(&toml, step)?;
         }
@@ -496,7 +495,7 @@ impl OneStage<'_> {
         })
     }
 
-    /// What begins, in the log.
+    /// Logs the start of the stage.
     fn log_stage(&self, stage: &Stage, total: u64) {
         let checked = self.options.checked.get(&self.index).map(|c| c.summary);
         let (algorithm, data) = (stage.recipe.algorithm_name(), checked.unwrap_or(stage.source.summary()));
@@ -508,7 +507,7 @@ impl OneStage<'_> {
         self.folder.event("stage", &format!("{} begins: {algorithm}, {total} steps", self.name), fields);
     }
 
-    /// What was measured, in the log.
+    /// Logs an evaluation.
     fn log_evaluation(&self, step: u64, evaluation: &Evaluation) {
         let metrics: Map<String, Value> =
             evaluation.metrics.means().map(|(name, value)| (name.to_string(), number(value))).collect();
@@ -516,7 +515,7 @@ impl OneStage<'_> {
         self.folder.event("evaluation", &format!("{} evaluated after step {step}", self.name), fields);
     }
 
-    /// Shows what was raised since the last call.
+    /// Shows warnings since the last call.
     fn warn(&self, warnings: &Warnings, watch: &mut dyn RunWatch) {
         if let Some(e) = self.folder.take_unlogged() {
             let Warning { name, message, fix } = unlogged(&e);
@@ -531,8 +530,8 @@ impl OneStage<'_> {
         }
     }
 
-    /// Whether the last evaluations of this stage, as many as `checkpoint.patience`, brought no new best. What was
-    /// written decides, so a resumed run decides the same.
+    /// Whether the last `checkpoint.patience` evaluations of this stage had no new best metric. Decided from the log, so that a resumed
+    /// run decides the same.
     fn settled(&self, recipe: &Recipe) -> Result<bool> {
         let c = &recipe.checkpoint;
         let (Some(metric), true) = (&c.metric, c.patience > 0) else { return Ok(false) };
@@ -546,7 +545,7 @@ impl OneStage<'_> {
         Ok(since >= c.patience)
     }
 
-    /// Refuses to go on over data, rewards and models that are not what they were, unless that is wanted.
+    /// Refuses to resume with changed data, rewards or models, unless allowed.
     fn same(&self, now: &Value, saved: &Value, watch: &mut dyn RunWatch) -> Result<()> {
         let changes = frozen::changed(now, saved);
         if !self.options.allow_changed {
@@ -554,12 +553,12 @@ impl OneStage<'_> {
         }
         for change in changes {
             watch.note(&format!("changed: {change}"));
-            self.folder.note("warning", &format!("the run goes on although {change}"));
+            self.folder.note("warning", &format!("the run is resumed although {change}"));
         }
         Ok(())
     }
 
-    /// All that a resumed run needs beside the weights and moments.
+    /// State of a checkpoint besides weights and moments.
     fn state(
         &self,
         stage: &Stage,
@@ -615,20 +614,20 @@ impl OneStage<'_> {
         let saved = self.saving(stage, order, || checkpoints.save(step, &roles, state, best))?;
         for problem in saved.problems {
             let what = format!("an old checkpoint cannot be removed: {problem}");
-            stage.warnings.raise("old-checkpoints", what, "it is tried again with every checkpoint");
+            stage.warnings.raise("old-checkpoints", what, "this is retried with every checkpoint");
         }
         Ok(saved.path)
     }
 
-    /// Saves a stage in a run folder of its own, for when this run's cannot be written; where that is. What was measured so
-    /// far stays behind.
+    /// Saves a stage in another run folder if this run's cannot be written; returns its path. Logs and metrics are not
+    /// copied.
     fn rescue(&self, root: &Path, stage: (&Stage, &Value), mut state: Value) -> Result<PathBuf> {
         let folder = RunFolder::create(root, &self.folder.name(), self.toml)?;
         (state["metrics_bytes"], state["rollouts"]) = (json!(0), Value::Null);
         let path = self.checkpoint(&checkpoints(&folder, &stage.0.recipe), stage, &state, None)?;
         let model = path.join("model");
         if !model.join("tokenizer.json").exists() {
-            stage.0.tokenizer.save(&model)?; // where it came from may be gone as well
+            stage.0.tokenizer.save(&model)?; // its source may be gone as well
         }
         Ok(folder.path().into())
     }
@@ -636,8 +635,10 @@ impl OneStage<'_> {
     fn restore(&self, stage: &mut Stage, path: &Path, state: &Value, watch: &mut dyn RunWatch) -> Result<()> {
         stage.load(path)?;
         match stage.source.restore(&state["source"]) {
-            // Other rows have no place where the old ones stood.
-            Err(e) if self.options.allow_changed => watch.note(&format!("the data begin anew: {e}")),
+            // The position in the old rows does not apply to other rows.
+            Err(e) if self.options.allow_changed => {
+                watch.note(&format!("the data start from the beginning: {e}"))
+            }
             restored => restored?,
         }
         if !state["algorithm"].is_null() {
@@ -656,7 +657,7 @@ impl OneStage<'_> {
         Ok(())
     }
 
-    /// Goes back to this stage's best checkpoint; the first of equals is the best.
+    /// Loads this stage's best checkpoint, ties going to the first.
     fn take_best(&self, stage: &mut Stage, all: &Checkpoints, watch: &mut dyn RunWatch) -> Result<()> {
         let (metric, lower) =
             (stage.recipe.checkpoint.metric.clone(), stage.recipe.checkpoint.lower_is_better);
@@ -675,7 +676,11 @@ impl OneStage<'_> {
             })?,
         }
         let metric = metric.unwrap_or_default();
-        watch.note(&format!("{} hands on step {} with {metric} {value:.4}", self.name, step - self.before));
+        watch.note(&format!(
+            "{}: the result is step {} with {metric} {value:.4}",
+            self.name,
+            step - self.before
+        ));
         Ok(())
     }
 }

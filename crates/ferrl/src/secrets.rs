@@ -1,5 +1,5 @@
-//! Keys and tokens: from the environment, or from a file `.env` in the working directory that git ignores. They reach
-//! what asks for them by name and nothing else: a run folder holds their names, and logs have them blacked out.
+//! Secrets (keys and tokens) from the environment, or from a file `.env` in the working directory that git ignores. Only code that
+//! requests them by name gets them: a run folder has their names, and logs replace their values.
 
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::lock;
@@ -10,7 +10,7 @@ use std::sync::{LazyLock, Mutex};
 /// The file in the working directory.
 pub const FILE: &str = ".env";
 
-/// What the names of secrets end in; other variables (a path, a number) may be shown.
+/// Endings of the names of secrets; other variables (a path, a number) may be shown.
 const SECRET: &[&str] = &["KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL"];
 
 /// Shorter values would black out ordinary words.

@@ -1,4 +1,4 @@
-//! From a recipe to a stage that can take steps: models, data, rewards, schedules.
+//! Builds a stage from a recipe: models, data, rewards, schedules.
 
 mod data;
 mod draft;
@@ -35,7 +35,7 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The algorithm a stage's recipe names, and what it learns from.
+/// The algorithm of a stage's recipe, and its kind of training data.
 pub fn algorithm(recipe: &Recipe) -> Result<(Box<dyn Algorithm>, Feed)> {
     Ok((recipe.algorithm()?, algo::find(recipe.algorithm_name())?.feed))
 }
@@ -54,12 +54,12 @@ pub fn starting_model(recipe: &Recipe, fresh: &Path) -> Result<PathBuf> {
 
 /// The error for a recipe with neither `model.path` nor `model.init`, or with both.
 pub(crate) fn no_start() -> Error {
-    Error::usage("a run starts from model.path or from model.init, one of the two")
+    Error::usage("a recipe needs exactly one of model.path and model.init")
         .at("model")
         .fix("model.path = \"a Hugging Face directory\"")
 }
 
-/// A stage that starts from the model in `dir` and learns from what its recipe names.
+/// A stage that starts from the model in `dir`, with the data of its recipe.
 pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
     stage_on(recipe, backend, dir, Ranks::ALONE)
 }
@@ -70,7 +70,7 @@ pub fn stage_on(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path, ranks: &R
     from_draft(recipe, draft, backend, dir, ranks)
 }
 
-/// A stage that starts from the model in `dir` and learns from any source, with the recipe's rewards or these.
+/// A stage that starts from the model in `dir`, with any source, and with the recipe's rewards or these.
 pub fn stage_over(
     recipe: Recipe,
     backend: Arc<dyn Backend>,
@@ -144,7 +144,7 @@ pub fn from_draft(
     })
 }
 
-/// Where a critic with its own weights starts.
+/// Initial model of a critic with its own weights.
 fn critic_dir(recipe: &Recipe, needs: Needs, dir: &Path) -> Result<Option<ModelDir>> {
     if !needs.critic || recipe.critic.shared {
         return Ok(None);
@@ -158,7 +158,7 @@ pub(crate) fn critic_start(recipe: &Recipe, policy: &Path) -> Result<PathBuf> {
     Ok(own.transpose()?.unwrap_or_else(|| policy.to_path_buf()))
 }
 
-/// The frozen model that the algorithm compares the policy with: a teacher or the first policy.
+/// The frozen model of the algorithm: a teacher, or the initial policy.
 fn reference(recipe: &Recipe, needs: Needs, policy: &mut ModelTrainer) -> Result<Option<Frozen>> {
     if needs.teacher {
         let teacher = crate::teacher::load(recipe, &policy.model)?;
@@ -167,7 +167,7 @@ fn reference(recipe: &Recipe, needs: Needs, policy: &mut ModelTrainer) -> Result
     if needs.reference || needs.start { first_policy(policy, needs, recipe) } else { Ok(None) }
 }
 
-/// The policy as it starts: a copy, or nothing where an adapter makes it out of the policy itself.
+/// The initial policy: a copy, or `None` if it is the policy without its adapter's change.
 fn first_policy(policy: &mut ModelTrainer, needs: Needs, recipe: &Recipe) -> Result<Option<Frozen>> {
     if policy.model.adapter().is_some() && !needs.full_kl {
         return policy.keep_start().map(|()| None);
@@ -195,7 +195,7 @@ fn split(recipe: &Recipe, needs: Needs, ranks: &Ranks, number: usize) -> Result<
     layout.splits().then(|| Split::new(ranks, layout.ddp, number)).transpose()
 }
 
-/// Generates with the policy's own weights.
+/// A generator on the policy's weights.
 pub(crate) fn sampler(
     recipe: &Recipe,
     model: &Model,
@@ -206,24 +206,24 @@ pub(crate) fn sampler(
     Ok(Box::new(sampler.with_tokenizer(tokenizer.clone())))
 }
 
-/// Refuses a tokenizer that gives ids the model does not know.
+/// Refuses a tokenizer with ids beyond the model's vocabulary.
 pub(crate) fn fits(config: &ModelConfig, tokenizer: &Tokenizer, dir: &Path) -> Result<()> {
     let (model, tokens) = (config.vocab, tokenizer.vocab_size());
     if model < tokens {
         return Err(
-            Error::model(format!("the model knows {model} tokens, its tokenizer {tokens}")).at(dir.display())
+            Error::model(format!("the model has {model} tokens, its tokenizer {tokens}")).at(dir.display())
         );
     }
     Ok(())
 }
 
-/// What is wrong with the cache, under its key.
+/// An error of the cache, at its key.
 pub fn cache_error(error: Error, rollout: &Rollout) -> Error {
     let other = if error.class == Class::Resource { "smaller" } else { "larger" };
     error.at(format!("rollout.cache_mib = {}", rollout.cache_mib)).fix(format!("a {other} rollout.cache_mib"))
 }
 
-/// A completion that the cache has no room for, under the cache's key.
+/// A completion that does not fit into the cache, at its key.
 pub fn too_small(error: Error, rollout: &Rollout) -> Error {
     if error.class != Class::Resource {
         return error;
@@ -232,7 +232,7 @@ pub fn too_small(error: Error, rollout: &Rollout) -> Error {
     error.at(format!("rollout.cache_mib = {}", rollout.cache_mib)).fix(fix)
 }
 
-/// Room for the answers of a run.
+/// Cache options of a run.
 pub fn cache_options(rollout: &Rollout, backend: &dyn Backend) -> CacheOptions {
     CacheOptions {
         bytes: rollout.cache_mib << 20,
@@ -286,7 +286,7 @@ pub fn rewards(recipe: &Recipe, feed: Feed, backend: &Arc<dyn Backend>, hooks: &
     Ok(rewards)
 }
 
-/// The same but for reward models, which need a device.
+/// The same without reward models, which need a device.
 pub(crate) fn plain_rewards(recipe: &Recipe, feed: Feed, hooks: &Hooks) -> Result<Rewards> {
     if recipe.reward.is_empty() && feed.sampled() {
         let Some(own) = task_verifier(recipe)? else {
@@ -296,13 +296,13 @@ pub(crate) fn plain_rewards(recipe: &Recipe, feed: Feed, hooks: &Hooks) -> Resul
                 return Rewards::new(&[]);
             }
             return Err(Error::usage(format!(
-                "{} learns from rewards; the recipe names none, and the rows bring none",
+                "{} needs rewards, but neither the recipe nor the rows have any",
                 recipe.algorithm_name()
             ))
             .at("reward")
             .fix(
                 "reward.0.verifier = \"numeric\", reward.0.python = \"my_reward.py\" or reward.0.model = \"DIR\"; or rows \
-                 with completions and rewards; or algo.name = \"sft\" or \"dpo\" to learn from given responses",
+                 with completions and rewards; or algo.name = \"sft\" or \"dpo\" to train on given responses",
             ));
         };
         let own = Verified { verifier: own, truncated: Truncated::default() };
@@ -314,15 +314,15 @@ pub(crate) fn plain_rewards(recipe: &Recipe, feed: Feed, hooks: &Hooks) -> Resul
     Ok(rewards)
 }
 
-/// Rows bring their rewards: what the recipe names beside them would be for evaluations only.
+/// Rewards of rows that have completions with rewards: those of the recipe would be for evaluations only.
 fn own_rewards(recipe: &Recipe) -> Result<Rewards> {
     let unused = !recipe.reward.is_empty() && recipe.eval.every == 0 && !recipe.eval.at_start;
     if unused || recipe.rollout.max_lag > 0 {
         let (key, what) = match unused {
             true => {
-                ("reward", "the rows of data.train bring their answers and rewards; nothing else is rewarded")
+                ("reward", "the rows of data.train have completions with rewards, and no others are sampled")
             }
-            false => ("rollout.max_lag", "the rows of data.train bring their answers; none is sampled ahead"),
+            false => ("rollout.max_lag", "the rows of data.train have completions; none are sampled"),
         };
         return Err(Error::usage(what).at(key).fix(format!("leave {key} out")));
     }

@@ -1,49 +1,49 @@
-//! Says so, once and with the cause, when rewards leave nothing to learn from: every completion wrong, every one right, no
-//! answer that the verifier finds, completions cut off before their end.
+//! Warns once, with the cause, if rewards have no learning signal: all completions wrong, all right, no answer found by the
+//! verifier, or truncated completions.
 
 use crate::train::ScoredRollout;
 use crate::warnings::Warnings;
 
-/// Steps in a row without anything to learn from before the run is said to stand still.
+/// Consecutive steps without learning signal before the warning.
 const STREAK: u64 = 3;
 
-/// What the last steps had in common.
+/// Detector of steps without learning signal.
 #[derive(Clone, Debug, Default)]
 pub struct Signal {
     empty: Streak,
     same: Streak,
 }
 
-/// Steps in a row, and what their completions were.
+/// Consecutive steps with statistics of their completions.
 #[derive(Clone, Debug, Default)]
 struct Streak {
     steps: u64,
     completions: usize,
     truncated: usize,
     right: usize,
-    /// Completions in which a verifier looked for an answer, and those in which it found one.
+    /// Number of completions from which a verifier extracts an answer, and of those with one.
     looked: usize,
     found: usize,
     lowest: f64,
     highest: f64,
 }
 
-/// What a step was like.
+/// Results of a step.
 pub struct StepSignal<'a> {
     /// Counted from 1.
     pub number: u64,
     /// Its completions.
     pub rollouts: &'a [ScoredRollout],
-    /// Whether its update is skipped because no gradient could come of it.
+    /// Whether its update is skipped because every gradient is zero.
     pub empty: bool,
-    /// Whether the stage ends with it.
+    /// Whether it is the last step of the stage.
     pub last: bool,
-    /// Where completions are cut off.
+    /// Maximum tokens of a completion.
     pub max_new_tokens: usize,
 }
 
 impl Signal {
-    /// Takes a step into account.
+    /// Adds a step.
     pub fn look(&mut self, step: &StepSignal<'_>, warnings: &Warnings) {
         let rewards: Vec<f64> = step.rollouts.iter().filter_map(|r| r.graded.reward).collect();
         if rewards.is_empty() {
@@ -55,12 +55,12 @@ impl Signal {
         if step.empty && self.empty.steps == 1 {
             let (cause, fix) = self.empty.cause(step.max_new_tokens);
             let what =
-                format!("step {} has nothing to learn from, and its update is skipped: {cause}", step.number);
+                format!("step {} has no learning signal, and its update is skipped: {cause}", step.number);
             warnings.raise("empty-step", what, fix);
         }
         if self.empty.steps == STREAK {
             let (cause, fix) = self.empty.cause(step.max_new_tokens);
-            let what = format!("the last {STREAK} steps had nothing to learn from: {cause}");
+            let what = format!("the last {STREAK} steps had no learning signal: {cause}");
             warnings.raise("no-signal", what, fix);
         }
         let never = step.last && self.same.steps == step.number && self.same.steps < STREAK;
@@ -95,17 +95,14 @@ impl Streak {
         self.steps += 1;
     }
 
-    /// Why nothing can be learned, as far as the completions tell, and what helps.
+    /// The cause, as far as the completions show it, and a fix.
     fn cause(&self, max_new_tokens: usize) -> (String, String) {
         let n = self.completions;
         let (mut why, mut fix) = if self.right == n {
-            (
-                format!("all {n} completions are right"),
-                "harder prompts; the model has learned these".to_string(),
-            )
+            (format!("all {n} completions are right"), "harder prompts; the model solves these".to_string())
         } else if self.lowest < self.highest {
             let why = format!("within every group the {n} completions got equal rewards");
-            (why, "more rollout.samples, or a reward that tells partial success apart".into())
+            (why, "more rollout.samples, or a reward for partial success".into())
         } else {
             match self.lowest {
                 0.0 => (
@@ -115,19 +112,19 @@ impl Streak {
                 ),
                 same => (
                     format!("all {n} completions got the same reward, {same}"),
-                    "a reward that tells completions apart".into(),
+                    "a reward that differs between completions".into(),
                 ),
             }
         };
         if self.looked > 0 && self.found == 0 {
             why += "; the verifier found no answer in any of them";
-            fix = "compare a completion in rollouts/ with the form the verifier reads (ferrl verify --list)"
+            fix = "compare a completion in rollouts/ with the format that the verifier expects (ferrl verify --list)"
                 .into();
         }
         if 2 * self.truncated >= n {
             let cut = self.truncated;
-            why += &format!("; {cut} were cut off at rollout.max_new_tokens = {max_new_tokens}");
-            fix = "a larger rollout.max_new_tokens, or rollout.stop where the model does not end by itself"
+            why += &format!("; {cut} were truncated at rollout.max_new_tokens = {max_new_tokens}");
+            fix = "a larger rollout.max_new_tokens, or rollout.stop if the model does not stop by itself"
                 .into();
         }
         (why, fix)
@@ -167,7 +164,7 @@ mod tests {
             ([0.0, 0.0], false, Some(true), "all 6 completions are wrong (reward 0)"),
             ([1.0, 1.0], false, Some(true), "all 6 completions are right"),
             ([0.0, 0.0], false, Some(false), "found no answer"),
-            ([0.0, 0.0], true, Some(true), "6 were cut off at rollout.max_new_tokens = 8"),
+            ([0.0, 0.0], true, Some(true), "6 were truncated at rollout.max_new_tokens = 8"),
             ([0.0, 0.5], false, None, "within every group"),
         ] {
             let said = said(3, &rollouts(&rewards, truncated, found), true);

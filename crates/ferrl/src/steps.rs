@@ -1,5 +1,5 @@
-//! Pairs of steps from a model's own mistakes (Lai et al., 2024, arXiv 2406.18629): sample completions, find the first wrong
-//! step of each with a verifier, sample again from just before it until a step is right.
+//! Pairs of a right and a wrong step for Step-DPO (Lai et al., 2024, arXiv 2406.18629): samples completions, finds the first wrong
+//! step of each with a verifier, and resamples that step until it is right.
 //!
 //! A row has the columns `prompt`, `initial_reason_steps` (everything before the step), `chosen` and `rejected` (that step
 //! alone), and the columns of its prompt.
@@ -61,7 +61,7 @@ pub fn judge(recipe: &Recipe) -> Result<Box<dyn Verifier>> {
     }
     match setup::task_verifier(recipe)? {
         Some(verifier) => Ok(verifier),
-        None => Err(Error::usage("nothing says which steps are wrong")
+        None => Err(Error::usage("no verifier finds wrong steps")
             .at("reward")
             .fix("[[reward]] verifier = \"chain\"")),
     }

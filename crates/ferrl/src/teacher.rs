@@ -1,4 +1,4 @@
-//! The model that is imitated.
+//! The teacher model of distillation.
 
 use crate::recipe::Recipe;
 use ferrl_engine::checkpoint::ModelDir;
@@ -10,7 +10,7 @@ use std::path::Path;
 /// Loads the recipe's teacher for a student.
 pub fn load(recipe: &Recipe, student: &Model) -> Result<Model> {
     let path = recipe.teacher.path.as_deref().ok_or_else(|| {
-        Error::usage(format!("{} learns from a teacher, and there is none", recipe.algorithm_name()))
+        Error::usage(format!("{} needs a teacher", recipe.algorithm_name()))
             .at("teacher.path")
             .fix("teacher.path = \"directory\"")
     })?;

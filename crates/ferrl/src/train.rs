@@ -1,8 +1,8 @@
-//! One step of training, in the order in which things happen:
+//! One training step, in order:
 //! prompt -> rollout -> reward -> advantage -> loss -> gradients -> weights.
 //!
-//! `collect` draws, samples and rewards; `credit` samples continuations of steps; `annotate` computes what needs no gradient;
-//! `one_pass` precomputes gradients; `rollback` undoes a step that failed.
+//! `collect` draws prompts, samples and rewards; `credit` samples continuations of steps; `annotate` runs the passes without
+//! gradients; `one_pass` precomputes gradients; `rollback` undoes a failed step.
 
 mod annotate;
 mod collect;
@@ -45,7 +45,7 @@ pub use split::TrainAndRollout;
 
 use one_pass::Precomputed;
 
-/// Everything a stage of a run works with.
+/// A stage of a run: models, data, rewards and state.
 pub struct Stage {
     /// Its settings.
     pub recipe: Recipe,
@@ -55,48 +55,48 @@ pub struct Stage {
     pub feed: Feed,
     /// The model that is trained and sampled from.
     pub policy: ModelTrainer,
-    /// The reference: the policy as it started, or a teacher; absent where the algorithm has none, and where the policy is
-    /// an adapter on what it started from.
+    /// The reference: the initial policy, or a teacher; `None` if the algorithm needs none, or if the policy is an adapter on the
+    /// reference.
     pub reference: Option<Frozen>,
-    /// Estimates values on its own weights; absent without a critic, or where it shares the policy's trunk.
+    /// The critic with its own weights; `None` without a critic, or if it shares the policy's trunk.
     pub critic: Option<ModelTrainer>,
     /// The policy's.
     pub tokenizer: Arc<Tokenizer>,
-    /// What ends the policy's completions.
+    /// Stop tokens and stop strings of completions.
     pub stops: Stops,
-    /// The ranks that share the work of every step; one, where this process trains alone.
+    /// The ranks of the run; this process alone without several ranks.
     pub ranks: Ranks,
-    /// Ranks that compute layers together with this one, in training and in rollouts.
+    /// Ranks of this rank's group (tensor and context parallelism), in training and in rollouts.
     pub teams: TrainAndRollout,
     /// The data source.
     pub source: Box<dyn ExampleSource>,
     /// Rewards of completions.
     pub rewards: Rewards,
-    /// What plays the prompts that have several turns.
+    /// Environments of prompts with several turns.
     pub environments: Environments,
-    /// Searches in rollouts and evaluations, where the recipe says so.
+    /// Search in rollouts and evaluations, with `[search]`.
     pub searcher: Option<Searcher>,
-    /// Completes prompts; absent where completions are given.
+    /// Samples completions; `None` if completions are given.
     pub generator: Option<Box<dyn Generator>>,
     /// Learning rates of policy and critic.
     pub schedules: (Schedule, Schedule),
-    /// Steps done.
+    /// Completed steps.
     pub step: u64,
-    /// Experience of the steps to come, sampled ahead by policies of earlier versions.
+    /// Experience of future steps, sampled ahead by earlier policy versions.
     pub ahead: VecDeque<StepExperience>,
-    /// Prompts whose completions go on in the steps to come (`rollout.partial_tokens`).
+    /// Prompts with unfinished completions (`rollout.partial_tokens`).
     pub unfinished: Vec<Unfinished>,
-    /// How long completions were: says which rank completes which prompts, and nothing else.
+    /// Lengths of earlier completions, used only to distribute prompts over ranks.
     pub lengths: CompletionLengths,
-    /// Whether the trainer has so far computed the log-probabilities that the sampler recorded; see `one_pass`.
+    /// Whether trainer and sampler log-probabilities have been equal so far; see `one_pass`.
     pub one_pass: bool,
-    /// Tokens that were learned from so far, prompts included; the runner sets it to what earlier stages had.
+    /// Number of trained tokens so far, prompts included; the runner adds those of earlier stages.
     pub num_tokens: u64,
     /// Whether a step whose gradients are all zero is skipped.
     pub skips_empty: bool,
-    /// Notices rewards that leave nothing to learn from.
+    /// Detects steps without learning signal.
     pub signal: Signal,
-    /// Whether weights are on the way from one value to the next; stays so where that failed halfway.
+    /// Whether an update is in progress; stays true if an update failed halfway.
     pub updating: bool,
     /// Warnings for the user.
     pub warnings: Warnings,
@@ -104,29 +104,29 @@ pub struct Stage {
     pub waits: Waits,
 }
 
-/// Steps after which a change that rounding swallows is worth a warning: B starts at zero.
+/// Steps before warnings about rounded changes: B starts at zero.
 const ROUNDING_STEPS: u64 = 20;
 
 /// A listener for the phases of a step.
 pub type Waits = Arc<dyn Fn(&'static str) + Send + Sync>;
 
-/// What a step did.
+/// Results of a step.
 pub struct StepReport {
     /// Means by name.
     pub metrics: Metrics,
-    /// Prompts with their scored completions and advantages, where there were any.
+    /// Prompts with their scored completions and advantages, if any.
     pub rollouts: Vec<ScoredRollout>,
     /// Passes over the data so far.
     pub epoch: f64,
 }
 
 impl Stage {
-    /// What rewards beyond the stage's own are built with.
+    /// Hooks for further rewards.
     pub fn hooks(&self) -> Hooks {
         Hooks { warnings: self.warnings.clone(), ..Default::default() }
     }
 
-    /// One step: the whole straight line.
+    /// One training step.
     pub fn step(&mut self) -> Result<StepReport> {
         let (mut clock, mut metrics) = (Clock::new(&self.waits), Metrics::default());
         if self.generator.is_some() {
@@ -199,8 +199,8 @@ impl Stage {
         Ok(())
     }
 
-    /// After each round of micro-batches, one for every rank, their gradients are added up in order; after the last, every rank
-    /// gets the whole sum.
+    /// After each round of micro-batches, one per rank, adds their gradients in order; after the last round every rank gets the
+    /// sum.
     pub(crate) fn add_round(&mut self, batch: usize, batches: usize) -> Result<()> {
         let (last, ranks) = (batch + 1 == batches, &self.ranks.clone());
         let teams = Teams::of(ranks, &self.policy.model);
@@ -218,21 +218,21 @@ impl Stage {
         Ok(())
     }
 
-    /// Leaves the memory of the KV cache to training until the next rollout or evaluation (`rollout.release_cache`).
+    /// Frees the KV cache until the next rollout or evaluation (`rollout.release_cache`).
     fn release_cache(&mut self) {
         if let Some(generator) = self.generator.as_mut().filter(|_| self.recipe.rollout.release_cache) {
             generator.release();
         }
     }
 
-    /// Keeps a teacher or reference that lies in the machine's memory on the device for all micro-batches of a step, where the
-    /// algorithm's KL runs over the vocabulary.
+    /// Keeps an offloaded teacher or reference on the device for all micro-batches of a step, if the algorithm needs the KL over the
+    /// vocabulary.
     fn hold_reference(&self) -> Result<()> {
         let reads = self.algo.needs().full_kl;
         self.reference.iter().filter(|_| reads).try_for_each(Frozen::hold)
     }
 
-    /// Makes this one of several ranks that take every step together.
+    /// Joins the ranks of the run.
     pub fn join(&mut self, ranks: &Ranks) -> Result<()> {
         let layout = parallel::check(&self.recipe, ranks.size())?;
         ranks.connect(&self.policy.model.backend)?;
@@ -248,8 +248,8 @@ impl Stage {
         self.form_teams(&layout)
     }
 
-    /// Clears experience without a learning signal and says so; otherwise resets the weights where the algorithm
-    /// restarts at every step.
+    /// Drops experience without learning signal and warns; otherwise resets the weights if the algorithm restarts at every
+    /// step.
     fn skip_or_restart(
         &mut self,
         experience: &mut Experience,
@@ -286,12 +286,12 @@ impl Stage {
         }
         self.step += 1;
         if self.step == self.schedules.0.total_steps && self.policy.model.version == 0 {
-            let what = format!("none of the {} steps changed a weight: nothing was learned", self.step);
-            let fix = "see the warnings before, and rollouts/ for what was rewarded";
+            let what = format!("none of the {} steps changed a weight", self.step);
+            let fix = "see the earlier warnings, and rollouts/ for completions and rewards";
             self.warnings.raise("nothing-learned", what, fix);
         }
         if self.step == self.algo.updates().policy_frozen_steps && self.shares_trunk() {
-            self.policy.optimizer.restart(); // its moments count steps in which the trunk did not move
+            self.policy.optimizer.restart(); // the moments of the trunk are those of frozen weights
         }
     }
 
@@ -300,7 +300,7 @@ impl Stage {
         self.critic.is_none() && self.algo.needs().critic
     }
 
-    /// Says so where rewards leave nothing to learn from.
+    /// Warns of rewards without learning signal.
     fn look_for_signal(&mut self, rollouts: &[ScoredRollout], empty: bool) {
         let max_new_tokens = self.recipe.rollout.max_new_tokens;
         let number = self.step + 1;
@@ -309,7 +309,7 @@ impl Stage {
         self.signal.look(&step, &self.warnings);
     }
 
-    /// Back to the stage's first weights, for algorithms that fine-tune those at every step.
+    /// Resets the weights to the stage's initial ones, for algorithms that fine-tune those at every step.
     fn restart(&mut self) -> Result<()> {
         match &self.reference {
             _ if !self.algo.updates().restart => Ok(()),
@@ -318,7 +318,7 @@ impl Stage {
         }
     }
 
-    /// Statistics of every role, and whether backward is done too: it is where gradients are known and usable.
+    /// Statistics of every role, and whether backward is done too (with precomputed gradients).
     fn forward(
         &mut self,
         batch: &MicroBatch<'_>,
@@ -354,7 +354,7 @@ impl Stage {
         let policy = grads.get(Role::Policy).ok_or_else(missing)?;
         if let Some(critic) = &mut self.critic {
             critic.backward(&tokens, grads.get(Role::Critic).ok_or_else(missing)?)?;
-            // A policy that does not move needs no gradient.
+            // A frozen policy needs no gradient.
             if self.step < self.algo.updates().policy_frozen_steps {
                 return Ok(());
             }
@@ -369,17 +369,17 @@ impl Stage {
     fn update(&mut self, metrics: &mut Metrics) -> Result<()> {
         self.updating = true;
         let done = self.update_all(metrics);
-        self.updating = false; // an error leaves the weights as they were, or a higher count of updates
+        self.updating = false; // after an error the count of updates shows whether weights changed
         done
     }
 
-    /// How much of what an adapter learned is left in weights of bf16; says so where it is little.
+    /// Measures the fraction of an adapter's change that remains after rounding to bf16; warns if it is small.
     fn look_at_rounding(&mut self, metrics: &mut Metrics) -> Result<()> {
         let Some(arrived) = self.policy.model.arrived()?.and_then(|a| a.fraction()) else { return Ok(()) };
         metrics.add("adapter/arrived", arrived);
         if arrived < 0.5 && self.step >= ROUNDING_STEPS {
             let what = format!(
-                "{:.0} % of what the adapter has learned is left after rounding to bf16",
+                "{:.0} % of the adapter's change of the weights is left after rounding to bf16",
                 100.0 * arrived
             );
             self.warnings.raise("adapter-rounding", what, "a larger optim.lr, or model.dtype = \"f32\"");
@@ -390,7 +390,7 @@ impl Stage {
     fn update_all(&mut self, metrics: &mut Metrics) -> Result<()> {
         let warmup = self.algo.updates().policy_frozen_steps;
         if self.step < warmup && self.shares_trunk() {
-            // The head is all that a critic on the policy's trunk has to itself: the policy stays as it is.
+            // Only the value head of a critic on the policy's trunk is updated; the policy does not change.
             let report = self.policy.update_head(self.schedules.1.at(self.step))?;
             metrics.add("critic/grad_norm", report.grad_norm);
         } else if self.step >= warmup {
@@ -415,8 +415,8 @@ impl Stage {
         }
         Ok(())
     }
-    /// Compares the trainer's log-probabilities with the generator's, over tokens that this version of the policy sampled.
-    /// Where the generator is exact, any difference is an error, because it would be learned from.
+    /// Compares the log-probabilities of trainer and generator for tokens sampled by this policy version. With an exact generator
+    /// any difference is an error, because it would bias the gradient.
     pub(crate) fn compare_logps(
         &self,
         batch: &MicroBatch<'_>,
@@ -445,24 +445,24 @@ impl Stage {
             return Err(Error::numerics(format!(
                 "sampler and trainer log-probabilities differ by {worst} at the same policy version"
             ))
-            .fix("run `ferrl bench --check` on this device, and report it; on a card `exact = false` goes on regardless"));
+            .fix("run `ferrl bench --check` on this device, and report it; on a GPU `exact = false` continues regardless"));
         }
         Ok(())
     }
 }
 
-/// What micro-batches add to the loss and the metrics of an update.
+/// Losses and metrics of the micro-batches of an update.
 #[derive(Default)]
 pub(crate) struct LossParts(Vec<(f64, Metrics)>);
 
 impl LossParts {
-    /// Adds one more.
+    /// Adds a micro-batch.
     pub fn add(&mut self, mut seen: Metrics, loss: Loss) {
         seen.join(loss.metrics);
         self.0.push((loss.value, seen));
     }
 
-    /// The loss over all ranks' micro-batches, in their order; their metrics join the others.
+    /// The loss over the micro-batches of all ranks, in order; adds their metrics.
     pub fn sum(self, teams: &Teams<'_>, metrics: &mut Metrics) -> Result<f64> {
         let mut sum = 0.0;
         for (value, seen) in interleave(teams, self.0)? {
@@ -493,11 +493,11 @@ impl Clock {
     fn new(waits: &Waits) -> Self {
         Clock { start: Instant::now(), last: Instant::now(), waits: waits.clone() }
     }
-    /// A phase begins.
+    /// Starts a phase.
     pub fn waits_for(&self, phase: &'static str) {
         (self.waits)(phase);
     }
-    /// The phase is over; its seconds.
+    /// Ends the phase; returns its seconds.
     pub fn lap(&mut self, phase: &str, metrics: &mut Metrics) -> f64 {
         let seconds = self.last.elapsed().as_secs_f64();
         metrics.add(&format!("timing/{phase}"), seconds);

@@ -1,5 +1,5 @@
-//! An update by trust region: the direction by conjugate gradients on Fisher-vector products, the length by a search that
-//! keeps a bound on the KL.
+//! TRPO's update: the direction by conjugate gradients on Fisher-vector products, the length by a line search within a bound on
+//! the KL.
 //!
 //! `F v = J^T (J v) / n` over the sampled tokens, with `J` the gradients of their log-probabilities by the weights. `J v` is
 //! a central difference of log-probabilities along `v`, `J^T u` one backward with `u` as the gradient of the

@@ -1,11 +1,11 @@
-//! What a user should know although the run goes on: raised once, shown in the terminal, in log.jsonl and in the report.
+//! Warnings: raised once, shown in the terminal, in log.jsonl and in the report.
 
 use ferrl_kernels::lock;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Something that is probably not meant.
+/// A warning: something that is probably a mistake.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Warning {
     /// What kind it is, in kebab case: `truncated-rows`.
@@ -49,7 +49,7 @@ pub struct Printed {
 const MOST_LINES: usize = 1000;
 
 impl Warnings {
-    /// Adds a warning, unless one of this name was raised before: a fault of every step is said once.
+    /// Adds a warning, unless one of this name was raised before.
     pub fn raise(&self, name: &'static str, message: impl Into<String>, fix: impl Into<String>) {
         let mut state = self.lock();
         if state.raised.insert(name) {

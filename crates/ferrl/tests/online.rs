@@ -381,7 +381,7 @@ fn settings_that_would_do_nothing_are_refused() {
         (
             "reinforce",
             json!({ "advantage": { "baseline": "turns", "to_go": true } }),
-            "from each turn on already",
+            "already sum the rewards from each turn on",
         ),
     ] {
         let error = (find(name).unwrap().build)(values).err().unwrap().to_string();

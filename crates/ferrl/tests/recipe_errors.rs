@@ -119,7 +119,7 @@ fn wrong_types() {
     );
     with("stage = 3", &["stage: expected a list of tables", "[[stage]]"]);
     with("name = 123", &["r.toml:4: name: expected text, got the number 123", "name = \"123\""]);
-    over(&["algo.kl.target=6"], &["override algo.kl.target=6", "kl.target steers kl.coef, which is 0"]);
+    over(&["algo.kl.target=6"], &["override algo.kl.target=6", "kl.target adapts kl.coef, which is 0"]);
     over(&["seed=1", "seed.x=1"], &["override seed.x=1: seed is the number 1, not a table"]);
     over(&["reward.3.weight=1"], &["reward has 1 entries, numbered from 0, and none \"3\""]);
 }
@@ -178,11 +178,11 @@ fn rollouts_that_cannot_work() {
         &["train.micro_batch_tokens=1000"],
         &["1000 tokens do not hold one prompt", "micro_batch_tokens = 2304"],
     );
-    over(&["algo.minibatches=1000"], &["256 completions do not make 1000 minibatches"]);
+    over(&["algo.minibatches=1000"], &["256 completions cannot be split into 1000 minibatches"]);
     over(&["rollout.max_new_tokens=0"], &["rollout.max_new_tokens: expected", "from 1 to 1048576"]);
     over(
         &["~model.path", "model.init.layers=2", "algo=grpo"],
-        &["hold the policy to a random model", "algo.kl.coef = 0"],
+        &["regularise the policy towards a random model", "algo.kl.coef = 0"],
     );
     over(
         &["~model.path", "model.init.max_positions=64"],
@@ -190,23 +190,23 @@ fn rollouts_that_cannot_work() {
     );
     over(
         &["algo=ppo", "rollout.samples=1", "algo.filter_equal=true"],
-        &["nothing passes the filter", "algo.filter_equal = false"],
+        &["groups of one completion always are", "algo.filter_equal = false"],
     );
     over(
         &["rollout.prompts=1", "rollout.samples=1", "algo.advantage.baseline=batch"],
-        &["one completion is its own mean", "rollout.prompts = 32"],
+        &["with one completion every advantage is 0", "rollout.prompts = 32"],
     );
     over(
         &["reward=contdown"],
         &["unknown name \"contdown\", expected one of countdown, math", "= \"countdown\""],
     );
     over(&["reward.0.python=r.py"], &["one [[reward]] has 2 sources", "verifier, python, model"]);
-    over(&["reward.0.function=f"], &["function names a function of a python file"]);
+    over(&["reward.0.function=f"], &["function needs a python file"]);
 }
 
 #[test]
 fn other_settings_that_cannot_work() {
-    over(&["~data.train"], &["data.train: nothing to learn from"]);
+    over(&["~data.train"], &["data.train: no training data"]);
     over(&["~model.path"], &["model: no model to train", "[model.init]"]);
     over(&["model.init.layers=2"], &["both a directory (model.path) and a new model", "leave one out"]);
     over(
@@ -224,7 +224,7 @@ fn other_settings_that_cannot_work() {
     over(&["optim.warmup=3"], &["optim.warmup: expected a number from 0 to 1, got the number 3"]);
     over(&["eval.samples=0"], &["eval.samples: expected a whole number from 1 to"]);
     over(&["checkpoint.keep=0"], &["checkpoint.keep: expected a whole number from 1 to"]);
-    over(&["checkpoint.keep_best=1"], &["checkpoint.metric: checkpoint.keep_best does not know"]);
+    over(&["checkpoint.keep_best=1"], &["checkpoint.metric: checkpoint.keep_best needs a metric"]);
     over(&["train.steps=0"], &["train.steps: expected a whole number from 1 to"]);
     over(&["algo=sft", "train.micro_batch_tokens=2047"], &["do not hold one sequence", "= 2048"]);
     over(&["algo=dpo", "train.micro_batch_tokens=4000"], &["do not hold one pair", "= 4096"]);

@@ -344,7 +344,7 @@ fn options_without_a_key_are_answered_with_the_difference() {
     assert!(error(&["actor.apply_len_norm=true"]).contains("simpo"));
     let layout = error(&["actor.tp_size=2", "critic.tp_size=4"]);
     assert!(layout.contains("critic.tp_size is 4 and parallel.tp_size 2"), "{layout}");
-    assert!(error(&["ref_actor.model_name=other"]).contains("the reference is the policy as it started"));
+    assert!(error(&["ref_actor.model_name=other"]).contains("the reference is the initial policy"));
     assert!(error(&["trainer.n_epoch=2"]).contains("did you mean trainer.n_epochs?"));
     // Switched off, or of no consequence for what is learned.
     let words = [

@@ -110,7 +110,7 @@ fn every_recipe_takes_three_steps() {
         let file = if adapter { "adapter_model.safetensors" } else { "model.safetensors" };
         assert!(outcome.model.unwrap().join(file).exists(), "{}", path.display());
         let chooses = resolved.stages.iter().any(|s| s.recipe.checkpoint.use_best);
-        let chose = watch.notes.iter().any(|n| n.contains("hands on step"));
+        let chose = watch.notes.iter().any(|n| n.contains("the result is step"));
         assert_eq!(chooses, chose, "{}: {:?}", path.display(), watch.notes);
         assert_eq!(watch.stages, resolved.stages.len());
         assert!(watch.losses.len() >= 3, "{}: {:?}", path.display(), watch.losses);

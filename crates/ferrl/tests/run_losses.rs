@@ -152,7 +152,7 @@ fn a_panic_anywhere_in_a_step_or_an_evaluation_loses_no_step() {
         let (written, saved) = standing(&temp.0);
         let pending = saved == written + 1; // a step whose evaluation panicked is kept with the checkpoint
         assert!(saved == written || pending, "at {at}: {written} steps, saved after {saved}");
-        let told = watch.notes.iter().any(|n| n.contains(&format!("--resume goes on after step {saved}")));
+        let told = watch.notes.iter().any(|n| n.contains(&format!("--resume continues after step {saved}")));
         assert!(told || saved == 0 || saved == 3, "at {at}: {:?}", watch.notes);
         go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
         assert!(left(&temp.0, 2) == want, "at {at}: another run");
@@ -264,7 +264,7 @@ fn a_folder_that_vanishes_is_noticed_at_the_next_step() {
     let mut watch = Saboteur { removes: Some((2, temp.0.join("r"))), ..Default::default() };
     let error = go(&temp.0, &parse(RECIPE), &Files::default(), &mut watch).err().expect("it is gone");
     let text = error.to_string();
-    assert!(text.contains("is gone") && text.contains(temp.0.join("r").to_str().unwrap()), "{text}");
+    assert!(text.contains("is missing") && text.contains(temp.0.join("r").to_str().unwrap()), "{text}");
     assert!(!temp.0.join("r").exists(), "nothing is left where somebody removed everything");
 }
 
@@ -278,7 +278,7 @@ fn a_folder_that_vanishes_is_rescued_where_that_was_asked_for() {
     let options = RunOptions { rescue: Some(temp.0.join("elsewhere")), ..Default::default() };
     let backend = Arc::new(Cpu::new(Some(1)).unwrap());
     let error = runner::run_with(&resolved, folder, backend, &mut watch, options).err().expect("it is gone");
-    assert!(error.to_string().contains("is gone"), "{error}");
+    assert!(error.to_string().contains("is missing"), "{error}");
     let rescued = temp.0.join("elsewhere");
     assert!(watch.notes.iter().any(|n| n.contains(rescued.join("r").to_str().unwrap())), "{:?}", watch.notes);
     assert!(rescued.join("r/checkpoints/step_2/model/tokenizer.json").is_file());

@@ -1,4 +1,4 @@
-//! `ferrl algorithms`: what there is to choose from.
+//! `ferrl algorithms`: lists the algorithms and explains one.
 
 use crate::output::print;
 use clap::Parser;
@@ -10,13 +10,13 @@ use std::path::PathBuf;
 
 /// List the algorithms
 ///
-/// With a name: that one, with its settings, their defaults and what they mean, and what it writes at each step.
+/// With NAME: its settings with defaults and meanings, and the metrics of its steps.
 #[derive(Parser)]
 pub struct Args {
-    /// One of them
+    /// Name of an algorithm
     #[arg(value_name = "NAME", conflicts_with = "markdown")]
     name: Option<String>,
-    /// Write the manual's page on all of them
+    /// Print the manual's page on algorithms
     #[arg(long)]
     markdown: bool,
     /// JSON file with measured results for that page: name to before, after, metric and command
@@ -58,7 +58,7 @@ fn described(entry: &Entry, width: usize) -> String {
 /// An algorithm, its own settings and its metrics.
 pub(super) fn settings(entry: &Entry) -> String {
     let mut text = described(entry, entry.name.len());
-    text += "settings, with their defaults (one without is off):\n";
+    text += "settings, with their defaults (off if there is none):\n";
     algorithm_keys(entry).iter().for_each(|key| text += &explained(key));
     text += "\nmetrics of each step, besides the common ones:\n";
     text + &metrics_explained(entry)

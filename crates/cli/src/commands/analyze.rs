@@ -10,15 +10,15 @@ use std::path::PathBuf;
 /// Analyse a run: advantages, Monte-Carlo values, diversity, KL, distance of weights
 ///
 /// Prints a table for each analysis that the run has data for, and writes them as analysis.html in the run folder. Analyses of
-/// the run's files: advantages, values, ranking, diversity, kl, checkpoints, weights. Three load models and sample where they are
+/// the run's files: advantages, values, ranking, diversity, kl, checkpoints, weights. Three load models and sample if they are
 /// named: `critic` compares the values of the critic and of Monte-Carlo estimates with many continuations; `gradients` measures
-/// the variance of the policy gradient between rollouts; `checkpoints` evaluates the baseline and every model that the run has kept.
+/// the variance of the policy gradient between rollouts; `checkpoints` evaluates the initial model and every checkpoint.
 #[derive(clap::Args)]
 pub struct Args {
     /// Run folder
     #[arg(value_name = "RUN")]
     run: PathBuf,
-    /// Analyses to make [default: all]
+    /// Names of analyses [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// Held-out prompts of the analyses that sample

@@ -1,7 +1,7 @@
 //! `ferrl chat`: talk with a model in the terminal.
 
 use crate::options::{ModelArgs, at_least_one};
-use crate::output::{on_interrupt, print, say, visible};
+use crate::output::{on_interrupt, print, print_generated, visible};
 use crate::sampling::SamplingArgs;
 use crate::text::ModelText;
 use ferrl_engine::generate::{Event, GenerationRequest, Generator, Sampler, StopReason};
@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 const COMMANDS: [&str; 4] = ["/reset", "/quit", "/exit", "/help"];
-const HELP: &str = "/reset forgets the conversation; /quit or Ctrl-D leaves; Ctrl-C stops a reply\n";
+const HELP: &str = "/reset starts a new conversation; /quit or Ctrl-D exits; Ctrl-C stops a reply\n";
 
 /// Talk with a model in the terminal
 ///
-/// Ctrl-C stops a reply; a second one, Ctrl-D or /quit leaves. /reset forgets the conversation.
+/// Ctrl-C stops a reply; a second one, Ctrl-D or /quit exits. /reset starts a new conversation.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<()> {
     let state = Arc::new(AtomicU8::new(IDLE));
     let seen = state.clone();
     on_interrupt(move || {
-        // Between replies, or while one is already being stopped, an interrupt leaves.
+        // Between replies, or while one is already being stopped, an interrupt exits.
         if seen.compare_exchange(REPLYING, STOPPED, Ordering::AcqRel, Ordering::Acquire).is_err() {
             eprintln!();
             crate::output::exit(0);
@@ -138,11 +138,11 @@ impl ChatSession<'_> {
         let room = (self.context + 1).saturating_sub(prompt.len());
         if room == 0 {
             return Err(Error::usage(format!(
-                "the conversation has {} tokens, there is room for {}",
+                "the conversation has {} tokens, the context has room for {}",
                 prompt.len(),
                 self.context
             ))
-            .fix("/reset begins a new one; --context N makes more room"));
+            .fix("/reset starts a new one; --context N enlarges the context"));
         }
         let stops = self.args.sampling.stops(self.text)?;
         let mut params = self.args.sampling.params(self.text, &stops, prompt.len())?;
@@ -156,7 +156,7 @@ impl ChatSession<'_> {
                 match event {
                     Event::Token { token, .. } => {
                         let piece = reader.push(token)?;
-                        say(&piece)?;
+                        print_generated(&piece)?;
                         reply += &piece;
                     }
                     Event::Done { completion, .. } => stop = Some(completion.stop),
@@ -168,7 +168,7 @@ impl ChatSession<'_> {
             }
         }
         let rest = reader.finish(stop.unwrap_or(StopReason::Cancelled))?;
-        say(&format!("{rest}\n"))?;
+        print_generated(&format!("{rest}\n"))?;
         Ok(reply + &rest)
     }
 }

@@ -1,4 +1,4 @@
-//! `ferrl credit`: advantages of steps, recomputed from saved continuations.
+//! `ferrl credit`: recomputes advantages of steps from saved continuations.
 
 use crate::data;
 use crate::output::JsonlOutput;
@@ -7,7 +7,7 @@ use ferrl_engine::{Error, Result, counted};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-/// Recompute the credit of steps from saved rollouts
+/// Recompute advantages of steps from saved rollouts
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -22,11 +22,11 @@ enum CreditCommand {
 /// Values and advantages of steps, as VinePPO computes them
 ///
 /// A row holds `steps` (texts, or their number), `score` (the completion's reward), `rollouts` (a list of rewards for each
-/// state, the prompt's first; null is a continuation cut by the length limit), and where wanted `max_steps` (states after the
-/// prompt that are estimated; later ones are back-filled) and `unfinished_penalty` (reward of a null; 0). The output row has
-/// `values` (of the steps + 1 states) and `advantages` besides. A row with `rewards` instead, and `start`, `add`, `max`,
-/// `threshold`, gets `used`, `value` and `ci`: how many continuations a confidence interval asks for. Rollouts that a run of
-/// vineppo saved are such rows.
+/// state, the prompt's first; null is a truncated continuation), and optionally `max_steps` (states after the prompt that are
+/// estimated; later ones are back-filled) and `unfinished_penalty` (reward of a null; 0). The output row adds `values` (of the
+/// steps + 1 states) and `advantages`. A row with `rewards` instead, and `start`, `add`, `max`, `threshold`, gets `used`,
+/// `value` and `ci`: the number of continuations until the confidence interval is narrower than the threshold. Rollouts saved
+/// by a run of vineppo are such rows.
 #[derive(clap::Args)]
 struct VineArgs {
     /// JSON lines to read; - is standard input, a run folder means all its rollouts

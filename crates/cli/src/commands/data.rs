@@ -1,4 +1,4 @@
-//! `ferrl data`: look at data before training on it.
+//! `ferrl data`: inspects and prepares data.
 
 mod overlap;
 mod steps;
@@ -26,7 +26,7 @@ use serde_json::{Map, Value, json};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-/// Look at data before training on it
+/// Inspect and prepare data
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -44,24 +44,24 @@ enum DataCommand {
     Verdicts(verdicts::Args),
 }
 
-/// Show what would be trained on, and every problem
+/// Check data and show what would be trained on
 ///
-/// Reads every row as training would, shows the first examples with the trained tokens marked, the lengths, what a run would
-/// warn of, and every problem (a column that a reward of the recipe needs, too): what was found and expected, the number of rows, file and row of the first three. Exit code 3
-/// if there is one. Without --model (or a recipe that names one) tokens are characters and messages get a plain template.
+/// Reads every row as training does. Prints the first examples with the trained tokens marked, the lengths, the warnings of a
+/// run, and every problem (also missing columns that a reward of the recipe needs) with the number of rows and the file and row
+/// of the first three. Exit code 3 if there is a problem. Without --model (or a recipe with one) tokens are characters and
+/// messages get a plain template.
 #[derive(clap::Args)]
 struct CheckArgs {
-    /// Files, folders, split@path or org/name (the recipe's data.train when left out), and changes to the settings such as
-    /// data.max_length=512
+    /// Files, folders, split@path or org/name [default: the recipe's data.train], and overrides such as data.max_length=512
     #[arg(value_name = "PATH|KEY=VALUE", required_unless_present = "recipe")]
     paths: Vec<String>,
-    /// Algorithm the data is for [default: guessed from the columns]
+    /// Algorithm that the data is for [default: guessed from the columns]
     #[arg(long, value_name = "NAME")]
     algo: Option<String>,
     /// Model directory with the tokenizer and chat template
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Recipe whose data settings (and model, and algorithm) are used
+    /// Recipe with data settings, model, algorithm and rewards
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
     /// The same as KEY=VALUE
@@ -70,7 +70,7 @@ struct CheckArgs {
     /// Examples to show
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = crate::options::count)]
     examples: usize,
-    /// Kinds of problems to show; all are counted
+    /// Maximum number of kinds of problems to show; all are counted
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = crate::options::count)]
     problems: usize,
     /// One JSON object instead of text
@@ -78,7 +78,7 @@ struct CheckArgs {
     json: bool,
 }
 
-/// What messages look like where no model says: ChatML.
+/// Chat template without a model: ChatML.
 const PLAIN: &str = "{%- for message in messages %}\
 {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}\
 {%- endfor %}\
@@ -134,7 +134,7 @@ fn run_check(args: &CheckArgs) -> Result<()> {
     let rewards = rewards(&stage, &hooks)?;
     let rewarded = |sample: &EncodedRow| match kind {
         RowKind::Prompt => rewards.check(&prompt_of(sample, &encoder.0), &sample.place),
-        _ => Ok(()), // given answers are not rewarded
+        _ => Ok(()), // given completions are not rewarded
     };
     let report = check(&datasets, report, &encoder.0, kind, limits, &rewarded)?;
     hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
@@ -147,21 +147,19 @@ fn run_check(args: &CheckArgs) -> Result<()> {
     }
     match report.found {
         0 => Ok(()),
-        1 => Err(Error::data("1 row cannot be used as it is").fix("mend it, or leave it out")),
-        n => {
-            Err(Error::data(format!("{} found", counted(n, "problem")))
-                .fix("mend the rows, or leave them out"))
-        }
+        1 => Err(Error::data("1 row cannot be used as it is").fix("correct it, or leave it out")),
+        n => Err(Error::data(format!("{} found", counted(n, "problem")))
+            .fix("correct the rows, or leave them out")),
     }
 }
 
-/// What rewards completions, but for reward models, which ask for no column.
+/// The rewards, without reward models, which need no column.
 fn rewards(stage: &Recipe, hooks: &Hooks) -> Result<Rewards> {
     let plain: Vec<RewardSettings> = stage.reward.iter().filter(|r| r.model.is_none()).cloned().collect();
     Rewards::with_hooks(&plain, hooks).map_err(|e| e.at("reward"))
 }
 
-/// Whether an argument is a change to a setting; a file of that name is a file.
+/// Whether an argument is an override (KEY=VALUE) and not an existing file.
 fn is_change(text: &str) -> bool {
     let key = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | '~');
     let named = text
@@ -170,7 +168,7 @@ fn is_change(text: &str) -> bool {
     (named || text.starts_with('~')) && !std::path::Path::new(text).exists()
 }
 
-/// On a terminal trained tokens are green; elsewhere they stand between marks.
+/// Replaces the marks around trained tokens by colour on a terminal.
 fn coloured(text: &str) -> String {
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let text: String = if std::io::stdout().is_terminal() {
@@ -202,7 +200,7 @@ fn machine_readable(r: &DataReport, kind: RowKind) -> Value {
     })
 }
 
-/// The kind whose columns the first row has; the most demanding one first.
+/// The kind whose columns the first row has; kinds with more columns are tried first.
 fn guess(datasets: &[Dataset], data: &DataSettings) -> RowKind {
     let first = datasets.iter().find_map(|d| d.row(0).ok());
     let has = |name: &str| {
@@ -212,7 +210,7 @@ fn guess(datasets: &[Dataset], data: &DataSettings) -> RowKind {
     use RowKind::*;
     let fits = |w: &RowKind| w.schemas().iter().any(|s| s.iter().all(|c| has(c)));
     let order = [StepPreference, Preference, Group, Steps, Unpaired, Target, Sft, Prompt];
-    // A pair that lacks its other half is no prompt.
+    // A row with `chosen` or `rejected` alone is a broken pair, not a prompt.
     if has("chosen") != has("rejected") {
         return Preference;
     }
@@ -237,7 +235,7 @@ fn encoder(model: Option<PathBuf>, datasets: &[Dataset], data: &DataSettings) ->
     let specials = ["<|im_start|>", "<|im_end|>"].map(String::from);
     let tokenizer = train_chars(texts, &specials)?;
     let chat = ChatTemplate::from_source(PLAIN, Map::new())?;
-    // The template is ours, not the user's, so plain-text prompts raise no warning.
+    // The model has no template, so plain-text prompts raise no warning.
     let settings = PromptSettings {
         apply_chat_template: match settings.apply_chat_template {
             Apply::Auto => Apply::Quiet,

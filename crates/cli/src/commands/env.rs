@@ -1,4 +1,4 @@
-//! `ferrl env`: environments, built in or the user's own, listed, played by a person, driven by a file of actions, checked.
+//! `ferrl env`: lists environments, plays them in the terminal or with the actions of a file, and checks them.
 
 use crate::data;
 use crate::options::key_values;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// List, play, drive or check environments
+/// List, play, run or check environments
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -35,12 +35,12 @@ enum EnvCommand {
     },
     /// List the tools that a recipe may name in `env.tools`, with their settings (`env.options`) and defaults
     Tools,
-    /// Play an episode in the terminal; each line is an action
+    /// Play an episode in the terminal, an action per line
     Play(Which),
-    /// Drive an episode with the actions of a file, and write every turn as a JSON line
+    /// Run an episode with the actions of a file, and write every turn as a JSON line
     ///
-    /// The first line is `{"turn": 0, "state": ...}`. Each further line holds `turn`, `action`, `next_state` (the whole text that
-    /// the next action continues), `reward`, `score`, `done`, `terminated`, `truncated`, `extra_info` and `sequence` (which
+    /// The first line is `{"turn": 0, "state": ...}`. Each further line holds `turn`, `action`, `next_state` (the whole text before
+    /// the next action), `reward`, `score`, `done`, `terminated`, `truncated`, `extra_info` and `sequence` (which
     /// training sequence of the trajectory the turn is in). An episode that is lost ends with `{"turn": N, "lost": {...}}`.
     Run {
         #[command(flatten)]
@@ -52,11 +52,11 @@ enum EnvCommand {
         #[arg(long, value_name = "FILE", default_value = "-")]
         output: PathBuf,
     },
-    /// Check that an environment keeps to its contract: play it, play it again, play two episodes at once
+    /// Check an environment: an episode runs, repeats with its seed, and does not disturb a concurrent one
     Check {
         #[command(flatten)]
         which: Which,
-        /// JSON lines, each the text of an action; a few short texts by default
+        /// JSON lines, each the text of an action [default: a few short texts]
         #[arg(long, value_name = "FILE")]
         actions: Option<PathBuf>,
         /// Print violations as a JSON list
@@ -73,7 +73,7 @@ struct Which {
     /// Seed of the episode
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Row of the data that the episode begins with: JSON, or a file whose first row it is
+    /// Row of data that the episode starts from: JSON, or a file whose first row is used
     #[arg(long, value_name = "JSON|FILE")]
     row: Option<String>,
     /// Setting of the environment: key=value; may be given several times
@@ -84,7 +84,7 @@ struct Which {
     timeout: Option<f32>,
 }
 
-/// Opens episodes that all begin alike.
+/// Opens episodes with the same initial state.
 type OpenAlike = Box<dyn Fn() -> Result<Box<dyn Environment>>>;
 
 impl Which {
@@ -136,7 +136,7 @@ impl Which {
     }
 }
 
-/// What a word names, where it is an environment in Python.
+/// The Python environment that a word names, if it does.
 fn python(word: &str) -> Option<PythonEnv> {
     if let Some(name) = word.strip_prefix("gem:") {
         return Some(PythonEnv::Gem(name.into()));
@@ -196,7 +196,7 @@ fn play(which: &Which) -> Result<()> {
         if read.map_err(|e| Error::data(e.to_string()).at("standard input"))? == 0 {
             return print("stopped\n");
         }
-        // A person need not write the box.
+        // At the terminal an action needs no \boxed{}.
         let action = line.trim();
         let action = match python(&which.what).is_some() || action.contains("\\boxed{") {
             true => action.to_string(),
@@ -208,7 +208,7 @@ fn play(which: &Which) -> Result<()> {
         print(&format!("{}\n", visible(shown.trim())))?;
         if end.is_some() {
             let score = score.map_or(String::new(), |score| format!(", score {score}"));
-            return print(&format!("over: return {total:.3}{score}\n"));
+            return print(&format!("episode over: return {total:.3}{score}\n"));
         }
     }
 }
@@ -271,7 +271,7 @@ fn drive(which: &Which, actions: &Path, output: &Path) -> Result<()> {
     out.finish()
 }
 
-/// Actions of a policy that knows nothing, where a check is given none.
+/// Default actions of a check.
 const ACTIONS: &[&str] = &["\\boxed{1}", "<answer>1</answer>", "I do not know.", "", "\\boxed{a}"];
 
 fn examine(which: &Which, actions: Option<&Path>, as_json: bool) -> Result<()> {
@@ -294,7 +294,7 @@ fn examine(which: &Which, actions: Option<&Path>, as_json: bool) -> Result<()> {
     }
     match found.len() {
         0 if as_json => Ok(()),
-        0 => print("plays, plays again alike, and two at once do not disturb each other\n"),
+        0 => print("episodes run, repeat with their seed, and do not disturb each other\n"),
         n => {
             Err(Error::new(Class::Data, format!("{} breaks {}", which.what, counted(n, "rule")))
                 .fix("see above"))

@@ -33,23 +33,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Completions sampled before interrupts are checked and the output file is written.
+/// Completions per portion: interrupts are checked and the output is written after each.
 const AT_ONCE: usize = 256;
-/// Prompts of a generated task, which has no end, where no number is given.
+/// Default number of prompts of a generated task, which has no end.
 const USUAL: usize = 200;
 
 /// Evaluate a model: accuracy, pass@k and majority vote
 ///
 /// MODEL is a Hugging Face directory, or a run folder whose newest model and recipe are used. Prompts come from
-/// --data, --task or the recipe; what is right is decided by --verifier, --reward or the recipe, and a task brings its
+/// --data, --task or the recipe; completions are graded by --verifier, --reward or the recipe, and a task brings its
 /// own verifier. pass@k is the unbiased estimate from all samples; a majority vote compares the last <answer>, else the
-/// last \boxed{}, else the whole text. Ctrl-C prints what is known so far.
+/// last \boxed{}, else the whole text. Ctrl-C prints the results so far.
 ///
 /// --suite evaluates published benchmarks as `ferrl data suites` lists them, each with its own prompts, verifier and
 /// sampling: accuracy with a 95 % interval, pass@k, and tables by subject or level.
 ///
-/// --pairs evaluates a reward model: how often it scores the chosen completion higher than the rejected one, by subset. A
-/// model with a score head scores by itself, a language model by --judge.
+/// --pairs evaluates a reward model: the fraction of pairs whose chosen completion it scores higher, by subset. A model with
+/// a score head needs no more; --judge makes a language model a judge.
 #[derive(clap::Args)]
 pub struct Args {
     /// Model directory, run folder, or org/name in the Hugging Face cache
@@ -68,19 +68,19 @@ pub struct Args {
     /// Hugging Face cache
     #[arg(long, value_name = "NAME[=PATH],…", value_delimiter = ',', conflicts_with_all = ["data", "task", "verifier", "reward"])]
     suite: Vec<String>,
-    /// Multiple choice by log-probability, as lm-evaluation-harness scores it, without sampling: the option whose letter, or text,
-    /// is most probable behind the prompt; accuracy (acc), and by characters (acc_norm)
+    /// Multiple choice by log-probability instead of sampling, as in lm-evaluation-harness: picks the option whose letter, or text,
+    /// is most probable after the prompt; accuracy (acc), and normalised by characters (acc_norm)
     #[arg(long, value_name = "letter|text", requires = "suite", conflicts_with_all = ["samples", "temperature"])]
     likelihood: Option<Likelihood>,
-    /// Resume the evaluation that was stopped while it wrote --output; its rows are in FILE.part
+    /// Resume an interrupted evaluation with --output, whose rows are in FILE.part
     #[arg(long, requires = "output")]
     resume: bool,
-    /// Pairs that a reward model should order, with prompt, chosen, rejected and subset, as RewardBench has them: files, folders,
+    /// Preference pairs to evaluate a reward model on, with prompt, chosen, rejected and subset, as in RewardBench: files, folders,
     /// split@path, org/name or suite:rewardbench
     #[arg(long, value_name = "PATH", conflicts_with_all = ["data", "task", "suite", "verifier", "reward"])]
     pairs: Option<String>,
-    /// How a language model scores pairs, as the options of a [[reward]]: kind=generative or kind=implicit and its settings; may
-    /// be given several times
+    /// Use a language model as the reward model, with the options of a [[reward]]: kind=generative or kind=implicit and their
+    /// settings; may be given several times
     #[arg(long, value_name = "KEY=VALUE", requires = "pairs")]
     judge: Vec<String>,
     /// Recipe for all other settings
@@ -89,7 +89,7 @@ pub struct Args {
     /// Built-in verifier that scores completions
     #[arg(long, value_name = "NAME", conflicts_with = "reward")]
     verifier: Option<String>,
-    /// Setting of the verifier: key=value; may be given several times
+    /// Option of the verifier: key=value; may be given several times
     #[arg(long, value_name = "KEY=VALUE", requires = "verifier")]
     option: Vec<String>,
     /// Python file (FILE or FILE:FUNCTION) that scores completions; 1 or more is right
@@ -117,7 +117,7 @@ pub struct Args {
     output: Option<PathBuf>,
 }
 
-/// What is put behind a prompt of multiple choice.
+/// The continuation whose log-probability is compared.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Likelihood {
     /// The option's letter (MMLU)
@@ -144,7 +144,7 @@ impl Likelihood {
 
 /// One set of prompts to evaluate on, and its results.
 struct EvalJob {
-    /// The benchmark it is, where it is one.
+    /// Its benchmark, with `--suite`.
     suite: Option<&'static Entry>,
     recipe: Recipe,
     source: Box<dyn ExampleSource>,
@@ -153,7 +153,7 @@ struct EvalJob {
     asked: usize,
     all: Evaluation,
     seconds: f64,
-    /// What a search found, where the recipe evaluates by one.
+    /// Results of the search, with `search.eval`.
     search: Option<Metrics>,
 }
 
@@ -169,7 +169,7 @@ pub fn run(args: &Args) -> Result<()> {
         return pairs::run(args, source);
     }
     let found = find(&args.model)?;
-    found.say();
+    found.print_origin();
     let dir = open_model(&found.model)?;
     let recipes = recipes(args, &found, &dir)?;
     let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
@@ -246,7 +246,7 @@ fn open_output(args: &Args, model: &Path, jobs: &mut [EvalJob]) -> Result<Option
     Ok(Some(output))
 }
 
-/// The recipe of each set of prompts: one, or one for each benchmark.
+/// The recipe, or one for each benchmark.
 fn recipes(args: &Args, found: &FoundModel, dir: &ModelDir) -> Result<Vec<(Option<&'static Entry>, Recipe)>> {
     if args.suite.is_empty() {
         return Ok(vec![(None, settings(args, found.recipe.clone())?)]);
@@ -266,7 +266,7 @@ fn report(args: &Args, jobs: &[EvalJob], model: &Path) -> Result<()> {
     print(&suite::show(&model.display().to_string(), jobs, &ks, args.set.seed(&first.recipe), args.json))
 }
 
-/// Prompts to ask: all there are, or as many as were asked for.
+/// Number of prompts: `asked`, at most all.
 pub(super) fn wanted(asked: Option<usize>, all: Option<usize>) -> usize {
     match (asked, all) {
         (Some(asked), Some(all)) if asked > all => {
@@ -446,23 +446,23 @@ fn written((prompt, answer, graded): &Answered, suite: Option<&Entry>) -> Value 
 /// A model to evaluate.
 pub(super) struct FoundModel {
     pub model: PathBuf,
-    /// The run's own recipe, where it is a run.
+    /// The run's recipe, if the model is a run's.
     pub recipe: Option<PathBuf>,
-    /// Which of a run's models it is.
+    /// Which of the run's models it is.
     pub from: Option<String>,
 }
 
 impl FoundModel {
-    /// Says which of a run's models it is.
-    pub fn say(&self) {
+    /// Prints which of the run's models is used.
+    pub fn print_origin(&self) {
         if let Some(from) = &self.from {
             eprintln!("{}: {from}", self.model.display());
         }
     }
 }
 
-/// A model directory, or the model of a run that has come furthest: what a finished stage left, or the newest checkpoint of
-/// the stage after it.
+/// A model directory, or the newest model of a run: the result of its last finished stage, or the newest checkpoint of the
+/// stage after it.
 pub(super) fn find(path: &Path) -> Result<FoundModel> {
     let recipe = path.join("recipe.toml");
     if path.join("config.json").is_file() || !recipe.is_file() {
@@ -471,7 +471,7 @@ pub(super) fn find(path: &Path) -> Result<FoundModel> {
     let newest = newest_model(path)?;
     let from = match newest.step {
         Some(step) => format!("the checkpoint of step {step}, stage {}", newest.stage),
-        None => format!("what stage {} left", newest.stage),
+        None => format!("the result of stage {}", newest.stage),
     };
     Ok(FoundModel { model: newest.model, recipe: Some(recipe), from: Some(from) })
 }
@@ -511,7 +511,7 @@ pub(super) fn point_at(recipe: &mut Recipe, task: Option<&str>, data: &[String])
     if !data.is_empty() {
         (recipe.eval.data, recipe.data.train) = (data.to_vec(), Vec::new());
         recipe.data.weights.clear();
-        // The share of the run's own data that it held out says nothing about this file.
+        // `eval.split` is a fraction of the run's own data, not of this file.
         recipe.eval.split = 0.0;
     }
     recipe.data.shuffle = false;
@@ -522,7 +522,7 @@ pub(super) fn point_at(recipe: &mut Recipe, task: Option<&str>, data: &[String])
     Ok(())
 }
 
-/// The same with what the flags say.
+/// The recipe with the flags applied.
 fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
     let mut recipe = base(args, own.as_ref())?;
     if let (Some(path), None, true) = (&own, &args.recipe, args.data.is_empty() && args.task.is_none()) {
@@ -544,7 +544,7 @@ fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
     sampled(args, recipe)
 }
 
-/// What the flags say of sampling for any kind of prompts, and whether it goes together.
+/// Applies the flags of sampling and checks them together.
 fn sampled(args: &Args, mut recipe: Recipe) -> Result<Recipe> {
     args.set.compute(&mut recipe);
     let samples = recipe.eval.samples;
@@ -559,7 +559,7 @@ fn sampled(args: &Args, mut recipe: Recipe) -> Result<Recipe> {
     }
 }
 
-/// What grades answers, where the command line says.
+/// The rewards that the command line names.
 fn graders(args: &Args) -> Result<Option<RewardSettings>> {
     if let Some(text) = &args.reward {
         let (file, function) = match text.rsplit_once(':') {
@@ -573,7 +573,7 @@ fn graders(args: &Args) -> Result<Option<RewardSettings>> {
     Ok(Some(RewardSettings { verifier: Some(verifier), options, ..Default::default() }))
 }
 
-/// Refuses changes that would ask a run about rows it was trained on.
+/// Refuses changes that would evaluate a run on rows it was trained on.
 fn same_split(recipe: &Recipe, own: &Path) -> Result<()> {
     let trained = Recipe::load(own, &[])?.stages.into_iter().last().map(|s| s.recipe).unwrap_or_default();
     let other = |key: &'static str, same: bool| (!same).then_some(key);
@@ -582,7 +582,7 @@ fn same_split(recipe: &Recipe, own: &Path) -> Result<()> {
         .or(other("data.train", trained.data.train == recipe.data.train));
     match changed.filter(|_| trained.eval.split > 0.0) {
         Some(key) => {
-            Err(Error::usage("would hold out other rows than the run did: it has learned from some of them")
+            Err(Error::usage("would hold out other rows than the run did: it was trained on some of them")
                 .at(key)
                 .fix("--seed for other samples, --data FILE for other prompts"))
         }

@@ -1,4 +1,4 @@
-//! `ferrl export`: a model, or an adapter with or without its base, as a directory of its own.
+//! `ferrl export`: writes a model, or an adapter alone or merged, as a directory.
 
 use crate::machine;
 use crate::options::{StorageArg, open_model, weights};
@@ -10,11 +10,11 @@ use ferrl_kernels::{AUTO, DType};
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Write the model of a run as a Hugging Face directory, with its adapter merged into the weights or beside them
+/// Write the model of a run as a Hugging Face directory, an adapter merged into its base or alone
 ///
-/// `--merge` adds the adapter to its base and writes the whole model, which transformers, vLLM and llama.cpp load as it is.
-/// Without it an adapter is written as PEFT has it: adapter_config.json and adapter_model.safetensors. A model without an
-/// adapter is written whole.
+/// `--merge` merges the adapter into its base and writes the whole model, which transformers, vLLM and llama.cpp load. Without it
+/// an adapter is written in PEFT's format: adapter_config.json and adapter_model.safetensors. A model without an adapter is
+/// written whole.
 #[derive(clap::Args)]
 pub struct Args {
     /// Run folder, model directory or adapter directory
@@ -29,7 +29,7 @@ pub struct Args {
     /// Number format of the weights [default: that of the base]; an adapter is written in f32
     #[arg(long, value_enum)]
     dtype: Option<StorageArg>,
-    /// Replace a model that is in the directory
+    /// Overwrite an existing model
     #[arg(long)]
     overwrite: bool,
 }
@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Result<()> {
     if std::fs::canonicalize(&args.out).is_ok_and(|out| {
         [dir.base(), dir.path.as_path()].iter().any(|p| std::fs::canonicalize(p).is_ok_and(|p| p == out))
     }) {
-        return Err(Error::usage("the model would be written over the one that it is read from")
+        return Err(Error::usage("would overwrite the model that is read")
             .at("--out")
             .fix("another directory"));
     }

@@ -1,10 +1,10 @@
-//! `ferrl generate`: continue prompts.
+//! `ferrl generate`: samples completions of prompts.
 
 mod program;
 
 use crate::data::{self, PlacedRow};
 use crate::options::{ModelArgs, size};
-use crate::output::{JsonlOutput, say};
+use crate::output::{JsonlOutput, print_generated};
 use crate::progress::ProgressLine;
 use crate::sampling::SamplingArgs;
 use crate::text::ModelText;
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 /// Each input row holds `ids`, `prompt` (text, or a list of messages), or `messages`, which go through the model's
 /// chat template. --prompt is one user's message where the model has a chat template, and text to continue with
 /// --raw or without one. Each output row holds `prompt_ids` and `completions`, a list of {ids, text, logprobs, stop}.
-/// With --prompt alone the text is printed as it comes.
+/// With --prompt alone the text is streamed.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -125,7 +125,7 @@ struct GenerateJob<'a> {
 }
 
 impl GenerateJob<'_> {
-    /// Completes everything, row by row in order as soon as each is whole.
+    /// Samples all completions; each row is passed on, in order, as soon as it is complete.
     fn complete(
         &self,
         mut sampler: Sampler,
@@ -154,7 +154,7 @@ impl GenerateJob<'_> {
                     Event::Done { id, completion } => (id, completion),
                 };
                 if let Some((i, sample)) = place.remove(&id) {
-                    // What it did not need of its share counts as done.
+                    // A completion that ends early advances the bar by its unused tokens.
                     progress.add((self.requests[i].params.max_new_tokens - completion.ids.len()) as u64);
                     waiting.entry(i).or_insert_with(|| vec![None; n])[sample] = Some(completion);
                 }
@@ -185,13 +185,13 @@ impl GenerateJob<'_> {
         self.complete(sampler, |_, completions| {
             for (k, c) in completions.into_iter().enumerate() {
                 let text = self.written(c)?.text.unwrap_or_default();
-                say(&format!("[{}] {text}\n", k + 1))?;
+                print_generated(&format!("[{}] {text}\n", k + 1))?;
             }
             Ok(())
         })
     }
 
-    /// Prints one completion as it comes, holding back what may turn out to be a stop string.
+    /// Streams one completion, holding back text that may become a stop string.
     fn stream(&self, mut sampler: Sampler) -> Result<()> {
         let mut reader = self.stops.stream(self.text.tokenizer()?);
         let mut stop = None;
@@ -199,12 +199,12 @@ impl GenerateJob<'_> {
         while stop.is_none() {
             for event in sampler.step(self.model)? {
                 match event {
-                    Event::Token { token, .. } => say(&reader.push(token)?)?,
+                    Event::Token { token, .. } => print_generated(&reader.push(token)?)?,
                     Event::Done { completion, .. } => stop = Some(completion.stop),
                 }
             }
         }
-        say(&format!("{}\n", reader.finish(stop.unwrap_or(StopReason::Cancelled))?))
+        print_generated(&format!("{}\n", reader.finish(stop.unwrap_or(StopReason::Cancelled))?))
     }
 
     fn written(&self, c: Completion) -> Result<WrittenRow> {

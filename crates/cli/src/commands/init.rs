@@ -24,16 +24,16 @@ pub struct Args {
     /// Number of layers
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<1024>)]
     layers: usize,
-    /// Query heads [default: one for every 64 of the width]
+    /// Query heads [default: hidden size / 64]
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
     heads: Option<usize>,
-    /// Key and value heads [default: as many as query heads]
+    /// Key and value heads [default: number of query heads]
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
     kv_heads: Option<usize>,
-    /// Width of a head [default: the width divided by the heads]
+    /// Head dimension [default: hidden size / heads]
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
     head_dim: Option<usize>,
-    /// Inner width of the feed-forward network [default: four times the width]
+    /// Intermediate size of the feed-forward network [default: 4 x hidden size]
     #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
     ffn: Option<usize>,
     /// Experts of a layer, in a family that has them [default: 8]
@@ -42,7 +42,7 @@ pub struct Args {
     /// Experts per token [default: 2]
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
     experts_per_token: Option<usize>,
-    /// Inner width of an expert [default: that of the network divided by the experts per token]
+    /// Intermediate size of an expert [default: that of the feed-forward network / experts per token]
     #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
     expert_ffn: Option<usize>,
     /// Size of the vocabulary [default: the tokenizer's]
@@ -51,13 +51,13 @@ pub struct Args {
     /// Directory with a tokenizer.json, which is copied
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
-    /// Tie input and output embeddings [default: as is usual in the family]
+    /// Tie input and output embeddings [default: the family's]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     tied: Option<bool>,
-    /// Longest sequence
+    /// Maximum sequence length
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = size::<{ 1 << 24 }>)]
     max_positions: usize,
-    /// Base of the rotary frequencies [default: 10000]
+    /// RoPE base (theta) [default: 10000]
     #[arg(long, value_name = "X", value_parser = base)]
     rope_theta: Option<f64>,
     /// Sliding window of attention, for families that have one
@@ -87,7 +87,7 @@ fn families() -> clap::builder::PossibleValuesParser {
     FAMILIES.iter().map(|f| f.name()).collect::<Vec<_>>().into()
 }
 
-/// Head of the model of a model.
+/// Head of a model.
 #[derive(Clone, Copy, ValueEnum)]
 enum Top {
     /// next-token logits

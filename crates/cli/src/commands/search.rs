@@ -35,13 +35,12 @@ use std::sync::Arc;
 /// Search for answers: best of n, majority vote, beam search, trees, Monte Carlo tree search
 ///
 /// Prompts come from --task, --data, --prompt or the recipe of a run. --strategy is one of `ferrl search --list`, which also
-/// lists the options of each. --verifier scores prefixes and completions for the search: a verifier, a reward model's folder, `logp` (the model's
-/// own probabilities), or `oracle` (the verifier that decides accuracy; the default if there is one). Trees are saved with
-/// --save as DIR/tree-N.json; --replay reads them and computes the same numbers without a model. Environments with several turns
-/// are searched too: a node is a prefix of an episode, and a step ends with the turn at the latest.
+/// lists the options of each. --verifier scores prefixes and completions for the search: a verifier, a reward model's folder,
+/// `logp` (the model's own probabilities), or `oracle` (the verifier that decides accuracy; the default if there is one). --save
+/// writes trees as DIR/tree-N.json; --replay reads them and computes the same numbers without a model. Environments with several
+/// turns are searched too: a node is a prefix of an episode, and no step spans two turns.
 ///
-/// The tree of a question depends on the model, the options and the seed, and not on threads, on the decode batch or on the
-/// other questions.
+/// The tree of a prompt depends only on the model, the options and the seed, not on threads, decode batch or other prompts.
 #[derive(clap::Args)]
 pub struct Args {
     /// Model directory, run folder, or org/name in the Hugging Face cache
@@ -89,29 +88,29 @@ pub struct Args {
     /// Folder to save trees in, as tree-N.json; earlier trees there are replaced
     #[arg(long, value_name = "DIR", conflicts_with = "replay")]
     save: Option<PathBuf>,
-    /// Compute the numbers of saved trees again: a folder or one file
+    /// Recompute the results of saved trees: a folder or one file
     #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "list"])]
     replay: Option<PathBuf>,
-    /// Choose again among the completions of saved trees: the highest score, the most frequent answer, the answer with the
+    /// Rule that selects the result of each saved tree anew: the highest score, the most frequent answer, the answer with the
     /// largest sum of scores, or the most visited path
     #[arg(long, value_name = "RULE", requires = "replay", conflicts_with = "model", value_parser = ["best", "vote", "weighted", "visits"])]
     choose: Option<String>,
-    /// Of each saved tree only the first N completions, which must be independent; needs --choose
+    /// Use only the first N completions of each saved tree, which must be independent samples; needs --choose
     #[arg(long, value_name = "N", requires = "choose", value_parser = at_least_one)]
     first: Option<usize>,
     /// JSON lines to write, one for each path of the trees: prompt, completion, steps with score and advantage, weight
     #[arg(long, value_name = "FILE")]
     paths: Option<PathBuf>,
-    /// Which paths to write; see --list
+    /// Path filter: which paths to write; see --list
     #[arg(long, value_name = "NAME", default_value = "none", requires = "paths")]
     filter: String,
-    /// Which of the paths of one tree to write, with its number where it has one; see --list
+    /// Path aggregator: which paths of each tree to write, with its parameter N if it has one; see --list
     #[arg(long, value_name = "NAME[=N]", default_value = "none", requires = "paths")]
     aggregate: String,
-    /// What becomes of scores and advantages, separated by commas and in this order; see --list
+    /// Post-processors of scores and advantages, separated by commas and applied in this order; see --list
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', requires = "paths")]
     post: Vec<String>,
-    /// HTML page to write, with the trees to open
+    /// HTML page of the trees to write
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Print tokens sampled, prefix tokens shared and time
@@ -139,7 +138,7 @@ pub fn run(args: &Args) -> Result<()> {
     search::find(&args.strategy)?;
     let paths = outputs(args)?;
     let found = find(model)?;
-    found.say();
+    found.print_origin();
     let dir = open_model(&found.model)?;
     let recipe = settings(args, found.recipe.as_ref())?;
     let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
@@ -150,7 +149,7 @@ pub fn run(args: &Args) -> Result<()> {
     let prompts = prompts(args, &recipe, (&dir, &tokenizer), rewards.as_ref(), &hooks)?;
     warn(&hooks.warnings);
     let environments = setup::environments(&recipe, &dir.path, &tokenizer, &hooks)?;
-    // Whatever is wrong with the options is said before the model is read.
+    // Options are checked before the model is read.
     let facts = search::Facts {
         budgeted: args.budget.is_some(),
         judges_steps: scorer.judges_steps(),
@@ -195,7 +194,7 @@ fn grow(
         |prompt: &Prompt, system: &str| with_system(tokenizer, template.as_ref(), prompt, system);
     let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(model, cache)?.with_tokenizer(tokenizer.clone());
-    finish_on_interrupt("ending the search; trees that are complete are kept")?;
+    finish_on_interrupt("ending the search; complete trees are kept")?;
     let actor = Actor {
         generator: &mut sampler,
         policy: model,
@@ -228,7 +227,7 @@ fn grow(
     Ok(records)
 }
 
-/// Saved searches, with the result that the flags choose.
+/// Saved searches, with results selected by the flags.
 fn replayed(args: &Args, dir: &Path) -> Result<Vec<Record>> {
     let records = search::replay(dir)?.records;
     let Some(rule) = &args.choose else { return Ok(records) };
@@ -244,13 +243,13 @@ fn replayed(args: &Args, dir: &Path) -> Result<Vec<Record>> {
     records.into_iter().map(again).collect()
 }
 
-/// Opens the file of --paths and refuses an --html that cannot be written, before anything is searched.
+/// Opens the file of --paths and checks that --html can be written, before the search.
 fn outputs(args: &Args) -> Result<Option<JsonlOutput>> {
     args.html.as_deref().map_or(Ok(()), |path| ferrl::report::writable(path).map_err(|e| e.at("--html")))?;
     args.paths.as_deref().map(JsonlOutput::create).transpose()
 }
 
-/// The figures, and the page where one is wanted.
+/// Prints the results and writes the pages asked for.
 fn results(args: &Args, records: &[Record], paths: Option<JsonlOutput>) -> Result<()> {
     if let Some(path) = &args.html {
         ferrl::report::trees(records, path)?;
@@ -265,11 +264,11 @@ fn results(args: &Args, records: &[Record], paths: Option<JsonlOutput>) -> Resul
     }
 }
 
-/// What the flags make of paths.
+/// The path filter, aggregator and post-processors of the flags.
 fn pipeline(args: &Args) -> Result<Pipeline> {
     let (name, number) = args.aggregate.split_once('=').unwrap_or((&args.aggregate, "10"));
     let number: f64 = number.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0).ok_or_else(|| {
-        Error::usage(format!("{number:?} is no number from 0 on"))
+        Error::usage(format!("{number:?} is not a whole number"))
             .at("--aggregate")
             .fix("--aggregate max_k_paths=4")
     })?;
@@ -279,7 +278,7 @@ fn pipeline(args: &Args) -> Result<Pipeline> {
     Ok(pipeline)
 }
 
-/// Every path of the trees that the pipeline leaves.
+/// Writes every path that passes the pipeline.
 fn write_paths(mut output: JsonlOutput, pipeline: &Pipeline, records: &[Record]) -> Result<()> {
     for record in records {
         for path in pipeline.run(&record.nodes)? {
@@ -293,7 +292,7 @@ fn write_paths(mut output: JsonlOutput, pipeline: &Pipeline, records: &[Record])
     output.finish()
 }
 
-/// The recipe's last stage with what the flags say.
+/// The recipe's last stage with the flags applied.
 fn settings(args: &Args, own: Option<&PathBuf>) -> Result<Recipe> {
     let mut recipe = last_stage(args.recipe.as_ref().or(own), &args.changes)?;
     if args.prompt.is_none() {
@@ -302,11 +301,11 @@ fn settings(args: &Args, own: Option<&PathBuf>) -> Result<Recipe> {
     args.set.sample(&mut recipe);
     args.set.compute(&mut recipe);
     if recipe.rollout.temperature == 0.0 {
-        return Err(Error::usage("a search at temperature 0 finds one completion again and again")
+        return Err(Error::usage("a search at temperature 0 samples the same completion every time")
             .at("--temperature")
             .fix("--temperature 1, or `ferrl generate` for one greedy completion"));
     }
-    // Without rewards of its own, a recipe's verifier is the one on the command line.
+    // For a recipe without rewards --verifier also decides accuracy.
     if let Some(name) = args.verifier.as_ref().filter(|name| is_verifier(name))
         && recipe.reward.is_empty()
         && (args.prompt.is_some() || setup::task_verifier(&recipe)?.is_none())
@@ -321,7 +320,7 @@ fn is_verifier(name: &str) -> bool {
     VERIFIERS.iter().any(|v| v.name == name)
 }
 
-/// The rewards that decide whether a result is right; none where neither the recipe nor its task has one.
+/// The rewards that decide accuracy; none if neither the recipe nor its task has any.
 fn truth(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Option<Rewards>> {
     if args.prompt.is_some() && recipe.reward.is_empty() {
         return Ok(None);
@@ -350,7 +349,7 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
     if name == Oracle.name() || own {
         return match known {
             true => Ok(Box::new(Oracle)),
-            false => Err(Error::usage("nothing says which answers are right")
+            false => Err(Error::usage("no verifier decides which completions are right")
                 .at("--verifier oracle")
                 .fix("--task NAME, a recipe with rewards, or --verifier logp")),
         };
@@ -378,7 +377,7 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
     Ok(Box::new(scorer))
 }
 
-/// The prompts, each of which can be asked and graded.
+/// The prompts, checked to fit the model and the rewards.
 fn prompts(
     args: &Args,
     recipe: &Recipe,

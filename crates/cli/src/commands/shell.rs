@@ -1,4 +1,4 @@
-//! `ferrl completions` and `ferrl man`: what shells and `man` want to know of the commands.
+//! `ferrl completions` and `ferrl man`: shell completions and manual pages.
 
 use crate::output::print;
 use clap::{Arg, Command, Parser};
@@ -7,7 +7,7 @@ use ferrl_engine::{Error, Result};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Print the completions of a shell
+/// Print the completion script of a shell
 ///
 /// For example `ferrl completions bash > ~/.local/share/bash-completion/completions/ferrl`.
 #[derive(Parser)]
@@ -25,7 +25,7 @@ pub struct ManArgs {
     /// The folder to write them to
     #[arg(long, value_name = "DIR", required_unless_present = "markdown")]
     out: Option<PathBuf>,
-    /// Print the page of the manual on all commands instead
+    /// Print the manual's page on all commands instead
     #[arg(long, conflicts_with = "out")]
     markdown: bool,
 }

@@ -1,4 +1,4 @@
-//! `ferrl steps`: pairs of a right and a wrong step from a model's own mistakes.
+//! `ferrl steps`: samples pairs of a right and a wrong step for Step-DPO.
 
 use crate::options::{ModelArgs, at_least_one, size};
 use crate::output::JsonlOutput;
@@ -18,17 +18,17 @@ use ferrl_kernels::Ranks;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Make pairs of a right and a wrong step from a model's own mistakes
+/// Sample pairs of a right and a wrong step, the data of Step-DPO
 ///
 /// Samples completions for the prompts of a recipe's last stage, finds the first wrong step of each with the recipe's verifier, and
-/// samples again from just before it until a step is right. Each row written has `prompt`, `initial_reason_steps`,
-/// `chosen` and `rejected`: what `algo = "step_dpo"` learns from.
+/// resamples that step until it is right. Each row written has `prompt`, `initial_reason_steps`, `chosen` and `rejected`: the
+/// data of `algo = "step_dpo"`.
 #[derive(Parser)]
 pub struct Args {
     /// The recipe, a TOML file: its data, rollout and reward are used
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
-    /// Changes to it, as for `ferrl train`
+    /// Overrides, as for `ferrl train`
     #[arg(value_name = "CHANGE")]
     changes: Vec<String>,
     #[command(flatten)]
@@ -42,10 +42,10 @@ pub struct Args {
     /// Completions per prompt
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<65536>)]
     samples: usize,
-    /// Continuations sampled from before a wrong step
+    /// Maximum number of samples in place of a wrong step
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = size::<65536>)]
     tries: usize,
-    /// What ends a step [default: a line's end]
+    /// Text that ends a step [default: a line break]
     #[arg(long, value_name = "TEXT", default_value = "\n", hide_default_value = true)]
     separator: String,
 }
@@ -53,7 +53,9 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if args.separator.is_empty() {
-        return Err(Error::usage("a step needs an end").at("--separator").fix("leave it out: a line's end"));
+        return Err(Error::usage("is empty")
+            .at("--separator")
+            .fix("leave it out: steps then end with a line break"));
     }
     let resolved = Recipe::load(&args.recipe, &args.changes)?;
     let Some(stage) = resolved.stages.last() else { return Err(Error::usage("the recipe has no stage")) };
@@ -97,7 +99,7 @@ pub fn run(args: &Args) -> Result<()> {
     drop(progress);
     output.finish()?;
     eprintln!(
-        "{}, {} with a wrong step, {} (each kind of mistake once, and only where a right step was sampled)",
+        "{}, {} with a wrong step, {} (each wrong step once, and only if a right one was sampled)",
         counted(found.answers, "completion"),
         found.wrong,
         counted(found.pairs, "pair")

@@ -1,4 +1,4 @@
-//! `ferrl sync`: a run in the format of another tool.
+//! `ferrl sync`: writes a run in the format of an experiment tracker.
 
 use crate::output::print;
 use clap::{Parser, ValueEnum};
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Write a run in the format of an experiment tracker
 ///
 /// `--to wandb` writes an offline run of Weights & Biases into RUN/wandb and prints its path; `wandb sync PATH` uploads it.
-/// Nothing is sent by Ferrl. A second call replaces the first one's files and keeps the run's id.
+/// Ferrl sends nothing. A second call replaces the files of the first and keeps the run's id.
 #[derive(Parser)]
 pub struct Args {
     /// Run folder

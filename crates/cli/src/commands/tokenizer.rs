@@ -1,8 +1,8 @@
-//! `ferrl tokenizer`: train one, or see what one does.
+//! `ferrl tokenizer`: trains a tokenizer, encodes and decodes text.
 
 use crate::data;
 use crate::options::{at_least_one, nearest_path};
-use crate::output::{print, say};
+use crate::output::{print, print_generated};
 use crate::progress::ProgressLine;
 use clap::{Subcommand, ValueEnum};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
@@ -13,7 +13,7 @@ use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// Train a tokenizer, or look at what one does
+/// Train a tokenizer, or encode and decode text with one
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -31,18 +31,18 @@ enum TokenizerCommand {
 
 /// Train a tokenizer on text; the same text gives the same bytes
 ///
-/// With the special tokens <|im_start|> and <|im_end|>, which are there unless --special says otherwise, the
-/// tokenizer also gets a chat template.
+/// With the special tokens <|im_start|> and <|im_end|>, which it has by default, the tokenizer also gets a chat
+/// template (ChatML).
 #[derive(clap::Args)]
 struct TrainArgs {
     /// Text: JSON lines (.jsonl, .json) of strings or of rows with `text`, `messages` or `prompt` and
     /// `completion`; any other file is plain text; may be given several times
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     input: Vec<PathBuf>,
-    /// Most tokens, special ones included
+    /// Maximum vocabulary size, special tokens included
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     vocab: usize,
-    /// Merged bytes, or one token per character
+    /// Kind of tokenizer
     #[arg(long, value_enum, default_value = "bpe")]
     kind: TokenizerKind,
     /// Special tokens, in the order of their ids
@@ -72,10 +72,10 @@ struct EncodeArgs {
     /// Directory with a tokenizer.json
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// The names of special tokens are plain text, and none is added
+    /// Encode the names of special tokens as plain text, and add no special tokens
     #[arg(long)]
     plain: bool,
-    /// Print the token of each id beside it, one per line
+    /// Print one id and its token per line
     #[arg(long)]
     tokens: bool,
     /// The text; - is standard input
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn train(args: &TrainArgs) -> Result<()> {
     let specials: &[String] = if args.no_special { &[] } else { &args.special };
     for path in &args.input {
-        data::open(path)?; // a wrong name shows before any work
+        data::open(path)?; // reports a wrong name before any work
     }
     if args.out.is_file() {
         return Err(Error::usage("is a file, expected a directory to write").at(args.out.display()));
@@ -119,7 +119,7 @@ fn train(args: &TrainArgs) -> Result<()> {
     }
     let sizes = args.input.iter().map(|p| std::fs::metadata(p).map_or(0, |m| m.len()));
     let progress = ProgressLine::new("reading text", sizes.sum::<u64>() / 1024, "KiB");
-    // The trainer takes plain texts: an error ends them and is kept here.
+    // The trainer takes an iterator of texts: an error ends it and is stored here.
     let failed: Arc<Mutex<Option<Error>>> = Arc::default();
     let slot = failed.clone();
     let (mut found, mut bytes) = (false, 0);
@@ -151,7 +151,7 @@ fn train(args: &TrainArgs) -> Result<()> {
     let size = tokenizer.vocab_size();
     let note = match args.kind {
         TokenizerKind::Bpe if size < args.vocab => {
-            format!(" (fewer than the {} asked for: the text has no more)", args.vocab)
+            format!(" (fewer than --vocab {}: the text yields no more)", args.vocab)
         }
         _ => String::new(),
     };
@@ -168,7 +168,7 @@ fn texts(path: &Path) -> TextIter {
     found.unwrap_or_else(|e| Box::new(std::iter::once(Err(e))))
 }
 
-/// Plain text in pieces of some size that end with a line.
+/// Plain text in chunks that end at a line break.
 fn plain_texts(path: &Path) -> Result<TextIter> {
     const PIECE: usize = 1 << 16;
     let (mut reader, place) = (data::open(path)?, data::name(path));
@@ -242,7 +242,7 @@ fn encode(args: &EncodeArgs) -> Result<()> {
         return print(&format!("{}\n", ids.join(" ")));
     }
     let line = |id: &u32| format!("{id}\t{}\n", tokenizer.token(*id).unwrap_or_default());
-    say(&ids.iter().map(line).collect::<String>())
+    print_generated(&ids.iter().map(line).collect::<String>())
 }
 
 fn decode(args: &DecodeArgs) -> Result<()> {
@@ -259,5 +259,5 @@ fn decode(args: &DecodeArgs) -> Result<()> {
         }
         ids.push(id);
     }
-    say(&format!("{}\n", tokenizer.decode(&ids, args.skip_special)?))
+    print_generated(&format!("{}\n", tokenizer.decode(&ids, args.skip_special)?))
 }

@@ -1,4 +1,4 @@
-//! `ferrl train`: a recipe from beginning to end, or from where it was stopped.
+//! `ferrl train`: runs a recipe, or resumes a run.
 
 use crate::output::{exit, print, visible};
 use crate::progress::ProgressLine;
@@ -23,14 +23,14 @@ use std::time::Duration;
 /// Train a model from a recipe
 ///
 /// Every stage is checked before the first begins: models, data row by row, rewards, evaluations, disk. Ctrl-C (or SIGTERM)
-/// finishes the step, saves, and stops; `--resume` continues from there, or from the last checkpoint after a crash, and ends with
-/// the same parameters as a run that was never stopped.
+/// finishes the step, saves, and stops; `--resume` continues from there, or after a crash from the last checkpoint, and ends with
+/// the same parameters as a run without interruption.
 #[derive(Parser)]
 pub struct Args {
     /// The recipe, a TOML file
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
-    /// Changes to it: `key.path=value`, `+list=value`, `~key`, `@overlay.toml`, from left to right
+    /// Overrides, applied from left to right: `key.path=value`, `+list=value`, `~key`, `@overlay.toml`
     #[arg(value_name = "CHANGE")]
     changes: Vec<String>,
     /// Name of the run folder [default: the recipe's name]
@@ -42,13 +42,13 @@ pub struct Args {
     /// Resume the run of that name
     #[arg(long)]
     resume: bool,
-    /// Resume although data, reward files, models or settings of a stage that has begun are not what they were
+    /// Resume even if data, reward files, models or settings of a started stage have changed
     #[arg(long, requires = "resume")]
     allow_changed: bool,
-    /// Where a checkpoint goes when the run folder vanishes or its disk stays full; resume it with `--runs DIR --resume`
+    /// Folder for a last checkpoint if the run folder vanishes or its disk stays full; resume from it with `--runs DIR --resume`
     #[arg(long, value_name = "DIR")]
     rescue: Option<PathBuf>,
-    /// Check everything as a run does, print the recipe with every default and the plan of memory and time, and stop
+    /// Check everything, print the recipe with all defaults and the plan of memory and time, and do not train
     #[arg(long)]
     dry_run: bool,
 }
@@ -73,12 +73,12 @@ impl Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let ranks = Ranks::open().unwrap_or_else(|e| unopened(e));
+    let ranks = Ranks::open().unwrap_or_else(|e| exit_unconnected(e));
     if ranks.rank() > 0 {
         let done = follow(args, &ranks);
         ranks.finish();
-        // Bug: a launcher ends all ranks once one has failed, so a follower's exit code could come before rank 0's error was
-        // printed. Rank 0's code is the run's; only a follower that has lost the others has one of its own.
+        // A launcher ends all ranks once one has failed, so a follower that failed first would hide rank 0's error. The run's exit
+        // code is rank 0's; a follower has its own only if it has lost the other ranks.
         let lost = done.is_err_and(|e| e.class == Class::Rank);
         exit(if lost { i32::from(exit_code(Class::Rank)) } else { 0 });
     }
@@ -97,9 +97,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Ends a rank that cannot join the others. Rank 0 speaks first, and with its end the launcher ends the others; where rank 0 has
-/// no error, the rank that has one says it.
-fn unopened(e: Error) -> ! {
+/// Reports the error of a rank that cannot join the others and exits. Other ranks wait first: if rank 0 fails too, only its error is
+/// printed, because the launcher then ends them.
+fn exit_unconnected(e: Error) -> ! {
     if let Some(rank) = Launched::from_env().ok().flatten().map(|l| l.rank).filter(|&rank| rank > 0) {
         std::thread::sleep(Duration::from_secs(2));
         eprintln!("rank {rank}:");
@@ -107,7 +107,7 @@ fn unopened(e: Error) -> ! {
     exit(i32::from(report(e)))
 }
 
-/// Looks for the file that `ferrl launch` makes at Ctrl-C.
+/// Waits for the file that `ferrl launch` creates at Ctrl-C.
 fn listen_to_launch() {
     let Some(file) = std::env::var_os(super::launch::STOP_FILE).map(PathBuf::from) else { return };
     std::thread::spawn(move || {
@@ -122,7 +122,7 @@ fn listen_to_launch() {
 /// What every rank but the first does.
 fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
     runner::follow(ranks, || {
-        crate::output::on_interrupt(ferrl::interrupt::request)?; // the first rank answers it
+        crate::output::on_interrupt(ferrl::interrupt::request)?; // rank 0 handles it
         let resolved = args.load()?;
         let backend = open(&resolved, ranks)?;
         let options =
@@ -140,7 +140,7 @@ fn open(resolved: &Resolved, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
     Ok(backend)
 }
 
-/// The run as its first rank, or the only one, does it; nothing where it is only checked.
+/// The run on rank 0; `None` after `--dry-run`.
 fn lead(args: &Args, ranks: &Ranks) -> Result<Option<RunOutcome>> {
     let mut resolved = args.load()?;
     let name = args.name.clone().unwrap_or_else(|| resolved.name.clone());
@@ -192,7 +192,7 @@ fn lead(args: &Args, ranks: &Ranks) -> Result<Option<RunOutcome>> {
     options.about =
         json!({ "command": command(), "threads": resolved.stages.first().map(|s| s.recipe.threads) });
     let outcome = runner::run_with(&resolved, folder, backend, &mut watch, options).inspect_err(|_| {
-        // A run that never took a step leaves nothing behind: the same command works once the mistake is mended.
+        // A run without a step removes its folder: the same command works after the mistake is fixed.
         if fresh {
             RunFolder::discard_unused(&path);
         }
@@ -212,7 +212,7 @@ fn command() -> String {
     std::env::args().map(shown).collect::<Vec<_>>().join(" ")
 }
 
-/// Checks all that is left to do, with a bar while rows are read.
+/// Checks the stages that are left, with a progress bar while rows are read.
 fn check(resolved: &Resolved, folder: Option<&RunFolder>, position: &RunPosition) -> Result<Vec<Checked>> {
     let at =
         Standing { folder: folder.map(RunFolder::path), stage: position.next(), begun: position.begun() };
@@ -240,7 +240,7 @@ fn dry_run(resolved: &Resolved, checked: &[Checked], runs: &Path, watch: &mut Te
     print(&format!("{}\n# {}\n", resolved.toml, text.trim_end().replace('\n', "\n# ")))
 }
 
-/// What will be trained on what, one line for each question that a user has at the start.
+/// Model, data and checkpoints of every stage, shown before the first step.
 fn about(checked: &[Checked], resolved: &Resolved) -> String {
     let mut out = Vec::new();
     for c in checked {
@@ -301,7 +301,7 @@ fn saved(recipe: &Recipe, on_disk: Disk) -> String {
     format!("{}; {kept} kept, {} each", when.join(", "), disk::size(on_disk.checkpoint))
 }
 
-/// A large number with its noun.
+/// A large number with its noun, singular or plural.
 fn counted(n: u64, noun: &str) -> String {
     format!("{} {}", HumanCount(n), plural(n as usize, noun))
 }
@@ -314,7 +314,7 @@ fn conclude(outcome: &RunOutcome) -> Result<()> {
     for (stage, first, last) in &outcome.evaluations {
         let Some(last) = last else { continue };
         println!("\n{stage}, on held-out data:");
-        // Rewards other than 0 and 1 say how good a completion is, not whether it is right.
+        // Rewards other than 0 and 1 grade a completion, without a right and a wrong.
         let judged = last.answers.iter().all(|(_, _, g)| g.score.is_none_or(|s| s == 0.0 || s == 1.0));
         let shown = if judged { SHOWN } else { &[("eval/reward", false)] };
         for (name, fraction) in shown {

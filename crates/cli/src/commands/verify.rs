@@ -1,4 +1,4 @@
-//! `ferrl verify`: grade given completions with a verifier.
+//! `ferrl verify`: scores given completions with a verifier.
 
 use crate::data::{self, PlacedRow};
 use crate::options::{key_values, size};
@@ -17,11 +17,11 @@ use std::time::Instant;
 
 /// Score completions with a verifier, or list the verifiers
 ///
-/// Each input row holds a `completion`, and where the verifier or a Python function wants them a `prompt` (text or a list of
-/// messages) and any other columns; `truncated: true` marks one that was cut off. Each output row holds `reward`,
-/// `components`, `score`, `extracted` (what was taken as the answer), `why` (a reason where it is not right) and `micros`
-/// (the time it took). A row that cannot be scored has `reward: null` and `error`; the others still come. The exit code is
-/// that of the first error where no row could be scored.
+/// Each input row holds a `completion`, and a `prompt` (text or a list of messages) and other columns if the verifier or
+/// Python function needs them; `truncated: true` marks a truncated completion. Each output row holds `reward`,
+/// `components`, `score`, `extracted` (the extracted answer), `why` (the reason if it is not right) and `micros` (the time in
+/// microseconds). A row that cannot be scored has `reward: null` and `error`; the other rows are scored. If none can be, the
+/// exit code is that of the first error.
 #[derive(clap::Args)]
 pub struct Args {
     /// One of `ferrl verify --list`
@@ -36,10 +36,10 @@ pub struct Args {
     /// Option of the verifier: key=value; may be given several times
     #[arg(long, value_name = "KEY=VALUE", requires = "name")]
     option: Vec<String>,
-    /// Model directory whose tokenizer counts the tokens of completions, for verifiers and functions that ask for them
+    /// Model directory with the tokenizer, for verifiers and functions that need a completion's number of tokens
     #[arg(long, value_name = "DIR", requires = "name")]
     model: Option<PathBuf>,
-    /// Threads that score rows; one by default, as many as there are cores for verifiers that start processes
+    /// Threads that score rows [default: 1; all cores for verifiers that start processes]
     #[arg(long, value_name = "N", value_parser = size::<1024>, requires = "name")]
     threads: Option<usize>,
     /// Score truncated completions by their text; otherwise they count as wrong
@@ -51,7 +51,7 @@ pub struct Args {
     /// The list as JSON
     #[arg(long, requires = "list")]
     json: bool,
-    /// Write the manual's page on verifiers and generated tasks
+    /// Print the manual's page on verifiers and generated tasks
     #[arg(long, conflicts_with_all = ["name", "list"])]
     markdown: bool,
 }
@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// A row that was graded, or why it was not, and microseconds.
+/// The score of a row or the error, and its microseconds.
 type TimedOutcome = (Result<Outcome>, f64);
 
 fn grade(args: &Args, name: &str, rows: Vec<Result<PlacedRow>>) -> Result<()> {
@@ -99,7 +99,7 @@ fn grade(args: &Args, name: &str, rows: Vec<Result<PlacedRow>>) -> Result<()> {
                 })
             }
             Ok(Outcome::Abstained) => {
-                json!({ "reward": null, "why": "no function gave a reward for it", "micros": micros })
+                json!({ "reward": null, "why": "no function returned a reward for it", "micros": micros })
             }
             Ok(Outcome::Lost(e)) | Err(e) => {
                 first.get_or_insert_with(|| e.clone());
@@ -125,7 +125,7 @@ fn grade(args: &Args, name: &str, rows: Vec<Result<PlacedRow>>) -> Result<()> {
     Ok(())
 }
 
-/// Functions of their own process are called once for all rows, the others row by row.
+/// Scores all rows: a Python function is called once with all of them, other verifiers row by row.
 fn all(
     verifier: &dyn Verifier,
     samples: &[Result<VerifyRow>],
@@ -143,7 +143,7 @@ fn all(
             let outcome = match (s, &mut outcomes) {
                 (Err(e), _) => Err(e.clone()),
                 (Ok(_), Err(e)) => Err(e.clone()),
-                (Ok(_), Ok(list)) => list.next().ok_or_else(|| Error::data("no score came for it")),
+                (Ok(_), Ok(list)) => list.next().ok_or_else(|| Error::data("got no score")),
             };
             (outcome, micros)
         };
@@ -153,14 +153,14 @@ fn all(
         let start = Instant::now();
         let outcome = s.as_ref().map_err(Clone::clone).and_then(|a| {
             let mut scored = ask(&[a.sample(i as u64)])?;
-            scored.pop().ok_or_else(|| Error::data("no score came for it").at(&a.place))
+            scored.pop().ok_or_else(|| Error::data("got no score").at(&a.place))
         });
         (outcome, start.elapsed().as_secs_f64() * 1e6)
     };
     if threads == 1 {
         return samples.iter().enumerate().map(one).collect();
     }
-    // Rows in portions, each taken by the next free thread; a row's place says where its score goes.
+    // Each free thread takes the next chunk of rows; scores are stored by row index.
     let size = if verifier.waits() { 1 } else { 16 };
     let next = AtomicUsize::new(0);
     let slots: Vec<OnceLock<TimedOutcome>> = samples.iter().map(|_| OnceLock::new()).collect();
@@ -177,16 +177,16 @@ fn all(
         }
     };
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
-    let unset = || (Err(Error::data("no score came for it")), 0.0);
+    let unset = || (Err(Error::data("got no score")), 0.0);
     slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(unset)).collect()
 }
 
-/// Why a completion's reward is not full, in a few words.
+/// Why a completion does not earn the full reward.
 fn why(asked: &Result<VerifyRow>, score: &verify::Score) -> Option<String> {
     let right = score.score.unwrap_or(score.reward) >= 1.0;
     let words = match score.found {
         _ if right => return score.why.clone(),
-        _ if asked.as_ref().is_ok_and(|a| a.truncated) => "it was cut off",
+        _ if asked.as_ref().is_ok_and(|a| a.truncated) => "it was truncated",
         _ if score.why.is_some() => return score.why.clone(),
         Some(false) => "no answer was found in it",
         Some(true) => "the answer is not the expected one",
@@ -195,13 +195,13 @@ fn why(asked: &Result<VerifyRow>, score: &verify::Score) -> Option<String> {
     Some(words.to_string())
 }
 
-/// A row as a verifier takes it.
+/// A row in the form a verifier takes.
 struct VerifyRow {
     place: String,
     prompt: String,
     messages: Vec<Value>,
     completion: String,
-    /// Its tokens, where there is a tokenizer.
+    /// Number of tokens, with `--model`.
     ids: Option<Vec<u32>>,
     truncated: bool,
     columns: Map<String, Value>,

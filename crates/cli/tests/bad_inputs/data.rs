@@ -93,7 +93,7 @@ fn fields() -> Vec<Case> {
             .says(&["warning", "role", "rows.jsonl:1"]),
         chat("an empty turn of the assistant", &talk("", "").replace("\"b\"", "\"\""))
             .exit(0)
-            .says(&["warning", "without text", "rows.jsonl:1"]),
+            .says(&["warning", "an empty response", "rows.jsonl:1"]),
         sft("words that run into each other", "{\"instruction\": \"a b\", \"output\": \"c\"}\n")
             .exit(0)
             .says(&["warning", "rows.jsonl:1", "data.template"]),

@@ -88,7 +88,7 @@ fn failing_rewards() -> Vec<Case> {
             "a reward function that returns numbers beyond 32 bits",
             "def reward(completions, **kw):\n    return [1e300 for c in completions]\n",
         )
-        .says(&["1e300", "32 bits"]),
+        .says(&["1e300", "f32"]),
         always(
             "a reward function that returns one number",
             "def reward(completions, **kw):\n    return 1.0\n",
@@ -226,7 +226,7 @@ fn settings() -> Vec<Case> {
             .file("r.toml", grpo(PYTHON))
             .file("rows.jsonl", ROWS)
             .file("my.py", "def reward(completions, **kw):\n    return [1e35 for c in completions]\n")
-            .says(&["reward", "1e35", "1000000", "32 bits"]),
+            .says(&["reward", "1e35", "1000000", "f32"]),
         exact("an empty stop text", "rollout.stop=[\"\"]").says(&["rollout.stop", "empty"]),
         Case::new("an empty stop text in supervised training", "train r.toml")
             .file("r.toml", "algo = \"sft\"\nmodel.path = \"{model}\"\ndata.train = [\"rows.jsonl\"]\nrollout.stop = [\"\"]\n")

@@ -144,7 +144,7 @@ fn broken_models_are_refused_before_any_work() {
         &["--vocab 40", "fix: "],
     );
     let reward = ["generate", "--model", &fixture("llama_score"), "--prompt", "x"];
-    fails(&reward, 4, &["scores, not next-token probabilities", "fix: "]);
+    fails(&reward, 4, &["a score head, not a language-model head", "fix: "]);
     fails(&["chat", "--model", &fixture("llama2")], 4, &["tokenizer.json"]);
 }
 

@@ -217,6 +217,6 @@ fn memory_is_measured_beside_the_plan() {
     fails(
         &["bench", "memory", &recipe, "--within", "0.0001"],
         5,
-        &["than planned, expected 0.0001 % at most"],
+        &["differs from the plan by", "expected 0.0001 % at most"],
     );
 }

@@ -197,13 +197,13 @@ fn mistakes_are_named_before_the_model_is_read() {
         let options: Vec<&str> = options.iter().flat_map(|o| ["--verifier-option", *o]).collect();
         fails(&[&["search", &run, "--verifier", &model], &options[..]].concat(), 2, parts);
     };
-    judge(&[], &["does not score answers", "--verifier-option kind=generative"]);
+    judge(&[], &["has no score head", "--verifier-option kind=generative"]);
     judge(&["kind=generativ"], &["generativ", "--verifier-option kind=generative"]);
     judge(&["kind=implicit"], &["--verifier-option reference=DIR"]);
     judge(&["kind=decision"], &["--verifier-option extractor=DIR"]);
     judge(&["votes"], &["--verifier-option votes=VALUE"]);
     let pairs = folder.write("pairs.jsonl", r#"{"prompt": "1", "chosen": "2", "rejected": "3"}"#);
-    fails(&["eval", &run, "--pairs", &pairs], 2, &["does not score answers", "--judge kind=generative"]);
+    fails(&["eval", &run, "--pairs", &pairs], 2, &["has no score head", "--judge kind=generative"]);
     fails(&["search", "--replay", &folder.path("none")], 3, &["none"]);
     fails(&["search", "--replay", &folder.write("tree-0.json", "{}")], 3, &["no saved tree"]);
 }
@@ -303,7 +303,10 @@ fn rewards_beyond_0_and_1_are_told_of() {
         String::from_utf8(out.stderr).unwrap()
     };
     let far = grade("far", "2.0 + len(c)");
-    assert!(far.contains("cuts rewards to 0 and 1") && far.matches("warning").count() == 1, "{far}");
+    assert!(
+        far.contains("clips rewards to the range from 0 to 1") && far.matches("warning").count() == 1,
+        "{far}"
+    );
     let near = grade("near", "0.01 * len(c)");
     assert!(!near.contains("warning"), "{near}");
 }

@@ -64,17 +64,17 @@ fn what_cannot_make_pairs_is_said() {
         fails(&[&base[..], more].concat(), code, parts);
         assert!(!Path::new(&out).exists() || code == 3, "{more:?} left a file");
     };
-    with(&recipe, &["--separator", ""], 2, &["--separator", "a step needs an end", "fix: "]);
+    with(&recipe, &["--separator", ""], 2, &["--separator", "is empty", "fix: "]);
     with(&recipe, &["--prompts", "0"], 2, &["--prompts", "from 1"]);
     with(&recipe, &["--tries", "many"], 2, &["--tries", "many"]);
     with(&folder.path("recip.toml"), &[], 2, &["recip.toml", "recipe.toml"]);
     with(&recipe, &["train.stepz=3"], 2, &["stepz", "steps"]);
     // A verifier of whole answers finds no step; questions from a file name none at all.
-    with(&recipe, &["reward=[{ verifier = \"exact\" }]"], 2, &["judges whole answers", "chain"]);
+    with(&recipe, &["reward=[{ verifier = \"exact\" }]"], 2, &["scores whole completions", "chain"]);
     let rows = folder.write("rows.jsonl", "{\"prompt\": \"the fox\"}\n");
     let from_file = format!("algo = \"sft\"\nmodel.path = {model:?}\ndata.train = {rows:?}\n");
     let from_file = folder.write("file.toml", from_file);
-    with(&from_file, &[], 2, &["nothing says which steps are wrong", "fix: "]);
+    with(&from_file, &[], 2, &["no verifier finds wrong steps", "fix: "]);
     // A model that has learned nothing is never right.
     with(&recipe, &["--prompts", "4", "--tries", "2"], 3, &["no pair was found", "--prompts"]);
     fails(&["steps", &recipe, "--model", &folder.path("modle"), "--output", "-"], 4, &["modle"]);

@@ -1,8 +1,8 @@
-//! Binary classifier with soft targets: the score at the last token is the logit of a probability.
+//! Binary classifier with soft targets: the score at the last token is a logit.
 //!
 //! Loss, the mean over completions: `-t log σ(s) - (1 - t) log(1 - σ(s))`, where `t` in [0, 1] is the row's `target`: a label,
-//! a fraction of graders, or a forecast to be learned (Band et al., 2024, arXiv 2404.00474 train their forecaster so; Cobbe
-//! et al., 2021, arXiv 2110.14168 their verifier of whole solutions).
+//! a fraction of graders, or a forecast (the forecaster of Band et al., 2024, arXiv 2404.00474; the verifier of whole solutions of
+//! Cobbe et al., 2021, arXiv 2110.14168).
 //!
 //! Differences from common implementations:
 //! 1. Divided by the completions of the whole update.
@@ -20,14 +20,14 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "classifier",
-    about: "binary classifier: give each completion its probability of being good",
+    about: "binary classifier: predict the probability that a completion is good",
     paper: "Cobbe et al., Training Verifiers to Solve Math Word Problems, 2021, arXiv 2110.14168",
     source: include_str!("classifier.rs"),
     feed: Feed::Targets,
     metrics: &[&[
         metric("accuracy", "Fraction of completions whose probability is on the target's side of one half."),
         metric("brier", "Squared difference between probability and target."),
-        metric("probability", "The probability given."),
+        metric("probability", "The predicted probability."),
     ]],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
@@ -37,7 +37,7 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Steps at the start in which only the score head learns. [0, 1000000000]
+    /// Initial steps that train only the score head. [0, 1000000000]
     head_only_steps: u64,
 }
 

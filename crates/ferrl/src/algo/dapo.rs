@@ -1,13 +1,13 @@
 //! DAPO, decoupled clip and dynamic sampling (Yu et al., 2025, arXiv 2503.14476).
 //!
-//! GRPO with four changes: the upper clip bound is wider (0.28 over 0.2 below); the loss is the mean over all tokens; groups
-//! whose completions all got the same reward are replaced by the next prompts; a completion in the last fifth of the length limit
-//! loses up to 1 of its reward, growing evenly. No KL.
+//! GRPO with four changes: the upper clip range is wider than the lower (0.28 and 0.2); the loss is the mean over all tokens; groups
+//! with equal rewards are replaced by groups of further prompts (dynamic sampling); completions in the last fifth of the length
+//! limit get a penalty that grows linearly to 1. No KL.
 //!
 //! Differences from the paper:
-//! 1. A step asks for more prompts at most `refills` times and learns from fewer groups if that is not enough; the groups
-//!    it takes are the first in the order of the prompts, whatever finished first.
-//! 2. Groups are judged by the task's reward alone, before the length is punished, as the authors' code judges accuracy.
+//! 1. A step draws further prompts at most `refills` times and uses fewer groups if that is not enough; groups are used in the
+//!    order of the prompts, not in the order in which they finish.
+//! 2. Groups are filtered by the task's reward alone, before the length penalty, as the authors' code filters by accuracy.
 //! 3. `std` is the sample standard deviation (n - 1), plus 1e-4.
 
 use super::policy::{Advantage, Policy, method};
@@ -17,7 +17,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dapo",
-    about: "GRPO with a wider upper clip, token mean, dynamic sampling and a soft length limit",
+    about: "GRPO with a higher upper clip range, token mean, dynamic sampling and a soft overlong penalty",
     paper: "Yu et al., DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025, arXiv 2503.14476",
     source: include_str!("dapo.rs"),
     feed: Feed::Rollouts,

@@ -1,14 +1,13 @@
 //! On-policy distillation (Agarwal et al., 2023, arXiv 2306.13649, with the student's own completions and the reverse KL).
 //!
-//! The student completions, the teacher judges every token. `full = true`: the loss is the token mean of KL(student || teacher)
+//! The student samples completions, the teacher scores every token. `full = true`: the loss is the token mean of KL(student || teacher)
 //! over the whole vocabulary, with its exact gradient. `full = false`: each sampled token has the advantage
 //! `teacher_logp - old_logp`, and the loss is the token mean of the clipped surrogate (Lu, "On-Policy Distillation", 2025).
 //!
 //! Differences from the paper:
-//! 1. Always the student's own completions (the paper's lambda = 1) and the reverse KL (its beta = 1), no mixtures.
-//! 2. The completions' own probabilities are not differentiated, as in the paper.
-//! 3. `reward_coef` adds the group's advantages of the recipe's rewards; without it rewards are only logged, and none is
-//!    needed.
+//! 1. Only the student's own completions (the paper's lambda = 1) and the reverse KL (its beta = 1).
+//! 2. As in the paper, the gradient does not flow through sampling.
+//! 3. `reward_coef` adds group-relative advantages of the recipe's rewards; at 0 rewards are only logged, and need not be given.
 //! 4. Teacher and student have one tokenizer.
 
 use super::math::aggregate::Aggregate;
@@ -26,7 +25,7 @@ use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "distill",
-    about: "on-policy distillation: a teacher judges every token of the student's own completions",
+    about: "on-policy distillation: a teacher scores every token of the student's own completions",
     paper: "Agarwal et al., On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes, 2023, arXiv 2306.13649",
     source: include_str!("distill.rs"),
     feed: Feed::Rollouts,
@@ -48,9 +47,9 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Compare whole distributions, not only the sampled tokens.
+    /// Use the exact KL over the vocabulary, not the sampled tokens alone.
     full: bool = true,
-    /// Weight of the advantages that come from rewards; 0 learns from the teacher alone. [0, 1000]
+    /// Weight of the advantages of the rewards; 0 learns from the teacher alone. [0, 1000]
     reward_coef: f64 = 0.0,
     /// Aggregation of token losses.
     aggregate: Aggregate = Aggregate::Token,
@@ -69,7 +68,7 @@ struct Options {
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {
     let o: Options = settings("distill", merged(json!(Options::default()), values))?;
-    // The teacher is the reference, and leaving it is the whole penalty.
+    // The teacher is the reference, and the KL to it is the whole advantage.
     let coef = if o.full { 0.0 } else { 1.0 };
     let kl = Kl { coef, place: KlPlacement::Advantage, estimator: Estimator::K1, ..Default::default() };
     let baseline = if o.reward_coef > 0.0 { Baseline::Group } else { Baseline::None };

@@ -1,9 +1,9 @@
 //! Direct preference optimisation (Rafailov et al., 2023, arXiv 2305.18290).
 //!
 //! Loss, the mean over pairs: `-(1 - ε) log σ(β h) - ε log σ(-β h)` with `h = Δ_chosen - Δ_rejected`, where
-//! `Δ = Σ_t logp_t - ref_logp_t` over the completion and ε is `label_smoothing`. `sft_coef` adds that many times the token
-//! mean of the chosen completions' negative log-likelihood (Pang et al., 2024, arXiv 2404.19733). `positive` holds the chosen
-//! completion up: see `dpo_positive.rs`.
+//! `Δ = Σ_t logp_t - ref_logp_t` over the completion and ε is `label_smoothing`. `sft_coef` is the weight of the chosen completions'
+//! negative log-likelihood, a mean over tokens (Pang et al., 2024, arXiv 2404.19733). `positive` is the penalty of DPO-Positive: see
+//! `dpo_positive.rs`.
 //!
 //! Differences from the papers and from TRL:
 //! 1. Divided by the pairs of the whole update, never of a micro-batch.
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dpo",
-    about: "direct preference optimisation: prefer the chosen completion, measured against a reference",
+    about: "direct preference optimisation: prefer the chosen completion, relative to a reference",
     paper: "Rafailov et al., Direct Preference Optimization, 2023, arXiv 2305.18290",
     source: include_str!("dpo.rs"),
     feed: Feed::Pairs,
@@ -33,17 +33,17 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values| build("dpo", Options::default(), values),
 };
 
-/// Settings of DPO and of the variants that differ in their defaults alone.
+/// Settings of DPO and of its variants, which differ only in their defaults.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Options {
     /// Strength of the regularisation towards the reference. (0, 1000]
     pub beta: f64,
-    /// Fraction of pairs that are taken to be labelled the wrong way round. [0, 0.5)
+    /// Label smoothing: assumed fraction of pairs with swapped labels. [0, 0.5)
     pub label_smoothing: f64,
-    /// Weight of imitating the chosen completion beside preferring it. [0, 1000]
+    /// Weight of the SFT loss on the chosen completion. [0, 1000]
     pub sft_coef: f64,
-    /// Weight of the penalty on a chosen completion that becomes less probable than under the reference. [0, 1000]
+    /// Weight of DPO-Positive's penalty on chosen completions that are less probable than under the reference. [0, 1000]
     pub positive: f64,
 }
 
@@ -53,7 +53,7 @@ impl Default for Options {
     }
 }
 
-/// The method under its name, with its defaults overridden by the recipe.
+/// The method of that name: its defaults, overridden by the recipe.
 pub(super) fn build(name: &'static str, defaults: Options, values: Value) -> Result<Box<dyn Algorithm>> {
     let mut merged = json!(defaults);
     if let (Some(merged), Value::Object(own)) = (merged.as_object_mut(), values) {
@@ -80,7 +80,7 @@ impl Dpo {
             rejected: -slope,
             rewards: (o.beta * p.chosen.gain(), o.beta * p.rejected.gain()),
         }
-        .imitate(p, o.sft_coef)
+        .add_sft(p, o.sft_coef)
     }
 }
 

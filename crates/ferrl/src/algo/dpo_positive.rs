@@ -1,7 +1,7 @@
 //! DPO-Positive (Pal et al., 2024, "Smaug", arXiv 2402.13228).
 //!
 //! The loss of DPO with `h = Δ_chosen - Δ_rejected - λ max(0, ref_logp(chosen) - logp(chosen))`: where two completions differ
-//! in few tokens, DPO may make both less probable as long as the rejected one falls faster; the last term forbids it.
+//! in few tokens, DPO may make both less probable as long as the rejected one falls faster; the last term penalises that.
 //! λ is `positive`.
 //!
 //! Differences from the paper:
@@ -14,7 +14,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dpo_positive",
-    about: "DPO that never makes the chosen completion less probable than the reference does",
+    about: "DPO with a penalty on chosen completions that are less probable than under the reference",
     paper: "Pal et al., Smaug: Fixing Failure Modes of Preference Optimisation with DPO-Positive, 2024, arXiv 2402.13228",
     source: include_str!("dpo_positive.rs"),
     feed: Feed::Pairs,

@@ -1,6 +1,6 @@
 //! Dr. GRPO (Liu et al., "Understanding R1-Zero-Like Training", 2025, arXiv 2503.20783).
 //!
-//! GRPO without its two biases: `A = r - mean` (no division by the deviation, which favours prompts that are nearly
+//! GRPO without its two biases: `A = r - mean` (no division by the standard deviation, which favours prompts that are nearly
 //! always or nearly never solved), and no division by a completion's own length (which favours long wrong completions).
 //!
 //! Differences from the paper:
@@ -14,7 +14,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dr_grpo",
-    about: "GRPO without division by deviation or by length; the default",
+    about: "GRPO without division by standard deviation or length; the default",
     paper: "Liu et al., Understanding R1-Zero-Like Training: A Critical Perspective, 2025, arXiv 2503.20783",
     source: include_str!("dr_grpo.rs"),
     feed: Feed::Rollouts,

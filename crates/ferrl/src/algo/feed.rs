@@ -1,6 +1,6 @@
-//! The kinds of training data: what an algorithm is fed with, and which rows that is.
+//! The kinds of training data of algorithms, and their kinds of rows.
 //!
-//! How a row of each [`RowKind`] looks (its columns and their meaning) is in `data/schema.rs`.
+//! The columns of each [`RowKind`] are in `data/schema.rs`.
 
 use crate::data::schema::RowKind;
 use crate::recipe::Recipe;
@@ -8,7 +8,7 @@ use crate::recipe::Recipe;
 /// What an algorithm learns from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feed {
-    /// Sequences to imitate.
+    /// Demonstrations (SFT).
     Demonstrations,
     /// Sequences with a weight each, or groups of completions with rewards.
     Weighted,
@@ -24,7 +24,7 @@ pub enum Feed {
     Rollouts,
 }
 
-/// Facts of a kind.
+/// Properties of a kind.
 struct FeedFacts {
     words: &'static str,
     row: RowKind,
@@ -56,12 +56,12 @@ impl Feed {
         self == Feed::Rollouts
     }
 
-    /// Whether two sequences belong together.
+    /// Whether sequences are pairs.
     pub fn paired(self) -> bool {
         matches!(self, Feed::Pairs | Feed::StepPairs)
     }
 
-    /// How its rows are read; `grouped` rows bring their completions and rewards.
+    /// The kind of its rows; `grouped` rows contain completions and rewards.
     pub fn row_kind(self, grouped: bool) -> RowKind {
         let kind = self.kind();
         if grouped && kind.groups { RowKind::Group } else { kind.row }

@@ -1,13 +1,13 @@
 //! GDPO, group reward-decoupled normalisation policy optimisation (Liu et al., 2026, arXiv 2601.05242).
 //!
 //! For several rewards: each is normalised by itself within the group, `A_k = (r_k - mean) / (std + 1e-4)`; their weighted
-//! sum is normalised over the completions of the rollout, `(A - mean) / (std + 1e-4)`. Loss as GRPO's. So a reward with a small
-//! spread still counts, and combinations that GRPO would map to one advantage stay apart.
+//! sum is normalised over the completions of the rollout, `(A - mean) / (std + 1e-4)`. The loss is GRPO's. Rewards of small variance
+//! keep their weight, and combinations of rewards that GRPO would map to one advantage remain distinct.
 //!
 //! Differences from the paper:
-//! 1. The rewards are the recipe's `[[reward]]` sources, with their weights; parts that one source reports beside its
-//!    reward are only logged.
-//! 2. `filter_equal` looks at each reward: a group is left out only if none of them tells its completions apart.
+//! 1. The rewards are the recipe's `[[reward]]` sources, with their weights; components that a source reports in addition are only
+//!    logged.
+//! 2. `filter_equal` drops a group only if each of the rewards is equal for all its completions.
 //! 3. `std` is the sample standard deviation (n - 1). The normalisation over the rollout counts completions, as in TRL, not tokens.
 //! 4. No KL by default.
 
@@ -20,7 +20,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "gdpo",
-    about: "GRPO for several rewards, each normalised by itself",
+    about: "GRPO for several rewards, each normalised separately",
     paper: "Liu et al., GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization, 2026, arXiv 2601.05242",
     source: include_str!("gdpo.rs"),
     feed: Feed::Rollouts,

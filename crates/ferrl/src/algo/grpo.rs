@@ -16,7 +16,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "grpo",
-    about: "group relative policy optimisation: completions compete with the others to the same prompt",
+    about: "group relative policy optimisation: advantages relative to the completions of the same prompt",
     paper: "Shao et al., DeepSeekMath, 2024, arXiv 2402.03300",
     source: include_str!("grpo.rs"),
     feed: Feed::Rollouts,

@@ -1,11 +1,11 @@
 //! GSPO, group sequence policy optimisation (Zheng et al., 2025, arXiv 2507.18071).
 //!
 //! GRPO with one ratio for a completion, the geometric mean of its tokens' ratios: `s = exp(mean_t (logp_t - old_t))`. Loss:
-//! the mean over completions of `-min(s A, clip(s) A)`. As `s` moves far less than a token's ratio, the bounds are narrow.
+//! the mean over completions of `-min(s A, clip(s) A)`. `s` varies far less than a token's ratio, so the clip range is narrow.
 //!
 //! Differences from the paper:
-//! 1. GSPO-token, which lets each token have its own advantage, has the same gradient where all tokens of a completion have
-//!    one, as here, and is not a setting.
+//! 1. GSPO-token, the variant with an advantage per token, is not a setting: its gradient is the same if all tokens of a completion
+//!    have one advantage, as here.
 //! 2. `std` is the sample standard deviation (n - 1), plus 1e-4.
 
 use super::math::aggregate::Aggregate;
@@ -17,7 +17,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "gspo",
-    about: "GRPO with one probability ratio for a whole completion",
+    about: "GRPO with one probability ratio per completion",
     paper: "Zheng et al., Group Sequence Policy Optimization, 2025, arXiv 2507.18071",
     source: include_str!("gspo.rs"),
     feed: Feed::Rollouts,

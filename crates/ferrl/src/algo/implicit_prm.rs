@@ -1,5 +1,5 @@
 //! Implicit process rewards (Yuan et al., 2024, arXiv 2412.01981): an outcome reward model whose reward is a log-ratio, and which
-//! therefore rewards every step without any label of a step.
+//! therefore rewards every step without labels of steps.
 //!
 //! `r(y) = β Σ_t (logp_t - ref_logp_t)`. Loss, the mean over completions: the cross-entropy
 //! `-[l log σ(r(y)) + (1 - l) log(1 - σ(r(y)))]` with `l` = 1 for a right completion and 0 for a wrong one. With
@@ -12,7 +12,7 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
-use super::preference::answer_logp;
+use super::preference::completion_logp;
 use super::{Algorithm, Entry, Feed, Needs, settings};
 use crate::experience::{ByRole, Evidence, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::train::Stats;
@@ -21,7 +21,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "implicit_prm",
-    about: "implicit process rewards: a log-ratio that learns which completions are right, and rewards every step",
+    about: "implicit process rewards: a log-ratio trained on outcomes that rewards every step",
     paper: "Yuan et al., Free Process Rewards without Process Labels, 2024, arXiv 2412.01981",
     source: include_str!("implicit_prm.rs"),
     feed: Feed::Labelled,
@@ -56,7 +56,7 @@ impl Algorithm for ImplicitPrm {
         for (row, s) in batch.rows() {
             let right = s.kind == Evidence::Labelled(true);
             let side = if right { 1.0 } else { -1.0 };
-            let reward = self.0.beta * (answer_logp(stats, row, s) - s.sum(&s.ref_logp));
+            let reward = self.0.beta * (completion_logp(stats, row, s) - s.sum(&s.ref_logp));
             let w = s.weight as f64 / batch.counts.sequences;
             value -= w * log_sigmoid(side * reward);
             let slope = -w * side * self.0.beta * sigmoid(-side * reward);

@@ -1,7 +1,7 @@
 //! Identity preference optimisation (Azar et al., 2023, arXiv 2310.12036).
 //!
-//! Loss, the mean over pairs: `(h - 1 / (2 τ))^2` with `h = Δ_chosen - Δ_rejected`: the margin is drawn to a finite value
-//! instead of to infinity. With `average`, Δ is the mean over a completion's tokens, otherwise the sum.
+//! Loss, the mean over pairs: `(h - 1 / (2 τ))^2` with `h = Δ_chosen - Δ_rejected`: the target margin is finite. With `average`, Δ is
+//! the mean over a completion's tokens, otherwise the sum.
 //!
 //! Differences from the paper:
 //! 1. `average` is on by default: the formula has whole completions' log-probabilities, but the authors' runs averaged over
@@ -17,7 +17,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "ipo",
-    about: "identity preference optimisation: a margin of fixed size instead of an ever larger one",
+    about: "identity preference optimisation: a margin of fixed size, which bounds the distance from the reference",
     paper: "Azar et al., A General Theoretical Paradigm to Understand Learning from Human Preferences, 2023, arXiv 2310.12036",
     source: include_str!("ipo.rs"),
     feed: Feed::Pairs,
@@ -29,9 +29,9 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Strength of regularisation: the margin aimed at is 1 / (2 tau). (0, 1000]
+    /// Strength of regularisation: the target margin is 1 / (2 tau). (0, 1000]
     tau: f64 = 0.1,
-    /// Log-probabilities per token instead of per completion.
+    /// Use the mean log-probability per token instead of the sum.
     average: bool = true,
 }
 }

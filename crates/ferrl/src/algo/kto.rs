@@ -6,14 +6,13 @@
 //!
 //! Differences from the paper and from TRL:
 //! 1. The reference point is that of the whole update; TRL's is that of each micro-batch.
-//! 2. Completions move on by one prompt, so an update of one completion has no mismatched pair: `train.batch = 1` is refused, and
-//!    a last batch of one has `z = 0`.
-//! 3. The loss is a mean over good and bad completions together: keep `desirable_weight` times the number of good ones
-//!    within 1 to 4/3 of `undesirable_weight` times that of bad ones.
+//! 2. An update of a single completion has no mismatched pair: `train.batch = 1` is refused, and a last batch of one has `z = 0`.
+//! 3. The loss is a mean over good and bad completions together: `desirable_weight` times the number of good ones should be
+//!    1 to 4/3 of `undesirable_weight` times that of bad ones.
 
 use super::math::sigmoid;
 use super::metrics::metric;
-use super::preference::answer_logp;
+use super::preference::completion_logp;
 use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
 use crate::experience::{ByRole, Evidence, Experience, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::Result;
@@ -57,7 +56,7 @@ fn build(values: Value) -> Result<Box<dyn Algorithm>> {
 
 struct Kto {
     options: Options,
-    /// Of the update under way.
+    /// The reference point of the current update.
     reference_point: f64,
 }
 
@@ -87,7 +86,7 @@ impl Algorithm for Kto {
         let (mut value, mut metrics) = (0.0, Metrics::default());
         for (row, s) in batch.rows() {
             let good = s.kind == Evidence::Labelled(true);
-            let logp = answer_logp(stats, row, s);
+            let logp = completion_logp(stats, row, s);
             let gain = logp - s.sum(&s.ref_logp);
             let (side, weight, name) = if good {
                 (1.0, o.desirable_weight, "chosen")

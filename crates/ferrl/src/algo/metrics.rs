@@ -1,19 +1,19 @@
-//! What runs write to `metrics.jsonl` and TensorBoard at each step, and what it means: the one list from which the manual
-//! is made. An algorithm's [`Entry`](super::Entry) names its groups; what the loop itself writes is here too. Tests
-//! refuse a number that is written and not listed, and one that is listed and never written.
+//! The metrics of `metrics.jsonl` and TensorBoard with their meanings, from which the manual is generated. An algorithm's
+//! [`Entry`](super::Entry) names its groups; the metrics of the training loop are here too. Tests fail for a metric that is written and
+//! not listed, or listed and never written.
 //!
-//! A word in capitals stands for a name: `rewards/NAME/mean`.
+//! A word in capitals is a placeholder: `rewards/NAME/mean`.
 
-/// A number that is written at each step: a mean over what the step saw, unless it says otherwise.
+/// A number written at each step: a mean over the step's data, unless it says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// As in `metrics.jsonl`.
+    /// Its name in `metrics.jsonl`.
     pub name: &'static str,
-    /// What it says.
+    /// Its meaning.
     pub about: &'static str,
 }
 
-/// One line of a list.
+/// An entry of a list.
 pub(super) const fn metric(name: &'static str, about: &'static str) -> Metric {
     Metric { name, about }
 }
@@ -58,7 +58,7 @@ pub const STEP: &[Metric] = &[
         "Load-balance loss of the routers before its coefficient, per sequence and layer: the number of experts per token where \
          balanced, more where not.",
     ),
-    metric("critic/grad_norm", "L2 norm of the critic's gradient, where the critic is a model of its own."),
+    metric("critic/grad_norm", "L2 norm of the critic's gradient, if the critic is a separate model."),
     metric(
         "updates/skipped",
         "1 for a skipped update: no learning signal (every advantage is 0, or every completion was left out), a ratio above \
@@ -73,31 +73,28 @@ pub const STEP: &[Metric] = &[
     metric("step_time", "Seconds of the step, without evaluation and checkpoints."),
     metric(
         "timing/PHASE",
-        "Seconds of one phase: data, rollout, reward, credit, annotate, train; of these, `exchange` is spent waiting for other ranks.",
+        "Seconds of one phase: data, rollout, reward, credit, annotate, train; `exchange` is the part of them spent waiting for other ranks.",
     ),
 ];
 
-/// Written where completions are sampled, or are given with their rewards.
+/// Written by stages with completions that are sampled, or given with rewards.
 pub const SAMPLED: &[Metric] = &[
     metric("score", "Score of a completion before reward weights; 1 is right."),
-    metric(
-        "rewards/steps",
-        "Steps of a completion that have a reward of their own, where steps are rewarded.",
-    ),
+    metric("rewards/steps", "Number of rewarded steps per completion, with process rewards."),
     metric("completions/mean_length", "Mean length of completions in tokens."),
     metric("completions/min_length", "Length of the shortest completion."),
     metric("completions/max_length", "Length of the longest completion."),
     metric(
         "completions/mean_terminated_length",
-        "Mean length of completions that ended with a stop token, if there are any.",
+        "Mean length of completions that ended with a stop token, if any.",
     ),
-    metric("completions/min_terminated_length", "Length of the shortest of these."),
-    metric("completions/max_terminated_length", "Length of the longest of these."),
+    metric("completions/min_terminated_length", "Minimum length of these completions."),
+    metric("completions/max_terminated_length", "Maximum length of these completions."),
     metric("completions/clipped_ratio", "Fraction of completions truncated at the length limit."),
     metric("completions/total_tokens", "Tokens of all completions of the step."),
     metric(
         "completions/in_flight",
-        "Completions that are not over and go on in the next step, where `rollout.partial_tokens` is set.",
+        "Unfinished completions that continue in the next step, with `rollout.partial_tokens`.",
     ),
     metric(
         "timing/rollout_tokens_per_second",
@@ -108,31 +105,28 @@ pub const SAMPLED: &[Metric] = &[
         "Completions without a reward, because a reward function failed or returned none; they are excluded from the update \
          and from all means.",
     ),
-    metric("episodes/mean_turns", "Mean number of actions per episode, where an environment plays."),
-    metric("episodes/tool_calls", "Mean number of tool calls per episode, where the environment has tools."),
-    metric("episodes/failed_tool_calls", "Those of them that were answered with an error."),
+    metric("episodes/mean_turns", "Mean number of turns (actions) per episode, with an environment."),
+    metric("episodes/tool_calls", "Mean number of tool calls per episode, in environments with tools."),
+    metric("episodes/failed_tool_calls", "Mean number of tool calls per episode that returned an error."),
     metric("episodes/lost", "Fraction of episodes given up because their environment failed."),
     metric(
         "episodes/decoding",
-        "Fraction of the rollout time in which a decode batch ran; less than 1 where the policy waited for environments.",
+        "Fraction of the rollout time in which a decode batch ran; below 1 if the policy waited for environments.",
     ),
     metric(
         "episodes/overhead",
-        "Fraction of the rollout time that was neither decoding nor an environment's: text and tokens of turns, bookkeeping.",
+        "Fraction of the rollout time spent neither in decoding nor in environments: tokenization of turns, bookkeeping.",
     ),
-    metric(
-        "credit/steps",
-        "Mean number of steps per completion, where their values are estimated (`vineppo`).",
-    ),
-    metric("search/paths", "Completions of a tree that are learned from (`search.train`)."),
-    metric("search/nodes", "Nodes of a tree."),
-    metric("search/tokens", "Tokens sampled for a tree."),
+    metric("credit/steps", "Mean number of steps per completion, with Monte-Carlo values (`vineppo`)."),
+    metric("search/paths", "Training completions (paths) per tree (`search.train`)."),
+    metric("search/nodes", "Nodes per tree."),
+    metric("search/tokens", "Sampled tokens per tree."),
     metric("search/value", "Value of a tree's root: the mean of its evaluations."),
     metric(
         "search/weight",
-        "Importance weight of a path: how much more frequent it is under the policy than in the tree.",
+        "Importance weight of a path: its probability under the policy over its probability in the tree.",
     ),
-    metric("credit/states", "States whose value is estimated in the step, equal prefixes counted once."),
+    metric("credit/states", "Number of states whose value is estimated; equal prefixes count once."),
     metric("credit/rollouts", "Mean number of continuations per state."),
     metric("credit/value", "Mean value of a state."),
     metric(
@@ -141,76 +135,76 @@ pub const SAMPLED: &[Metric] = &[
     ),
     metric(
         "credit/interval",
-        "Width of the 95 % confidence interval of a value, mean over states; rewards of 0 and 1.",
+        "Width of the 95 % confidence interval of a value, mean over states, for rewards of 0 and 1.",
     ),
     metric("credit/clipped_ratio", "Fraction of continuations truncated at the length limit."),
     metric("credit/tokens", "Tokens of all continuations of the step."),
     metric(
         "credit/dropped",
-        "Fraction of completions left out, because they cannot be split or a state has no value.",
+        "Fraction of completions left out because they cannot be split or a state has no value.",
     ),
     metric(
         "sampling/sampling_logp_difference/mean",
-        "Mean absolute difference of trainer and sampler log-probabilities at the same policy version: 0.",
+        "Mean absolute difference between trainer and sampler log-probabilities at the same policy version; 0 if exact.",
     ),
-    metric("sampling/sampling_logp_difference/max", "Maximum of that difference: 0."),
-    metric("sampling/lag", "Policy versions between sampling a token and training on it."),
+    metric("sampling/sampling_logp_difference/max", "Maximum of that difference; 0 if exact."),
+    metric("sampling/lag", "Off-policy lag: policy versions between sampling a token and training on it."),
 ];
 
 /// Written at each evaluation.
 pub const EVALUATED: &[Metric] = &[
-    metric(
-        "eval/pass@1",
-        "Fraction of held-out prompts with a right completion, one sample each, or the mean over samples.",
-    ),
-    metric("eval/pass@N", "Fraction with at least one right completion among `eval.samples`."),
-    metric("eval/majority@N", "Fraction whose most frequent answer is right."),
+    metric("eval/pass@1", "Accuracy: fraction of right completions of held-out prompts, mean over samples."),
+    metric("eval/pass@N", "Fraction of prompts with at least one right completion among N = `eval.samples`."),
+    metric("eval/majority@N", "Fraction of prompts whose most frequent answer is right (majority vote)."),
     metric(
         "eval/ece",
         "Expected calibration error in ten bins, where completions state a confidence (verifier `calibration`).",
     ),
     metric(
         "eval/brier",
-        "Mean squared distance of the stated confidence from 1 where it is right, from 0 where not.",
+        "Brier score: mean squared difference of the stated confidence and the correctness, 0 or 1.",
     ),
     metric("eval/confidence", "Mean stated confidence."),
-    metric("eval/search", "Fraction with a right result of the search (`search.eval`)."),
-    metric(
-        "eval/search_mean",
-        "Fraction of all whole completions of the search that are right, mean over prompts.",
-    ),
-    metric("eval/search_reward", "Mean reward of the results of the search."),
-    metric("eval/search_tokens", "Tokens sampled for a prompt by the search."),
-    metric("eval/greedy", "Fraction with a right completion at temperature 0."),
+    metric("eval/search", "Fraction of prompts whose search result is right (`search.eval`)."),
+    metric("eval/search_mean", "Fraction of the search's complete paths that are right, mean over prompts."),
+    metric("eval/search_reward", "Mean reward of the search results."),
+    metric("eval/search_tokens", "Sampled tokens per prompt of the search."),
+    metric("eval/greedy", "Fraction of prompts with a right completion at temperature 0."),
     metric("eval/reward", "Mean reward of a completion."),
     metric("eval/mean_length", "Mean length of completions in tokens."),
     metric("eval/clipped_ratio", "Fraction of completions truncated at the length limit."),
-    metric("eval/lost", "Completions without a reward, if any; they count neither as right nor as wrong."),
+    metric(
+        "eval/lost",
+        "Number of completions without a reward, if any; they count neither as right nor as wrong.",
+    ),
     metric("eval/loss", "Loss on held-out rows, for stages that train on rows."),
-    metric("eval/accuracy", "`rewards/accuracies` on them."),
-    metric("eval/margin", "`rewards/margins` on them."),
-    metric("eval/METRIC", "Any other metric of the algorithm on them."),
-    metric("eval_start/METRIC", "The same for the stage's initial model; in the line of the first step."),
+    metric("eval/accuracy", "`rewards/accuracies` on held-out rows."),
+    metric("eval/margin", "`rewards/margins` on held-out rows."),
+    metric("eval/METRIC", "Any other metric of the algorithm on held-out rows."),
+    metric(
+        "eval_start/METRIC",
+        "The same before the first step, for the stage's initial model; in the line of the first step.",
+    ),
 ];
 
 /// Distribution of rewards.
 pub(super) const REWARDED: &[Metric] = &[
-    metric("reward", "Mean reward of a completion: the weighted sum of its sources, before any penalty."),
+    metric("reward", "Mean reward of a completion: the weighted sum of its sources, before penalties."),
     metric("reward_std", "Standard deviation of the rewards in a group, mean over groups."),
     metric("frac_reward_zero_std", "Fraction of groups whose rewards are all equal."),
-    metric("rewards/NAME/mean", "Mean of one named part of the reward."),
+    metric("rewards/NAME/mean", "Mean of one named component of the reward."),
 ];
 
 /// The shared token loss.
 pub(super) const SURROGATE: &[Metric] = &[
     ENTROPY,
-    metric("policy/ratio", "Mean probability ratio of the current policy to the one that sampled."),
+    metric("policy/ratio", "Mean probability ratio of the current policy to the policy before the update."),
     metric("clip_ratio/low_mean", "Fraction of tokens clipped at the lower bound."),
     metric("clip_ratio/high_mean", "Fraction of tokens clipped (or down-weighted) at the upper bound."),
     metric("clip_ratio/region_mean", "Fraction of tokens clipped at either bound."),
 ];
 
-/// The entropy that every method on tokens reports.
+/// Written by all algorithms with token losses.
 pub(super) const ENTROPY: Metric = metric("entropy", "Mean entropy of the policy per token, in nats.");
 
 /// The KL divergence from the reference, where `kl.coef` is above 0.
@@ -218,7 +212,7 @@ pub(super) const REFERENCE: &[Metric] = &[
     metric("kl", "Estimated KL divergence from the reference per token, if `kl.coef` is above 0."),
     metric(
         "objective/kl",
-        "Its sum over a completion, which the adaptive controller (`kl.target`) regulates.",
+        "Sum of that estimate over a completion, which the adaptive controller (`kl.target`) regulates.",
     ),
     metric("kl_coef", "KL coefficient after this step."),
 ];
@@ -231,23 +225,23 @@ pub(super) const CRITIC: &[Metric] = &[
 
 /// Groups without learning signal.
 pub(super) const EQUAL: &[Metric] =
-    &[metric("dynamic_filtering_ratio", "Fraction of prompts left out by `filter_equal`.")];
+    &[metric("dynamic_filtering_ratio", "Fraction of prompts dropped by `filter_equal`.")];
 
 /// Completions that are too long.
 pub(super) const OVERLONG: &[Metric] = &[
     metric("rewards/overlong/mean", "Mean penalty of `overlong`."),
-    metric("truncated_filtering_ratio", "Fraction of completions left out by `mask_truncated`."),
+    metric("truncated_filtering_ratio", "Fraction of completions masked by `mask_truncated`."),
 ];
 
-/// All that the shared settings of the policy-gradient methods write.
+/// Written by policy-gradient methods.
 pub(super) const POLICY: &[&[Metric]] = &[REWARDED, SURROGATE, REFERENCE, CRITIC, EQUAL, OVERLONG];
 
-/// The search that takes the optimizer's place.
+/// Written by line searches (TRPO).
 pub const TRUST: &[Metric] = &[
     metric("trust/kl", "Mean KL per token between the policy before and after the step."),
     metric("trust/improvement", "Decrease of the loss."),
-    metric("trust/tries", "Line-search steps tried."),
-    metric("trust/step", "Accepted step as a fraction of the longest."),
+    metric("trust/tries", "Number of line-search steps."),
+    metric("trust/step", "Accepted step as a fraction of the first (longest) one."),
 ];
 
 /// Pairs of a chosen and a rejected completion.

@@ -1,13 +1,13 @@
-//! Behaviour cloning weighted by advantage: maximum likelihood in which each completion counts for how good it was.
+//! Behaviour cloning weighted by advantage: maximum likelihood with a weight per completion.
 //!
 //! Loss: `-Σ w_t A logp_t` with the weights `w_t` of supervised fine-tuning and one `A` for each completion. `A` is the row's
-//! `advantage`, 1 where there is none (then this is plain imitation); or, for rows with `completions` and `rewards`, the
-//! completion's reward, less the mean of its group with `baseline = "group"`.
+//! `advantage`, 1 by default (plain SFT); or, for rows with `completions` and `rewards`, the completion's reward, minus the mean of
+//! its group with `baseline = "group"`.
 //!
 //! Differences from common implementations:
-//! 1. A negative `A` makes a completion less probable without bound; `clip_negative` (on by default) takes such completions as 0.
-//! 2. Divisors count all completions, also those of weight 0, and are those of the whole update.
-//! 3. Advantage-weighted regression (Peng et al., 2019) weighs a completion by `exp(A / β)`; here its weight is `A` itself.
+//! 1. A negative `A` makes a completion less probable without bound; `clip_negative` (on by default) sets negative weights to 0.
+//! 2. Divisors count all completions of the whole update, also those of weight 0.
+//! 3. Advantage-weighted regression (Peng et al., 2019) weights a completion by `exp(A / β)`; here the weight is `A` itself.
 
 use super::math::advantage::centre;
 use super::math::aggregate::{Aggregate, likelihood};
@@ -23,13 +23,13 @@ use std::collections::BTreeMap;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "mle",
-    about: "behaviour cloning: imitate each completion as much as its reward or advantage says",
+    about: "weighted behaviour cloning: maximum likelihood weighted by reward or advantage",
     paper: "Peng et al., Advantage-Weighted Regression, 2019, arXiv 1910.00177",
     source: include_str!("mle.rs"),
     feed: Feed::Weighted,
     metrics: &[&[
-        metric("reward", "Reward of a completion, or its advantage where the rows have that."),
-        metric("advantage", "What a completion counts for, after the baseline."),
+        metric("reward", "Reward of a completion, or its advantage if the rows have that."),
+        metric("advantage", "Weight of a completion, after the baseline."),
         ENTROPY,
     ]],
     defaults: || json!(Options::default()),
@@ -43,20 +43,20 @@ struct Options {
     aggregate: Aggregate = Aggregate::Token,
     /// Fixed length of `aggregate = "constant"`. [1, 1048576]
     length: usize = 1024,
-    /// What is subtracted from rewards.
+    /// Baseline that is subtracted from rewards.
     baseline: MleBaseline = MleBaseline::None,
     /// Divide by the standard deviation within the group.
     divide_by_std: bool = false,
-    /// Take completions worse than the baseline as 0 instead of making them less probable.
+    /// Set negative weights to 0, so that completions worse than the baseline are ignored.
     clip_negative: bool = true,
 }
 }
 
-/// What a reward is compared with.
+/// Baseline of a reward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum MleBaseline {
-    /// Nothing: the reward itself.
+    /// No baseline.
     None,
     /// The mean of the completions to the same prompt.
     Group,

@@ -1,9 +1,8 @@
 //! Algorithms: pure functions on numbers per token. None sees a tensor or a device.
 //!
-//! `prepare` runs once over everything an update learns from and fills columns: whatever a paper detaches from the
-//! gradient is such a column. `loss` sees one micro-batch and the current statistics; it is an honest function of
-//! them, a sum of terms divided by counts over the whole update. A new algorithm is one file and one line in
-//! [`ALGORITHMS`]; one finite-difference test walks the list.
+//! `prepare` runs once over all data of a step and fills columns: everything that a paper detaches from the gradient is a column.
+//! `loss` gets one micro-batch and the current statistics and returns a sum of terms divided by counts over the whole update, with
+//! its exact gradient. A new algorithm is one file and one line in [`ALGORITHMS`]; a finite-difference test checks all of them.
 
 mod feed;
 pub mod math;
@@ -58,27 +57,27 @@ use serde_json::{Map, Value};
 pub struct Entry {
     /// The name in recipes.
     pub name: &'static str,
-    /// One line for people.
+    /// One-line description.
     pub about: &'static str,
     /// Authors, title, year, identifier.
     pub paper: &'static str,
-    /// The file it is written in: its first comment and the comments of its settings are the manual's text.
+    /// Its source file, whose module comment is the manual's text.
     pub source: &'static str,
     /// What it learns from.
     pub feed: Feed,
-    /// What it writes at each step, in groups, beside what every run writes.
+    /// Its metrics, in groups, without those of every run.
     pub metrics: &'static [&'static [Metric]],
-    /// Its settings where a recipe says nothing.
+    /// Its default settings.
     pub defaults: fn() -> Value,
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
-    /// Builds it from its settings; unknown ones are refused.
+    /// Builds it from its settings; unknown settings are an error.
     pub build: fn(Value) -> Result<Box<dyn Algorithm>>,
 }
 
 impl Entry {
-    /// A recipe's settings without the name, and with the generation limit as `length` where a sampling algorithm
-    /// divides or penalises by a length and the recipe names none.
+    /// A recipe's settings without `name`; `length` defaults to the maximum completion length for sampling algorithms that use
+    /// it.
     pub fn filled(&self, values: &Map<String, Value>, max_new_tokens: usize) -> Map<String, Value> {
         let mut values = values.clone();
         values.shift_remove("name");
@@ -93,7 +92,7 @@ impl Entry {
     }
 }
 
-/// Every algorithm Ferrl knows.
+/// All algorithms.
 pub const ALGORITHMS: &[&Entry] = &[
     &sft::ENTRY,
     &mle::ENTRY,
@@ -124,31 +123,31 @@ pub const ALGORITHMS: &[&Entry] = &[
     &distill::ENTRY,
 ];
 
-/// The setting that draws more prompts in place of others.
+/// The key of dynamic sampling.
 pub const REFILLS: &str = "algo.refills";
 
-/// What a recipe means that names none.
+/// The default algorithm of a recipe.
 pub const DEFAULT: &Entry = &dr_grpo::ENTRY;
-/// The method with a critic that RL2's `adv.estimator = gae` means.
+/// The method of RL2's `adv.estimator = gae`, with a critic.
 pub const WITH_CRITIC: &Entry = &ppo::ENTRY;
 
-/// The one that trains a reward model.
+/// The algorithm that trains a reward model.
 pub const REWARD_MODEL: &Entry = &reward_model::ENTRY;
-/// The method whose name RL2 gives to returns without a critic.
+/// The method of RL2's `adv.estimator = reinforce`.
 pub const WITHOUT_CRITIC: &Entry = &reinforce::ENTRY;
-/// The method that RL2's list for DeepSeek's GRPO means.
+/// The method of RL2's options for DeepSeek's GRPO.
 pub const GROUP_RELATIVE: &Entry = &grpo::ENTRY;
 
 /// What must be computed before `prepare`, and what is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Log-probabilities under the reference: a frozen copy of the starting point, or the teacher if there is one.
+    /// Log-probabilities under the reference: a frozen copy of the initial policy, or the teacher if there is one.
     pub reference: bool,
     /// A teacher in place of the reference.
     pub teacher: bool,
     /// The KL to the reference over the whole vocabulary, with each forward.
     pub full_kl: bool,
-    /// A learning signal even without any reward.
+    /// Whether there is a learning signal without rewards.
     pub rewardless: bool,
     /// f32 arithmetic: bf16 would round away what it measures.
     pub f32: bool,
@@ -159,19 +158,19 @@ pub struct Needs {
     /// Probes before `prepare`: each prompt with the completion to the previous prompt
     /// ([`Experience::add_mismatched`]).
     pub mismatched: bool,
-    /// Whether the gradients of the loss are the same whatever the statistics: forward and backward run in one pass.
+    /// Whether the gradients of the loss do not depend on the statistics, so that forward and backward run in one pass.
     pub constant_gradients: bool,
     /// Minimum completions per prompt.
     pub group: usize,
     /// Minimum examples per update.
     pub batch: usize,
-    /// A copy of the weights the stage starts from.
+    /// A copy of the stage's initial weights.
     pub start: bool,
-    /// Why one completion per prompt is too few, where it is.
+    /// Why one completion per prompt is too few, if it is.
     pub one_per_prompt: Option<Refusal>,
-    /// Why one completion per step is too few, where it is.
+    /// Why one completion per step is too few, if it is.
     pub one_per_step: Option<Refusal>,
-    /// Why a randomly initialised model is no useful reference; `None` for algorithms where it is.
+    /// Why a randomly initialised model cannot be the reference; `None` if it can.
     pub random_reference: Option<Refusal>,
 }
 
@@ -182,7 +181,7 @@ pub struct Refusal {
     pub key: &'static str,
     /// The reason, after the algorithm's name.
     pub why: &'static str,
-    /// What to write instead.
+    /// The fix.
     pub fix: &'static str,
 }
 
@@ -193,17 +192,17 @@ pub struct UpdatePlan {
     pub epochs: usize,
     /// Updates per pass.
     pub minibatches: usize,
-    /// Steps at the start that train the critic alone.
+    /// Initial steps that train only the critic.
     pub policy_frozen_steps: u64,
-    /// Steps at the start that train the head alone; the optimizer restarts after them.
+    /// Initial steps that train only the head; the optimizer state is reset after them.
     pub head_only_steps: u64,
-    /// Whether every step starts from the weights the stage started from.
+    /// Whether every step starts from the stage's initial weights.
     pub restart: bool,
-    /// An update whose mean ratio of new to old policy exceeds this is skipped.
+    /// Skip an update whose mean ratio of new to old policy exceeds this.
     pub skip_ratio: Option<f64>,
-    /// Dynamic sampling: more prompts in place of those without a learning signal.
+    /// Dynamic sampling: rounds of further prompts in place of those without learning signal.
     pub refill: Option<Refill>,
-    /// A search for the step within a trust region, in place of the optimizer.
+    /// Line search within a trust region, in place of the optimizer.
     pub trust_region: Option<TrustRegion>,
 }
 
@@ -229,40 +228,40 @@ pub struct Misfit {
     pub key: &'static str,
     /// What does not fit.
     pub what: String,
-    /// What to write instead.
+    /// The fix.
     pub fix: String,
 }
 
 impl UpdatePlan {
-    /// Why a step of that many completions cannot be cut as planned, where it cannot.
+    /// The error if a step of that many completions has fewer completions than minibatches.
     pub fn fits_completions(&self, completions: usize) -> Option<Misfit> {
         let minibatches = self.minibatches;
         (minibatches > completions).then(|| Misfit {
             key: "algo.minibatches",
-            what: format!("{completions} completions do not make {minibatches} minibatches"),
+            what: format!("{completions} completions cannot be split into {minibatches} minibatches"),
             fix: format!("algo.minibatches = {completions} at most, or more rollout.prompts"),
         })
     }
 
-    /// Why the policy would never learn in that many steps, where it would not.
+    /// The error if the policy is never trained in that many steps.
     pub fn fits_steps(&self, total: u64) -> Option<Misfit> {
         let frozen = self.policy_frozen_steps;
         (frozen > 0 && frozen >= total).then(|| Misfit {
             key: "algo.critic_warmup",
             what: format!(
-                "the critic alone is trained for {frozen} steps, and there are {total}: the policy never learns"
+                "the first {frozen} steps train only the critic, but there are {total}: the policy is never trained"
             ),
             fix: "a smaller algo.critic_warmup, or more steps".into(),
         })
     }
 }
 
-/// What `prepare` found.
+/// Result of `prepare`.
 #[derive(Clone, Debug, Default)]
 pub struct Prepared {
     /// Means over the step.
     pub metrics: Metrics,
-    /// Whether every gradient is zero, so that computing the update would be in vain.
+    /// Whether every gradient is zero, so that the update is skipped.
     pub no_signal: bool,
 }
 
@@ -274,7 +273,7 @@ impl From<Metrics> for Prepared {
 
 /// A method of learning: what it needs, how its updates are made, its columns, its loss.
 pub trait Algorithm: Send {
-    /// What must be computed for it.
+    /// What must be computed before `prepare`.
     fn needs(&self) -> Needs;
     /// How the updates of a step are made.
     fn updates(&self) -> UpdatePlan {
@@ -300,7 +299,7 @@ pub trait Algorithm: Send {
     }
 }
 
-/// Why the values of steps cannot be estimated, under the setting that asks for them.
+/// The error of `baseline = "steps"` where values of steps cannot be estimated.
 pub(crate) fn no_step_values(why: &str) -> Error {
     Error::usage(why).at("algo.advantage.baseline").fix("algo.advantage.baseline = \"group\" or \"critic\"")
 }
@@ -312,7 +311,7 @@ pub fn find(name: &str) -> Result<&'static Entry> {
     })
 }
 
-/// Reads the settings of an algorithm; what their type does not allow is refused with its key.
+/// Reads the settings of an algorithm; errors name the key.
 pub fn settings<T: DeserializeOwned + JsonSchema>(name: &str, values: Value) -> Result<T> {
     read_settings(&format!("algo ({name})"), values.as_object().unwrap_or(&Map::new()))
 }

@@ -1,14 +1,14 @@
-//! Odds ratio preference optimisation (Hong et al., 2024, arXiv 2403.07691): imitation and preference at once, without a
-//! reference model.
+//! Odds ratio preference optimisation (Hong et al., 2024, arXiv 2403.07691): SFT and preference loss in one, without a reference
+//! model.
 //!
 //! Loss: the chosen completions' negative log-likelihood, a mean over tokens, plus the mean over pairs of
 //! `-λ log σ(log odds(chosen) - log odds(rejected))` with `odds = p / (1 - p)` and `log p` the mean of the completion's token
 //! log-probabilities.
 //!
 //! Differences from the paper and from TRL:
-//! 1. `log(1 - p)` is computed without cancellation where p is near 1, and p is held below `1 - 2^-24`: a certain
-//!    completion has infinite odds, and TRL's gradient is not a number there.
-//! 2. TRL imitates the prompt's tokens too; ours imitates the completion, as the paper's formula says. For prompts of one
+//! 1. `log(1 - p)` is computed without cancellation for p near 1, and p is at most `1 - 2^-24`: a completion of probability 1 has
+//!    infinite odds, and TRL's gradient is NaN there.
+//! 2. TRL's likelihood term includes the prompt's tokens; ours has the completion alone, as the paper's formula. For prompts of one
 //!    token both are the same.
 //! 3. Divided by tokens and pairs of the whole update.
 
@@ -23,7 +23,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "orpo",
-    about: "odds ratio preference optimisation: imitate and prefer in one loss, without a reference",
+    about: "odds ratio preference optimisation: SFT and preference loss in one, without a reference",
     paper: "Hong et al., ORPO: Monolithic Preference Optimization without Reference Model, 2024, arXiv 2403.07691",
     source: include_str!("orpo.rs"),
     feed: Feed::Pairs,
@@ -35,7 +35,7 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Weight of the odds ratio beside imitation; the paper's lambda. [0, 1000]
+    /// Weight of the odds-ratio loss; the paper's lambda. [0, 1000]
     beta: f64 = 0.1,
 }
 }
@@ -63,7 +63,7 @@ impl Orpo {
             rejected: -slope * steep_r / p.rejected.tokens,
             rewards: (beta * p.chosen.mean(), beta * p.rejected.mean()),
         }
-        .imitate(p, 1.0)
+        .add_sft(p, 1.0)
     }
 }
 

@@ -1,6 +1,6 @@
-//! Settings and arithmetic that the policy-gradient methods share.
+//! Settings and formulas shared by the policy-gradient methods.
 //!
-//! Each method's file says which settings make it and what it changes.
+//! Each method's file has its defaults for these settings.
 
 mod advantages;
 mod filter;
@@ -71,10 +71,10 @@ pub struct Policy {
     pub minibatches: usize = 1,
     /// Skip an update whose mean probability ratio exceeds this. (1, 1000]
     pub skip_ratio: Option<f64> = None,
-    /// Steps at the start that train the critic alone, as in verl and OpenRLHF; of a critic on the policy's trunk
-    /// (`critic.shared`) that is its value head, at `critic.lr`. [0, 1000000000]
+    /// Critic warm-up, as in verl and OpenRLHF: initial steps that train only the critic; with `critic.shared` only its value head, at
+    /// `critic.lr`. [0, 1000000000]
     pub critic_warmup: u64 = 0,
-    /// Drop groups whose rewards are all equal; a step in which all are makes no update.
+    /// Drop groups whose rewards are all equal; a step without other groups makes no update.
     pub filter_equal: bool = false,
     /// Dynamic sampling: rounds of further prompts in place of the groups that `filter_equal` drops. [0, 1000]
     pub refills: usize = 0,
@@ -90,9 +90,9 @@ pub struct Kl {
     pub place: KlPlacement = KlPlacement::Loss,
     /// KL estimator.
     pub estimator: Estimator = Estimator::K3,
-    /// Clip each token's estimate to 0 and this; VinePPO has 10. (0, 1000000]
+    /// Clip each token's estimate to the range from 0 to this; VinePPO uses 10. (0, 1000000]
     pub clip: Option<f64> = None,
-    /// In the loss: sum over a completion's tokens, mean over completions, whatever `aggregate` says.
+    /// For a KL in the loss: sum over a completion's tokens and mean over completions, instead of `aggregate`.
     pub sum: bool = false,
     /// Target KL per trajectory of the adaptive KL controller; unset keeps `coef` fixed. (0, 1000000]
     pub target: Option<f64> = None,
@@ -120,9 +120,9 @@ pub struct Advantage {
     pub baseline: Baseline = Baseline::Group,
     /// Divide by the standard deviation of the group (or batch).
     pub divide_by_std: bool = false,
-    /// Normalise each reward on its own, then add them by weight.
+    /// Normalise each reward separately, then add them by weight (GDPO).
     pub parts: bool = false,
-    /// Reward-to-go: credit a token with the rewards after it instead of the whole return.
+    /// Reward-to-go: a token's return is the sum of the rewards after it instead of all rewards.
     pub to_go: bool = false,
     /// Normalisation over the whole rollout.
     pub normalise: Normalise = Normalise::None,
@@ -146,19 +146,19 @@ pub enum Baseline {
     Others,
     /// The mean over all completions of the rollout.
     Batch,
-    /// Return batch normalisation (ReBN): the return from each turn on against the mean over all turns of the rollout, with
-    /// `divide_by_std` over their standard deviation too (Liu et al., 2025, arXiv 2510.01051).
+    /// Return batch normalisation (ReBN): the return of each turn minus the mean over all turns of the rollout, with `divide_by_std`
+    /// divided by their standard deviation (Liu et al., 2025, arXiv 2510.01051).
     Turns,
     /// A moving average over previous rollouts.
     Moving,
     /// No baseline.
     None,
-    /// The critic, by generalised advantage estimation (GAE).
+    /// The critic, with generalised advantage estimation (GAE).
     Critic,
-    /// Monte-Carlo values of the states between steps, from continuations that the policy samples there (`vine`).
+    /// Monte-Carlo values of the states between steps, from continuations sampled by the policy (`vine`).
     Steps,
-    /// Process supervision: the reward of each step against those of all steps of the completions to the same prompt, and a token
-    /// has the sum from its step on (`reward.0.steps`).
+    /// Process supervision: rewards of steps (`reward.0.steps`) are normalised over all steps of the group; a token's advantage is the
+    /// sum from its step on.
     Process,
 }
 
@@ -169,27 +169,27 @@ pub struct Critic {
     pub coef: f64 = 1.0,
     /// Value clip range: maximum change of the value; `"off"` disables it. (0, 1000000]
     pub clip: Option<f64> = Some(0.5),
-    /// Half the square (OpenAI, TRL) or the square (RL2).
+    /// Multiply the squared error by 1/2 (OpenAI, TRL); off as in RL2.
     pub half: bool = false,
 }
 }
 
-/// Of Kimi's surrogate, where nothing else is said.
+/// Default weight of Kimi's surrogate.
 const TAU: f64 = 0.1;
 
 impl Kl {
-    /// The estimates of the tokens of one sequence and the slope of their sum by each log-probability; of the exact KL,
-    /// which the forward pass computes, an estimate by k3.
+    /// The KL estimates of the tokens of one sequence and the derivative of their sum with respect to each log-probability; k3 in
+    /// place of the exact KL, which the forward pass computes.
     fn estimates(&self, logps: &[f32], refs: &[f32]) -> (Vec<f64>, Vec<f64>) {
         self.estimator.sequence(logps, refs, self.clip)
     }
 }
 
-/// Whether settings are broken, what is wrong, and a fix.
+/// Whether the rule is violated, what is wrong, and a fix.
 type SettingRule = (bool, &'static str, &'static str);
 
 impl Policy {
-    /// Refuses settings that cannot learn, or that would do nothing; ranges are checked where settings are read.
+    /// Refuses settings that contradict each other or have no effect; ranges are checked when settings are read.
     pub fn check(&self) -> Result<()> {
         let rules = [
             self.surrogate_rules(),
@@ -209,7 +209,7 @@ impl Policy {
         vec![
             (
                 self.dual_clip.is_some_and(|d| d <= 1.0 + self.clip_high),
-                "dual_clip must lie above 1 + clip_high",
+                "dual_clip must be above 1 + clip_high",
                 "algo.dual_clip = 4.0",
             ),
             (
@@ -236,7 +236,7 @@ impl Policy {
         vec![
             (
                 self.critic_warmup > 0 && a.baseline != Baseline::Critic,
-                "critic_warmup trains a critic alone, and this baseline has none: nothing would be trained",
+                "critic_warmup trains only the critic, and this baseline has none: nothing would be trained",
                 "algo.critic_warmup = 0, or algo.advantage.baseline = \"critic\"",
             ),
             (
@@ -246,7 +246,7 @@ impl Policy {
             ),
             (
                 self.refills > 0 && !(self.filter_equal && compares),
-                "refills replace groups that filter_equal leaves out",
+                "refills replace groups that filter_equal drops",
                 "algo.filter_equal = true and a baseline within the group",
             ),
         ]
@@ -257,8 +257,8 @@ impl Policy {
         vec![
             (
                 kl.target.is_some() && kl.coef == 0.0,
-                "kl.target steers kl.coef, which is 0",
-                "a kl.coef to start from, such as 0.05",
+                "kl.target adapts kl.coef, which is 0",
+                "an initial kl.coef, such as 0.05",
             ),
             (
                 kl.place != KlPlacement::Loss && (full || kl.sum),
@@ -278,7 +278,7 @@ impl Policy {
         vec![(
             has_length && self.length == 0,
             "algo.aggregate = \"constant\" and algo.overlong need a length",
-            "algo.length = 256, the generation limit",
+            "algo.length = 256, the maximum completion length",
         )]
     }
 
@@ -288,7 +288,7 @@ impl Policy {
         vec![
             (
                 a.to_go && a.baseline == Baseline::Critic,
-                "the critic's advantages count from each token on already",
+                "GAE already sums the rewards after each token",
                 "algo.advantage.to_go = false",
             ),
             (
@@ -303,17 +303,17 @@ impl Policy {
             ),
             (
                 a.to_go && a.baseline == Baseline::Turns,
-                "the returns of turns count from each turn on already",
+                "returns of turns already sum the rewards from each turn on",
                 "algo.advantage.to_go = false",
             ),
             (
                 a.to_go && a.baseline == Baseline::Process,
-                "the rewards of steps count from each step on already",
+                "process supervision already sums the rewards from each step on",
                 "algo.advantage.to_go = false",
             ),
             (
                 a.parts && !apart,
-                "advantage.parts compares within the group, whole answers, without a KL in the reward",
+                "advantage.parts normalises rewards of whole completions within the group, without a KL in the reward",
                 "algo.advantage.baseline = \"group\", algo.advantage.to_go = false, algo.kl.place = \"loss\"",
             ),
         ]
@@ -332,13 +332,13 @@ impl Policy {
             ),
             (
                 steps && (shaped || self.kl.place == KlPlacement::Reward && self.uses_reference()),
-                "the advantages of steps come from the rewards of whole completions",
+                "Monte-Carlo values of steps use the rewards of whole completions alone",
                 "algo.kl.place = \"loss\", and none of algo.overlong, algo.scores, algo.advantage.divide_by_std, \
                  algo.advantage.parts and algo.advantage.to_go",
             ),
             (
                 v.interval.is_some() && v.max_samples < v.samples,
-                "vine.max_samples is below vine.samples, so that no continuation would be added",
+                "vine.max_samples is below vine.samples: no continuation would be added",
                 "algo.vine.max_samples = 30",
             ),
             (

@@ -1,7 +1,7 @@
-//! What the methods on pairs share: both sides' log-probabilities in, the loss's slopes by them out.
+//! Shared code of the preference methods: from the log-probabilities of both completions to the loss and its derivatives.
 //!
-//! Each method is a function from one [`Pair`] to one [`Term`]; summing, dividing and spreading a slope over the tokens
-//! of a completion happen here, once.
+//! Each method is a function from one [`Pair`] to one [`Term`]; sums, divisors and the gradients of a completion's tokens are
+//! computed here.
 
 use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role, Sequence};
 use ferrl_engine::math::{exp, ln};
@@ -12,14 +12,14 @@ use ferrl_engine::train::Stats;
 pub(super) struct PairSide {
     /// Log-probability of the completion: the sum over its tokens.
     pub logp: f64,
-    /// The same under the reference; 0 where there is none.
+    /// The same under the reference; 0 without a reference.
     pub reference: f64,
     /// Tokens of the completion.
     pub tokens: f64,
 }
 
 impl PairSide {
-    /// How much more probable the completion has become than under the reference.
+    /// Log-ratio of policy to reference.
     pub fn gain(&self) -> f64 {
         self.logp - self.reference
     }
@@ -29,16 +29,16 @@ impl PairSide {
     }
 }
 
-/// A better and a worse completion to the same prompt.
+/// A chosen and a rejected completion of the same prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
-    /// The better one.
+    /// The chosen one.
     pub chosen: PairSide,
-    /// The worse one.
+    /// The rejected one.
     pub rejected: PairSide,
-    /// What the pair counts for in a mean over the update's pairs.
+    /// Weight of the pair in a mean over the update's pairs.
     pub share: f64,
-    /// What a token of the better completion counts for in a mean over all such tokens.
+    /// Weight of a token of the chosen completion in a mean over all such tokens.
     pub token_share: f64,
 }
 
@@ -47,17 +47,17 @@ pub(super) struct Pair {
 pub(super) struct Term {
     /// The loss, already divided.
     pub loss: f64,
-    /// d loss / d log-probability of the better completion.
+    /// d loss / d log-probability of the chosen completion.
     pub chosen: f64,
-    /// d loss / d log-probability of the worse completion.
+    /// d loss / d log-probability of the rejected completion.
     pub rejected: f64,
-    /// The rewards that the completions implicitly get: better and worse.
+    /// Implicit rewards of the chosen and the rejected completion.
     pub rewards: (f64, f64),
 }
 
 impl Term {
-    /// Adds `coef` times the negative log-likelihood of the better completion, a mean over tokens.
-    pub fn imitate(mut self, pair: &Pair, coef: f64) -> Self {
+    /// Adds `coef` times the negative log-likelihood of the chosen completion, a mean over tokens.
+    pub fn add_sft(mut self, pair: &Pair, coef: f64) -> Self {
         self.loss -= coef * pair.token_share * pair.chosen.logp;
         self.chosen -= coef * pair.token_share;
         self
@@ -70,7 +70,7 @@ pub(super) fn loss(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, term: impl Fn(
     let mut grads = Loss::zeros(batch.len());
     let (mut value, mut metrics) = (0.0, Metrics::default());
     let side = |row: usize, s: &Sequence| PairSide {
-        logp: answer_logp(stats, row, s),
+        logp: completion_logp(stats, row, s),
         reference: if s.ref_logp.is_empty() { 0.0 } else { s.sum(&s.ref_logp) },
         tokens: s.action_count() as f64,
     };
@@ -98,7 +98,7 @@ pub(super) fn loss(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, term: impl Fn(
 }
 
 /// Log-probability of a completion: the sum over its tokens.
-pub(super) fn answer_logp(stats: &Stats, row: usize, s: &Sequence) -> f64 {
+pub(super) fn completion_logp(stats: &Stats, row: usize, s: &Sequence) -> f64 {
     s.actions().map(|i| stats.logp[row + i] as f64).sum()
 }
 

@@ -5,8 +5,8 @@
 //! Differences from the paper:
 //! 1. The baseline is the mean return of the rollout; `advantage.baseline` may be `moving` (an average over earlier
 //!    rollouts, the paper's reinforcement comparison), `none`, or one of the group's. The rollout's mean contains the
-//!    completion itself, which shrinks the gradient by one part in the number of completions and changes nothing else.
-//! 2. `aggregate = "token"` divides by tokens; `constant` sums a completion's tokens up to a fixed factor, as the paper.
+//!    completion itself, which only scales the gradient by `1 - 1 / n` for `n` completions.
+//! 2. `aggregate = "token"` divides by tokens; `constant` sums over a completion's tokens as the paper, up to a fixed factor.
 
 use super::math::surrogate::Surrogate;
 use super::policy::{Advantage, Baseline, Policy, method};
@@ -16,7 +16,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "reinforce",
-    about: "the plain policy gradient, with the rollout's mean reward as baseline",
+    about: "the plain policy gradient, with the mean reward of the rollout as baseline",
     paper: "Williams, Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning, 1992, doi 10.1007/BF00992696",
     source: include_str!("reinforce.rs"),
     feed: Feed::Rollouts,

@@ -1,7 +1,7 @@
 //! REINFORCE++ (Hu et al., 2025, arXiv 2501.03262).
 //!
 //! Advantage of token t: `R - β Σ_{i >= t} k1_i`, then `(A - mean) / std` over all tokens of the whole rollout. Loss: the
-//! token mean of PPO's clipped surrogate. No critic and no groups: one completion to a prompt is enough.
+//! token mean of PPO's clipped surrogate. No critic and no groups: one completion per prompt is enough.
 //!
 //! Differences from the paper:
 //! 1. `std` is the sample standard deviation (n - 1), plus 1e-8.

@@ -1,4 +1,4 @@
-//! REINFORCE++ with baseline (Hu et al., 2025, arXiv 2501.03262, the variant for several completions to a prompt).
+//! REINFORCE++ with baseline (Hu et al., 2025, arXiv 2501.03262, the variant for several completions per prompt).
 //!
 //! Advantage: `R - mean of the group`, then `(A - mean) / std` over all tokens of the whole rollout. Loss: the token mean
 //! of PPO's clipped surrogate plus `β k2(logp, ref)`.
@@ -16,7 +16,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "reinforce_pp_baseline",
-    about: "REINFORCE++ with the group's mean as baseline and the KL in the loss",
+    about: "REINFORCE++ with the mean of the group as baseline and the KL in the loss",
     paper: "Hu et al., REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization, 2025, arXiv 2501.03262",
     source: include_str!("reinforce_pp_baseline.rs"),
     feed: Feed::Rollouts,

@@ -1,17 +1,17 @@
 //! ReST-EM (Singh et al., 2023, arXiv 2312.06585), also known as rejection-sampling fine-tuning.
 //!
-//! Each step is one turn of expectation and maximisation. E: sample completions, keep those with a reward of at least
-//! `threshold`, at most `per_prompt` to each prompt. M: fine-tune on them, `epochs` passes of `minibatches` updates with
+//! Each step is one iteration of expectation and maximisation. E: sample completions, keep those with a reward of at least
+//! `threshold`, at most `per_prompt` per prompt. M: fine-tune on them, `epochs` passes of `minibatches` updates with
 //! the loss `-mean_t logp_t`, averaged over completions.
 //!
 //! Differences from the paper:
-//! 1. `restart = true` fine-tunes the model the stage started from anew at each step, as the paper does; off (the
-//!    default) each step goes on from the last, which needs far fewer updates.
-//! 2. The paper fine-tunes for as long as the reward on held-out prompts rises. Here that is up to the run:
-//!    `checkpoint.metric = "eval/pass@1"` with `eval.every = 1` and `checkpoint.patience = 1` ends it at the first step that
-//!    does not improve, with `checkpoint.keep_best = 1` and `checkpoint.use_best = true` the best one is handed on. Off by
-//!    default: without `restart` a step is one small update, and one that does not improve says little.
-//! 3. The first `per_prompt` right completions are kept in the order of samples; identical ones count once.
+//! 1. `restart = true` fine-tunes the stage's initial model anew at each step, as the paper does; by default each step continues
+//!    from the previous one, which needs far fewer updates.
+//! 2. The paper fine-tunes as long as the reward on held-out prompts rises. Early stopping is a setting of the run:
+//!    `checkpoint.metric = "eval/pass@1"` with `eval.every = 1` and `checkpoint.patience = 1` stops at the first step without
+//!    improvement, and with `checkpoint.keep_best = 1` and `checkpoint.use_best = true` the best checkpoint is the result. Off by
+//!    default: without `restart` a step is one small update, whose effect is within the noise of an evaluation.
+//! 3. The first `per_prompt` right completions are kept in the order of samples, without duplicates.
 //! 4. A step whose completions are all wrong makes no update.
 
 use super::math::aggregate::{Aggregate, likelihood};
@@ -27,11 +27,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "rest_em",
-    about: "rejection-sampling fine-tuning: imitate the own completions that were right",
+    about: "rejection-sampling fine-tuning: SFT on the policy's own right completions",
     paper: "Singh et al., Beyond Human Data: Scaling Self-Training for Problem-Solving with Language Models, 2023, arXiv 2312.06585",
     source: include_str!("rest_em.rs"),
     feed: Feed::Rollouts,
-    metrics: &[REWARDED, &[metric("kept", "Fraction of completions that are imitated."), ENTROPY]],
+    metrics: &[REWARDED, &[metric("kept", "Fraction of completions that are trained on."), ENTROPY]],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
     build: |values| Ok(Box::new(RestEm(settings("rest_em", values)?))),
@@ -39,13 +39,13 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Completions with at least this reward are kept. [-1000000, 1000000]
+    /// Minimum reward of a completion that is kept. [-1000000, 1000000]
     threshold: f64 = 1.0,
-    /// How many completions to one prompt are kept at most. [1, 65536]
+    /// Maximum number of kept completions per prompt. [1, 65536]
     per_prompt: usize = 10,
-    /// Start from the stage's first weights at every step.
+    /// Start every step from the stage's initial weights.
     restart: bool = false,
-    /// Passes over what was kept. [1, 1000]
+    /// Passes over the kept completions (epochs). [1, 1000]
     epochs: usize = 1,
     /// Updates per pass. [1, 1000000]
     minibatches: usize = 1,

@@ -1,10 +1,9 @@
 //! Bradley-Terry reward model (Bradley & Terry, 1952; Stiennon et al., 2020, arXiv 2009.01325).
 //!
 //! Loss, the mean over pairs: `-log σ(r_chosen - r_rejected - m) + c (r_chosen + r_rejected)^2`; `r` is the score at the
-//! last token. `m` is the row's `margin`, how much better the chosen completion is said to be (Touvron et al., 2023, arXiv
-//! 2307.09288), 0 where the data has no such column. `c` is `centre`: it holds the mean score near zero (Eisenstein et
-//! al., 2023, arXiv 2312.09244). For the first `head_only_steps` only the score head learns, so that a random head does
-//! not spoil the trunk; the optimizer starts anew after them.
+//! last token. `m` is the row's `margin` (Touvron et al., 2023, arXiv 2307.09288), 0 without such a column. `c` is `centre`, which
+//! regularises the mean score towards zero (Eisenstein et al., 2023, arXiv 2312.09244). The first `head_only_steps` train only the
+//! score head, so that the gradients of a random head do not damage the trunk; then the optimizer state is reset.
 //!
 //! Differences from common implementations:
 //! 1. Divided by the pairs of the whole update.
@@ -39,9 +38,9 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Weight of holding scores near zero. [0, 1000]
+    /// Coefficient of the regularisation of scores towards zero. [0, 1000]
     centre: f64,
-    /// Steps at the start in which only the score head learns. [0, 1000000000]
+    /// Initial steps that train only the score head. [0, 1000000000]
     head_only_steps: u64,
 }
 

@@ -4,7 +4,7 @@
 //! completion is one action: loss is the mean over completions of `-min(ρ A, clip(ρ) A)` with `ρ` the ratio of whole completions.
 //!
 //! Differences from the paper:
-//! 1. The ratio and its clip, which are TRL's, change nothing with one update per rollout: there the gradient is the
+//! 1. The ratio and its clip, which are TRL's, have no effect with one update per rollout: there the gradient is the
 //!    paper's `-A ∇ log π(completion)`.
 
 use super::math::aggregate::Aggregate;
@@ -17,7 +17,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "rloo",
-    about: "REINFORCE leave-one-out: each completion against the mean of the others to the same prompt",
+    about: "REINFORCE leave-one-out: the baseline is the mean of the other completions of the prompt",
     paper: "Ahmadian et al., Back to Basics: Revisiting REINFORCE Style Optimization, 2024, arXiv 2402.14740",
     source: include_str!("rloo.rs"),
     feed: Feed::Rollouts,

@@ -16,7 +16,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "sft",
-    about: "supervised fine-tuning: imitate the demonstrations",
+    about: "supervised fine-tuning: maximum likelihood of demonstrations",
     paper: "Ouyang et al., Training language models to follow instructions with human feedback, 2022, arXiv 2203.02155",
     source: include_str!("sft.rs"),
     feed: Feed::Demonstrations,

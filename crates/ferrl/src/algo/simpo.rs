@@ -16,7 +16,7 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "simpo",
-    about: "simple preference optimisation: per-token likelihood as the reward, a target margin, no reference",
+    about: "simple preference optimisation: mean log-probability as the reward, a target margin, no reference",
     paper: "Meng et al., SimPO: Simple Preference Optimization with a Reference-Free Reward, 2024, arXiv 2405.14734",
     source: include_str!("simpo.rs"),
     feed: Feed::Pairs,
@@ -30,9 +30,9 @@ with_defaults! {
 struct Options {
     /// Scale of the reward, which is the mean log-probability of a completion's tokens. (0, 1000]
     beta: f64 = 2.0,
-    /// The margin that the chosen completion's reward should have. [0, 1000]
+    /// Target reward margin between chosen and rejected completion. [0, 1000]
     gamma: f64 = 1.0,
-    /// Weight of imitating the chosen completion beside preferring it. [0, 1000]
+    /// Weight of the SFT loss on the chosen completion. [0, 1000]
     sft_coef: f64 = 0.0,
 }
 }
@@ -51,7 +51,7 @@ impl SimPo {
             rejected: -slope / p.rejected.tokens,
             rewards,
         }
-        .imitate(p, o.sft_coef)
+        .add_sft(p, o.sft_coef)
     }
 }
 

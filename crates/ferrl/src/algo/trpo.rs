@@ -1,18 +1,17 @@
 //! TRPO, trust region policy optimisation (Schulman et al., 2015, arXiv 1502.05477).
 //!
 //! Maximise `E[ρ A]` while the mean of `KL(old || new)` stays within `delta`: `x = (F + damping I)^-1 g` by conjugate
-//! gradients, with `g` the gradient of the surrogate and `F` the Fisher matrix; the step `sqrt(2 delta / x·(F + damping I)x)`
-//! times `x` is shortened until the surrogate has risen and the KL keeps the bound.
+//! gradients, with `g` the gradient of the surrogate and `F` the Fisher matrix; a line search shortens the step
+//! `sqrt(2 delta / x·(F + damping I)x) x` until the surrogate has improved and the KL is within `delta`.
 //!
 //! Differences from the paper:
-//! 1. `F v = J^T (J v) / n`, with `J` the gradients of the sampled tokens' log-probabilities: the Fisher matrix estimated
-//!    with the tokens that were sampled. `J v` is a central difference, `J^T u` one backward; nothing is differentiated
-//!    twice. Only in f32.
+//! 1. `F v = J^T (J v) / n`, with `J` the gradients of the sampled tokens' log-probabilities (the empirical Fisher matrix). `J v` is a
+//!    central difference, `J^T u` one backward pass; there are no second derivatives. Only in f32.
 //! 2. The bound is on the mean over tokens of the KL over the whole vocabulary, not on an estimate of it.
-//! 3. `F` uses `fisher_share` of the completions, spread evenly over the rollout.
-//! 4. Advantages are GRPO's by default; `advantage.baseline = "critic"` is the paper's. A critic is a model of its own,
-//!    trained by the optimizer, `critic_updates` times on each rollout.
-//! 5. The learning rate of `optim` is not used by the policy: `delta` decides how far a step goes.
+//! 3. `F` uses the fraction `fisher_share` of the completions, spread evenly over the rollout.
+//! 4. Advantages are GRPO's by default; `advantage.baseline = "critic"` is the paper's. The critic is a separate model, trained by
+//!    the optimizer, `critic_updates` times on each rollout.
+//! 5. The policy does not use the learning rate of `optim`: `delta` determines the size of a step.
 
 use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
@@ -30,7 +29,7 @@ use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "trpo",
-    about: "trust region policy optimisation: the longest step that keeps a bound on the KL",
+    about: "trust region policy optimisation: natural gradient steps within a bound on the KL",
     paper: "Schulman et al., Trust Region Policy Optimization, 2015, arXiv 1502.05477",
     source: include_str!("trpo.rs"),
     feed: Feed::Rollouts,
@@ -42,17 +41,17 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// The most that the mean KL per token may be after an update. (0, 100]
+    /// Trust region: maximum mean KL per token of an update. (0, 100]
     delta: f64 = 0.01,
-    /// Added to the Fisher matrix's diagonal. (0, 1000]
+    /// Damping: added to the diagonal of the Fisher matrix. (0, 1000]
     damping: f64 = 0.1,
-    /// Iterations of the conjugate gradients. [1, 1000]
+    /// Conjugate-gradient iterations. [1, 1000]
     cg_steps: usize = 10,
-    /// Fraction of the completions that the Fisher matrix is estimated with. (0, 1]
+    /// Fraction of the completions used to estimate the Fisher matrix. (0, 1]
     fisher_share: f64 = 0.25,
-    /// A step that fails is shortened by this factor. (0, 1)
+    /// Line search: factor that shortens a rejected step. (0, 1)
     shrink: f64 = 0.8,
-    /// Steps tried before the update is given up. [1, 1000]
+    /// Line search: maximum number of steps before the update is skipped. [1, 1000]
     tries: usize = 10,
     /// Updates of the critic on each rollout, if there is a critic. [1, 1000]
     critic_updates: usize = 10,
@@ -97,7 +96,7 @@ fn build(values: Value) -> Result<Box<dyn Algorithm>> {
     };
     policy.check()?;
     if policy.kl.estimator == Estimator::Full {
-        return Err(Error::usage("the search for a step measures a KL by its samples")
+        return Err(Error::usage("the line search needs a KL estimate by sampled tokens")
             .at("algo (trpo).kl.estimator")
             .fix("algo.kl.estimator = \"k3\""));
     }

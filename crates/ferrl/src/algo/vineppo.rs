@@ -1,4 +1,4 @@
-//! VinePPO (Kazemnejad et al., 2024, arXiv 2410.01679): PPO whose values come from continuations instead of a critic.
+//! VinePPO (Kazemnejad et al., 2024, arXiv 2410.01679): PPO with Monte-Carlo values from continuations instead of a critic.
 //!
 //! A completion is split into steps. From the prompt and from the end of each step but the last, the policy samples `K`
 //! continuations (`vine.samples`); the value of that state is their mean reward, `V(s_i) = mean_k R(s_i, y_k)`, and that of
@@ -7,18 +7,18 @@
 //! mean of `-min(ρ A, clip(ρ) A)`, plus `β` times the mean over completions of the sum of `clip(k3, 0, 10)`.
 //!
 //! States after the first `vine.max_steps` are not estimated but back-filled from the end, `V(s_i) = r_i + V(s_(i+1))`;
-//! equal prefixes of a prompt are one state. `vine.interval` samples as many continuations as a confidence interval asks for.
-//! Of an episode with several turns every turn is a step, and a continuation plays on in a fresh environment that the earlier
-//! actions have brought to the same state.
+//! equal prefixes of a prompt are one state. `vine.interval` adds continuations until the confidence interval of a value is narrow
+//! enough. In an episode with several turns every turn is a step, and a continuation plays on in a fresh environment in which the
+//! earlier actions are replayed.
 //!
 //! Differences from the paper and its code:
-//! 1. A state is a prefix of sampled tokens, not of text that is tokenized again; a token on the border of two steps belongs
-//!    to the one that holds its first character, and so does the state behind it.
-//! 2. A continuation may be as long as what the completion had left (`rollout.max_new_tokens` for both together); a truncated
-//!    one gets what the recipe gives truncated completions, instead of a fixed penalty.
+//! 1. A state is a prefix of sampled tokens, not of text that is tokenized again; a token across the border of two steps belongs
+//!    to the step of its first character, and so does the state after it.
+//! 2. Prefix and continuation together have at most `rollout.max_new_tokens` tokens; a truncated continuation gets the recipe's
+//!    reward of truncated completions, instead of a fixed penalty.
 //! 3. One pass over each rollout by default; `epochs = 2`, `minibatches = 8` and `skip_ratio = 10` are the paper's.
 //!    Advantages are whitened over the rollout, not over each minibatch.
-//! 4. A completion without a value for every state (a reward was lost) is left out, like one that cannot be split.
+//! 4. Completions that cannot be split, or with a state without a value (a reward failed), are left out of the update.
 
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;

@@ -1,4 +1,4 @@
-//! Analyses that compute: models of a run are loaded, and prompts are sampled. They are made where they are named.
+//! Analyses that load models of a run and sample; they run only if named.
 
 use super::Table;
 use super::rollouts::correlation;
@@ -22,12 +22,12 @@ use ferrl_kernels::{Backend, Ranks};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How much is computed.
+/// Amounts of computation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Effort {
     /// Held-out prompts.
     pub prompts: usize,
-    /// Completions to each, whose states are valued.
+    /// Completions per prompt, whose states are evaluated.
     pub samples: usize,
     /// Continuations of each state that are the ground truth.
     pub truth: usize,
@@ -57,7 +57,7 @@ pub struct Computed {
 pub const COMPUTED: &[Computed] = &[
     Computed {
         name: "critic",
-        about: "values of states by the critic and by Monte-Carlo estimates, against many continuations; ranking of steps",
+        about: "values of states by critic and Monte-Carlo estimates, against many continuations; ranking of steps",
         run: critic,
     },
     Computed {
@@ -72,16 +72,16 @@ pub const COMPUTED: &[Computed] = &[
     },
 ];
 
-/// The last stage that samples, as the run's recipe has it; else the last whose completions something rewards.
+/// The last stage that samples; otherwise the last stage with rewards.
 fn sampling_stage(run: &Path) -> Result<Recipe> {
     let file = run.join("recipe.toml");
     let stages = Recipe::load(&file, &[])?.stages;
     let sampled = |r: &Recipe| crate::algo::find(r.algorithm_name()).is_ok_and(|e| e.feed.sampled());
     let last = |wanted: &dyn Fn(&Recipe) -> bool| stages.iter().map(|s| &s.recipe).rfind(|r| wanted(r));
-    // Stages that imitate are measured too, where something says what completions are worth.
+    // SFT stages with rewards are evaluated too.
     let rewarded = |r: &Recipe| setup::rewarded(r).unwrap_or(false);
     let Some(recipe) = last(&sampled).or_else(|| last(&rewarded)).cloned() else {
-        return Err(Error::usage("no stage of the run samples completions, and nothing rewards them")
+        return Err(Error::usage("no stage of the run samples completions or has rewards")
             .at(file.display())
             .fix("a run with a [[reward]], or on a task"));
     };
@@ -117,7 +117,7 @@ impl LoadedModel {
     }
 }
 
-/// Accuracy of the baseline and of every model that the run has kept.
+/// Accuracy of the initial models and of every checkpoint.
 fn checkpoints(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result<Table> {
     let recipe = sampling_stage(run)?;
     let mut models: Vec<(String, PathBuf)> = Vec::new();
@@ -191,7 +191,7 @@ fn measure(
 /// Independent rollouts whose gradients are compared.
 const ROLLOUTS: usize = 8;
 
-/// Gradients of the policy from independent rollouts: how much of one is signal.
+/// Signal and noise of the policy gradient, from independent rollouts.
 fn gradients(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result<Table> {
     let mut recipe = sampling_stage(run)?;
     let Some((_, dir)) = saved(run)?.pop() else {
@@ -220,7 +220,7 @@ fn gradients(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result<T
     Ok(table)
 }
 
-/// How vectors of one distribution differ.
+/// Statistics of vectors of one distribution.
 struct Spread {
     /// Mean of their norms.
     norm: f64,
@@ -256,7 +256,7 @@ impl Spread {
     }
 }
 
-/// States of completions with their true values and what the estimators say of them.
+/// States of completions with their true and estimated values.
 struct StateValues {
     /// Prompt and place of the state among those of its completion.
     of: (usize, usize),
@@ -297,8 +297,8 @@ fn critic(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result<Tabl
     Ok(table)
 }
 
-/// Of the states after the first step of two completions to a prompt, how often an estimate ranks two as the truth does, where
-/// the truth tells them apart; equal estimates are half right.
+/// How often an estimate ranks the states after the first steps of two completions of a prompt like the true values, where these
+/// differ; equal estimates count half.
 fn ranking(states: &[StateValues], of: fn(&StateValues) -> f64) -> (usize, Option<f64>) {
     let (mut pairs, mut right) = (0, 0.0);
     for (i, a) in states.iter().enumerate() {
@@ -355,7 +355,7 @@ fn states(
     judge(critic, (&experience, tokenizer, effort), &credits, &answers)
 }
 
-/// Puts the critic's values beside those of the continuations.
+/// Adds the critic's values to those of the continuations.
 fn judge(
     critic: &LoadedModel,
     (experience, tokenizer, effort): (&Experience, &Tokenizer, Effort),

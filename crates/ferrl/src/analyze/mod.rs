@@ -21,7 +21,7 @@ pub struct Analysis {
     pub name: &'static str,
     /// One line for people.
     pub about: &'static str,
-    /// The table of a run; none where the run has nothing to analyse.
+    /// The table of a run; `None` without data.
     pub run: fn(&Path) -> Result<Option<Table>>,
 }
 
@@ -29,7 +29,7 @@ pub struct Analysis {
 pub const ANALYSES: &[Analysis] = &[
     Analysis {
         name: "advantages",
-        about: "distribution of advantages: of steps where values were estimated, otherwise of completions",
+        about: "distribution of advantages: of steps with Monte-Carlo values, otherwise of completions",
         run: rollouts::advantages,
     },
     Analysis {
@@ -39,23 +39,23 @@ pub const ANALYSES: &[Analysis] = &[
     },
     Analysis {
         name: "ranking",
-        about: "how often half of the continuations rank two first steps of a prompt as the other half does",
+        about: "how often two halves of the continuations agree on the ranking of two first steps of a prompt",
         run: rollouts::ranking,
     },
     Analysis {
         name: "diversity",
-        about: "different completions of a prompt, and different pairs of words in them",
+        about: "fractions of distinct completions of a prompt, and of distinct word bigrams in them",
         run: rollouts::diversity,
     },
     Analysis { name: "kl", about: "divergence from the reference over the run", run: kl },
     Analysis {
         name: "checkpoints",
-        about: "evaluations of each stage's initial model and of every evaluated step, and whether its checkpoint is kept",
+        about: "evaluations of each stage's initial model and steps, and whether their checkpoints are kept",
         run: checkpoints,
     },
     Analysis {
         name: "weights",
-        about: "distance of each stage's final weights from those it started with",
+        about: "distance of each stage's final weights from its initial weights",
         run: weights::distance,
     },
 ];
@@ -94,7 +94,7 @@ impl Table {
     }
 }
 
-/// The analyses of these names, all of them where none is named.
+/// The analyses of these names, or all.
 pub fn find(names: &[String]) -> Result<Vec<&'static Analysis>> {
     if names.is_empty() {
         return Ok(ANALYSES.iter().collect());

@@ -1,4 +1,4 @@
-//! How far training moved the weights.
+//! Distance between initial and final weights.
 
 use super::Table;
 use crate::data::hub::model_dir;
@@ -33,8 +33,7 @@ pub(super) fn distance(run: &Path) -> Result<Option<Table>> {
     Ok((!table.rows.is_empty()).then_some(table))
 }
 
-/// The model that a stage started with, and what to call it: its own fresh weights, the model that its recipe names, or what the
-/// stage before it left.
+/// The initial model of a stage with a label: newly initialised weights, the model of its recipe, or the previous stage's result.
 fn start(run: &Path, i: usize, stages: &[StageRecipe]) -> Option<(String, PathBuf)> {
     let fresh = ("start".to_string(), run.join(format!("start_{i}")));
     let found = match in_run(&stages[i].recipe, stages, run).model.path {

@@ -1,5 +1,5 @@
-//! Episodes of several turns: a step is a turn, and the state before it is reached again by taking the earlier actions in a
-//! fresh environment.
+//! Episodes of several turns: a step is a turn, and the state before it is restored by replaying the earlier actions in a fresh
+//! environment.
 
 use super::vine::{Continuations, Continued, VineState, noise};
 use crate::episode::{Branch, Episode, EpisodeLoop, Played, Prefix, Reach};

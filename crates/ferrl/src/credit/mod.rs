@@ -27,7 +27,7 @@ pub struct StepCredit {
     pub score: f64,
     /// Rewards of the continuations of each estimated state, the prompt first.
     pub rollouts: Vec<Vec<f64>>,
-    /// States after the prompt whose value is estimated, at most.
+    /// Maximum number of states after the prompt whose value is estimated.
     pub max_steps: usize,
     /// Value of every state, the prompt's first and that of the end (0) last.
     pub values: Vec<f64>,
@@ -72,22 +72,22 @@ pub fn gains(values: &[f64]) -> Vec<f64> {
     values.iter().map(gain).collect()
 }
 
-/// As many continuations as a confidence interval asks for: `start` at first, then `add` more while the 95 % interval of
-/// the mean is wider than `threshold` and there are fewer than `max`.
+/// Adaptive number of continuations: `start` at first, then `add` more while the 95 % confidence interval of the mean is wider than
+/// `threshold` and there are fewer than `max`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     /// Continuations at first.
     pub start: usize,
     /// Continuations added at a time.
     pub add: usize,
-    /// No more are added from this number on.
+    /// Maximum number of continuations.
     pub max: usize,
-    /// Widest interval that is accepted.
+    /// Target width of the interval.
     pub threshold: f64,
 }
 
 impl Interval {
-    /// Whether these rewards ask for more continuations.
+    /// Whether more continuations are needed.
     pub fn wants_more(&self, rewards: &[f64]) -> bool {
         interval_width(rewards) > self.threshold && rewards.len() < self.max
     }

@@ -37,7 +37,7 @@ fn vine(row: &Map<String, Value>) -> Result<Map<String, Value>> {
     };
     if states.len() > count {
         let what = format!("has {} lists of rollouts, and {count} steps have {count} states", states.len());
-        return Err(Error::data(what).fix("one list for the prompt and one behind each step but the last"));
+        return Err(Error::data(what).fix("one list for the prompt and one after each step but the last"));
     }
     let wanted = estimated_states(count, cap).min(states.len());
     let value = |(i, list): (usize, &Value)| Ok(mean(&rewards(list, penalty, &format!("rollouts[{i}]"))?));
@@ -46,7 +46,7 @@ fn vine(row: &Map<String, Value>) -> Result<Map<String, Value>> {
     Ok(Map::from_iter([("values".into(), json!(values)), ("advantages".into(), json!(advantages))]))
 }
 
-/// More steps than any completion has: a number beyond is a mistake, not a size to allocate.
+/// Maximum number of steps, against absurd allocations.
 const MAX_STEPS: usize = 1 << 20;
 
 fn interval(row: &Map<String, Value>) -> Result<Map<String, Value>> {
@@ -67,7 +67,7 @@ fn interval(row: &Map<String, Value>) -> Result<Map<String, Value>> {
     ]))
 }
 
-/// Rewards of continuations; null is one that was cut by the length limit.
+/// Rewards of continuations; null is a truncated one.
 fn rewards(list: &Value, penalty: f64, place: &str) -> Result<Vec<f64>> {
     let wrong = |got: &Value| {
         Error::data(format!("{place} is {got}, expected a list of numbers, with null for truncated ones"))

@@ -1,7 +1,7 @@
 //! The steps of a completion, in its tokens.
 //!
-//! Steps are found in the text; a token belongs to the step that holds its first character. A state is a number of tokens
-//! that were sampled, so a continuation follows the very tokens of the completion: nothing is tokenized again.
+//! Steps are found in the text; a token belongs to the step of its first character. A state is a prefix of sampled tokens, so that
+//! continuations follow the tokens of the completion without tokenizing again.
 
 use crate::solution;
 use ferrl_engine::Result;
@@ -31,8 +31,8 @@ pub(crate) struct SolutionStep {
     pub end: usize,
 }
 
-/// The steps of a completion of these tokens; `text` is what the policy said, without the stop. `None` where it cannot be
-/// split, or has no tokens.
+/// The steps of a completion of these tokens; `text` is its text without the stop. `None` if it cannot be split or has no
+/// tokens.
 pub(crate) fn steps(
     split: (StepSplit, usize),
     ids: &[u32],

@@ -1,9 +1,8 @@
-//! Continuations of the states between steps, their rewards, and the advantages that follow.
+//! Continuations of the states between steps, their rewards, and the resulting advantages.
 //!
-//! Every state is a prefix of tokens that were sampled; equal prefixes of a prompt are one state. A continuation may be as
-//! long as what the completion had left, so its state is the one that the policy was in. Of an episode every turn is a step
-//! (`episodes`). Random numbers depend on the seed, the step, the prompt, the sample, the state and the continuation's number
-//! alone.
+//! Every state is a prefix of sampled tokens; equal prefixes of a prompt are one state. Prefix and continuation share the maximum
+//! length of a completion. In an episode every turn is a step (`episodes`). Random numbers depend only on the seed, the step, the
+//! prompt, the sample, the state and the continuation's number.
 
 use super::episodes::{self, PlayedTurn};
 use super::split::{self, SolutionStep};
@@ -25,20 +24,20 @@ use std::collections::HashMap;
 with_defaults! {
 /// Monte-Carlo values of the states between steps, for `advantage.baseline = "steps"`.
 pub struct Vine {
-    /// Continuations per state (K); with `interval` those at first. [1, 65536]
+    /// Continuations per state (K); with `interval` the initial number. [1, 65536]
     pub samples: usize = 9,
-    /// States after the prompt whose value is estimated; later ones are back-filled. [0, 1048576]
+    /// Maximum number of states after the prompt whose value is estimated; later ones are back-filled. [0, 1048576]
     pub max_steps: usize = 25,
     /// How a completion is split into steps; in an episode every turn is a step.
     pub split: StepSplit = StepSplit::Gsm8k,
-    /// Tokens of a step with `split = "tokens"`. [1, 1048576]
+    /// Tokens per step with `split = "tokens"`. [1, 1048576]
     pub step_tokens: usize = 16,
-    /// Add continuations while the 95 % confidence interval of a value is wider than this; unset samples `samples` of each
+    /// Add continuations while the 95 % confidence interval of a value is wider than this; unset samples `samples` per
     /// state. (0, 4]
     pub interval: Option<f64> = None,
     /// Continuations added at a time with `interval`. [1, 65536]
     pub add: usize = 4,
-    /// Number of continuations from which on none are added with `interval`. [1, 65536]
+    /// Maximum number of continuations per state with `interval`. [1, 65536]
     pub max_samples: usize = 30,
 }
 }
@@ -50,13 +49,13 @@ impl Vine {
     }
 }
 
-/// What continuations are made and rewarded with.
+/// Policy, sampling parameters and rewards of continuations.
 pub(crate) struct Continuations<'a> {
     /// The policy that sampled the completions.
     pub actor: Actor<'a>,
-    /// How the completions were sampled.
+    /// Sampling parameters of the completions.
     pub params: SamplingParams,
-    /// What rewards completions.
+    /// The rewards.
     pub rewards: &'a Rewards,
     /// The settings.
     pub vine: &'a Vine,
@@ -65,7 +64,7 @@ pub(crate) struct Continuations<'a> {
 /// A prefix whose value is estimated.
 #[derive(Default)]
 pub(super) struct VineState {
-    /// Which of the prompts.
+    /// Index of the prompt.
     pub prompt: usize,
     /// Tokens of prompt and prefix.
     ids: Vec<u32>,
@@ -73,15 +72,15 @@ pub(super) struct VineState {
     prefix: usize,
     /// The actions that lead an episode to this state.
     pub played: Option<Prefix>,
-    /// Sample and state number of the first completion that passes it.
+    /// Sample and state number of the first completion with this state.
     pub noise: (u32, u32),
     /// Rewards of its continuations so far.
     rewards: Vec<f64>,
-    /// Continuations so far, those whose reward was lost included.
+    /// Number of continuations so far, with those whose reward was lost.
     drawn: usize,
 }
 
-/// A completion or an episode with its steps and the states it passes.
+/// A completion or an episode with its steps and states.
 struct VinePath {
     trajectory: usize,
     /// Texts of the steps.
@@ -90,7 +89,7 @@ struct VinePath {
     tokens: TokenOwner,
 }
 
-/// Which tokens are whose.
+/// Tokens of the steps.
 enum TokenOwner {
     /// Sequence, tokens of its prompt, and the ends of the steps of its completion.
     Steps(usize, usize, Vec<SolutionStep>),
@@ -108,8 +107,8 @@ pub(super) struct Continued {
     pub tokens: usize,
 }
 
-/// Fills the `credit` column of every completion; completions that cannot be split, or have a state that nobody could
-/// reward, leave the experience. The credit of each completion, by its number.
+/// Fills the `credit` column of every completion; removes completions that cannot be split or have a state without a value. Returns
+/// the credit of each completion, by its number.
 pub(crate) fn credit(
     c: &mut Continuations<'_>,
     completions: Completions<'_>,
@@ -168,7 +167,7 @@ fn place_turns(e: &mut Experience, sequences: &[usize], turns: &[PlayedTurn], ad
     }
 }
 
-/// Every state whose value is wanted, once, and the completions that pass them.
+/// The distinct states to estimate, and the completions with their states.
 fn find_states(
     c: &Continuations<'_>,
     answers: &[RolloutCompletion],
@@ -241,7 +240,7 @@ impl VineStates {
     }
 }
 
-/// Continuations of all states, until each has as many as the settings want.
+/// Samples continuations of all states until each has the number of the settings.
 fn sample_all(
     c: &mut Continuations<'_>,
     completions: Completions<'_>,
@@ -268,7 +267,7 @@ fn sample_all(
     Ok(())
 }
 
-/// `count` more continuations of each open state; the number of their tokens.
+/// Samples `count` more continuations of each open state; returns the number of their tokens.
 fn sample_round(
     c: &mut Continuations<'_>,
     completions: Completions<'_>,
@@ -373,7 +372,7 @@ fn join(prefix: &[u32], c: &mut Completion, stops: &[String], tokenizer: &Tokeni
     Ok(())
 }
 
-/// The recipe's reward of each whole completion; none where it was lost.
+/// The recipe's reward of each whole completion; `None` if it was lost.
 fn reward(
     c: &Continuations<'_>,
     completions: Completions<'_>,

@@ -52,5 +52,5 @@ impl FileFormat for ArrowStream {
 fn broken(path: &Path, what: String) -> Error {
     Error::data(format!("is not a usable Arrow file: {what}"))
         .at(path.display())
-        .fix("the file is cut short or damaged: copy or download it again")
+        .fix("the file is truncated or damaged: copy or download it again")
 }

@@ -1,4 +1,4 @@
-//! What `ferrl data check` shows: rendered examples, lengths, and every problem.
+//! The report of `ferrl data check`: rendered examples, lengths, and all problems.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,18 +26,18 @@ impl Default for ReportLimits {
     }
 }
 
-/// The same fault in some rows.
+/// A problem of some rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowProblem {
-    /// What is wrong and how to mend it, without a place.
+    /// Message and fix, without a place.
     pub text: String,
-    /// Rows that have it.
+    /// Number of rows.
     pub rows: usize,
-    /// The first of them.
+    /// Places of the first rows.
     pub places: Vec<String>,
 }
 
-/// Places that are named of one problem.
+/// Maximum number of places of a problem.
 const PLACES: usize = 3;
 
 impl fmt::Display for RowProblem {
@@ -65,15 +65,15 @@ pub struct DataReport {
     pub lengths: Vec<usize>,
     /// Tokens that are trained.
     pub trained: usize,
-    /// Sequences cut and rows dropped.
+    /// Truncated sequences and dropped rows.
     pub counts: RowCounts,
-    /// What a run would warn of: name, message and fix.
+    /// Warnings of a run: name, message and fix.
     pub warnings: Vec<(&'static str, String, String)>,
     /// Problems by kind, up to the limit.
     pub problems: Vec<RowProblem>,
     /// Rows with a problem.
     pub found: usize,
-    /// Which of the problems a fault is.
+    /// Index of each problem by text.
     kinds: HashMap<String, usize>,
     doubts: Findings,
 }

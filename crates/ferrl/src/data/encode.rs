@@ -80,7 +80,7 @@ impl Encoder {
         &self.columns.0
     }
 
-    /// Where sequences are cut.
+    /// Maximum length of sequences.
     pub fn max_length(&self) -> Option<usize> {
         self.settings.max_length
     }
@@ -121,9 +121,9 @@ impl Encoder {
         }
         let (fields, extra) = schema::parse(row, kind, self.prompts.render(row)?)?;
         if let Some(name) = ["images", "videos", "audios"].into_iter().find(|name| filled(extra.get(*name))) {
-            return Err(Error::data("holds what a model of text cannot see")
+            return Err(Error::data("holds data that is not text")
                 .at(format!("column {name}"))
-                .fix("Ferrl trains models of text alone: leave such rows out"));
+                .fix("Ferrl trains text models only: leave such rows out"));
         }
         counts.other_prompt += usize::from(contradicts(&fields, &extra));
         let mut chat = EncodedChat {
@@ -143,7 +143,7 @@ impl Encoder {
         Ok(Some(EncodedRow { example, prompt, extra, place: place.to_owned() }))
     }
 
-    /// A prompt to sample from is never cut: half a question is another question.
+    /// A prompt to sample from is never truncated, which would change its meaning.
     fn fits(&self, length: usize, chat: &mut EncodedChat<'_>) -> Result<()> {
         chat.counts.longest = chat.counts.longest.max(length);
         let Some(most) = self.settings.max_length.filter(|&most| length > most) else { return Ok(()) };
@@ -283,7 +283,7 @@ impl Encoder {
         Ok(MaskedTokens { ids, mask })
     }
 
-    /// A prompt with an answer to it, of which the answer is trained.
+    /// A prompt with a response, of which the response is trained.
     fn answer(
         &self,
         prompt: &Content,
@@ -303,7 +303,7 @@ impl Encoder {
                 self.turn(messages, answer, prompt, chat)?
             }
             (Content::Text(_), Content::Messages(_)) => {
-                return Err(Error::data("the prompt is text but the answer is messages")
+                return Err(Error::data("the prompt is text but the response is messages")
                     .fix("write both as text or both as messages"));
             }
         };
@@ -380,7 +380,7 @@ impl Encoder {
         if let Some(prefill) = &self.settings.prefill {
             let said = answer.first().and_then(|m| m.get("content")).and_then(Value::as_str);
             let Some(said) = said.filter(|_| single) else {
-                return Err(Error::data("data.prefill needs an answer of one message with text")
+                return Err(Error::data("data.prefill needs a response of one message with text")
                     .fix("leave data.prefill out"));
             };
             // The template only tells what ends the turn; what was begun is not rendered a second time.
@@ -395,9 +395,9 @@ impl Encoder {
             let prompt = self.prompt(prompt, chat)?;
             if !tokens.ids.starts_with(&prompt) {
                 return Err(Error::data(
-                    "the chat template renders the prompt differently once it is answered",
+                    "the chat template renders the prompt differently with the response after it",
                 )
-                .fix("give the answer as one message, or use a template that keeps earlier turns"));
+                .fix("give the response as one message, or use a template that keeps earlier turns"));
             }
             tokens.mask[..prompt.len()].fill(false);
         }
@@ -471,7 +471,7 @@ impl Encoder {
         Ok(Example::Steps { tokens, ends, labels })
     }
 
-    /// Cuts to `max_length` and counts it.
+    /// Truncates to `max_length` and counts it.
     fn cut(&self, mut tokens: MaskedTokens, chat: &mut EncodedChat<'_>) -> Result<MaskedTokens> {
         let length = tokens.ids.len();
         chat.counts.longest = chat.counts.longest.max(length);
@@ -498,7 +498,7 @@ impl Encoder {
 
     fn eos(&self) -> Result<u32> {
         self.tokenizer.eos().first().copied().ok_or_else(|| {
-            Error::model("the tokenizer names no end-of-sequence token, so an answer cannot end")
+            Error::model("the tokenizer has no end-of-sequence token to end responses")
                 .fix("set eos_token in tokenizer_config.json")
         })
     }
@@ -598,5 +598,5 @@ fn checked(tokens: MaskedTokens) -> Result<MaskedTokens> {
     if tokens.mask.contains(&true) {
         return Ok(tokens);
     }
-    Err(Error::data("nothing in the row is trained: the mask is all zero").fix("drop the row"))
+    Err(Error::data("the row has no trained token: the mask is all zero").fix("drop the row"))
 }

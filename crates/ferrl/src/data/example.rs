@@ -1,4 +1,4 @@
-//! What a row is to an algorithm, in tokens.
+//! Examples: rows as tokens with masks.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,20 +11,20 @@ use super::Row;
 pub struct MaskedTokens {
     /// The ids.
     pub ids: Vec<u32>,
-    /// Whether each is something to learn to say; of the same length.
+    /// Whether each is trained; of the same length.
     pub mask: Vec<bool>,
 }
 
-/// What one row is to an algorithm.
+/// A row as training example.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Example {
-    /// Tokens to imitate.
+    /// A demonstration.
     Text(MaskedTokens),
-    /// A better and a worse completion.
+    /// A chosen and a rejected completion.
     Pair {
-        /// The better one, prompt included.
+        /// The chosen one, prompt included.
         chosen: MaskedTokens,
-        /// The worse one, prompt included.
+        /// The rejected one, prompt included.
         rejected: MaskedTokens,
     },
     /// A completion that is good or bad.
@@ -77,14 +77,14 @@ pub struct EncodedRow {
     pub place: String,
 }
 
-/// What to do with an example that lost all its trained tokens to `max_length`.
+/// Handling of examples without trained tokens after truncation to `max_length`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Overlong {
     /// Stop with an error.
     #[default]
     Error,
-    /// Leave it out and count it.
+    /// Drop it and count it.
     Drop,
 }
 

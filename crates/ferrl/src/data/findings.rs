@@ -1,8 +1,8 @@
-//! What is doubtful about rows: counted, with the first place of each kind, and said once.
+//! Warnings about rows: counted by kind, with the first place of each, and raised once.
 
 use super::RowCounts;
 
-/// Something that was found in some rows.
+/// A finding in some rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Finding {
     /// How many.
@@ -35,7 +35,7 @@ impl Finding {
     }
 }
 
-/// Everything of which a row can be suspected by itself.
+/// All kinds of findings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Findings {
     /// Cut to `data.max_length`.
@@ -106,13 +106,13 @@ const KINDS: &[FindingKind] = &[
     FindingKind {
         name: "truncated-rows",
         of: |f| &mut f.truncated,
-        what: "are cut to data.max_length = {max}",
+        what: "are truncated to data.max_length = {max}",
         fix: "data.max_length = {longest} for whole rows",
     },
     FindingKind {
         name: "dropped-rows",
         of: |f| &mut f.dropped,
-        what: "are left out: data.max_length = {max} leaves nothing of them to learn",
+        what: "are left out: truncation to data.max_length = {max} leaves no trained token",
         fix: "data.max_length = {longest} for whole rows",
     },
     FindingKind {
@@ -124,7 +124,7 @@ const KINDS: &[FindingKind] = &[
     FindingKind {
         name: "empty-responses",
         of: |f| &mut f.empty,
-        what: "have a response without text: the model learns to say nothing",
+        what: "have an empty response: the model learns to say nothing",
         fix: "remove them",
     },
     FindingKind {
@@ -132,36 +132,36 @@ const KINDS: &[FindingKind] = &[
         of: |f| &mut f.ended,
         what: "end their response with the end-of-turn token as text; it is taken for the token itself, not learned \
                twice",
-        fix: "remove it from the text: every response is ended anyway",
+        fix: "remove it from the text: the stop token is added to every response",
     },
     FindingKind {
         name: "raw-prompts",
         of: |f| &mut f.raw,
         what: "are plain text although the model has a chat template: prompt and response are joined without a separator",
-        fix: "data.apply_chat_template = true puts them into the template; false says that plain text is meant",
+        fix: "data.apply_chat_template = true applies the template; false confirms plain text",
     },
     FindingKind {
         name: "unknown-roles",
         of: |f| &mut f.strange,
-        what: "have a message whose role is none of system, user, assistant and tool: such turns are never trained",
-        fix: "rename the role, if it is one of them by another name",
+        what: "have a message with a role other than system, user, assistant and tool: such turns are never trained",
+        fix: "rename the role to one of these",
     },
     FindingKind {
         name: "endless-turns",
         of: |f| &mut f.endless,
-        what: "end their turn in no token that stops: completions go on until the limit of new tokens",
+        what: "end the assistant's turn without a stop token: completions run until the maximum number of new tokens",
         fix: "a chat template that ends turns with the eos token, or the text that ends them in rollout.stop",
     },
     FindingKind {
         name: "joined-words",
         of: |f| &mut f.glued,
         what: "join the prompt's last word and the response's first, with nothing between them",
-        fix: "data.template = \"{{ prompt }}\\n\" puts an end of line between, or train with a chat template",
+        fix: "data.template = \"{{ prompt }}\\n\" puts a line break between them, or train with a chat template",
     },
     FindingKind {
         name: "other-prompts",
         of: |f| &mut f.other_prompt,
-        what: "have a prompt that chosen and rejected do not begin with; it is not used",
+        what: "have a prompt that chosen and rejected do not start with; it is not used",
         fix: "check that the columns belong to the same row, or leave prompt out",
     },
 ];

@@ -1,8 +1,8 @@
-//! Which rows come next: shuffled, weighted, and exactly resumable.
+//! The order of rows: shuffled, weighted, and exactly resumable.
 //!
-//! The order is a function of the seed and of how many rows each dataset has. A dataset of weight `w` gives
-//! `w` times its rows to each epoch; it goes through all of them before it repeats any, also across epochs. An endless
-//! one (a generated task) goes on counting instead, and its rows keep their order among themselves.
+//! The order is a function of the seed and of the number of rows of each dataset. A dataset of weight `w` adds `w` times its rows
+//! to each epoch; no row repeats before all were drawn, also across epochs. The rows of an endless dataset (a generated task) are
+//! numbered continuously and keep their order.
 
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::philox4x32;
@@ -15,7 +15,7 @@ pub struct Options {
     pub seed: u64,
     /// Off: datasets one after the other, rows in the order of the files.
     pub shuffle: bool,
-    /// Every row is drawn at random from all rows of its dataset, whether or not it came before.
+    /// Sampling with replacement.
     pub replacement: bool,
 }
 
@@ -25,7 +25,7 @@ impl Default for Options {
     }
 }
 
-/// What a loader knows of a dataset.
+/// Size and weight of a dataset.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Size {
     /// Number of rows; for an endless dataset, the rows of an epoch at weight 1.
@@ -199,7 +199,7 @@ impl Loader {
         self.sizes.iter().map(|s| (s.rows, s.weight)).collect()
     }
 
-    /// Goes on where a checkpoint stopped; refused when the data is not what it was.
+    /// Resumes at a checkpoint's position; an error if the data has changed.
     pub fn restore(&mut self, state: &LoaderState) -> Result<()> {
         if state.sizes != self.plain_sizes() {
             let show = |sizes: &[(usize, f64)]| {

@@ -1,7 +1,7 @@
-//! Rows to test on that training rows give away: the same prompt, or a run of 13 words of it.
+//! Contamination of test rows by training rows: the same prompt, or 13 consecutive words of it.
 //!
-//! Prompts are equal if they differ in case and white space at most. Runs are of words, letters and digits alone, in any
-//! text of a training row. A run that many test rows share is a template's, and says nothing.
+//! Prompts are compared without case and white space. Sequences of words (letters and digits) are searched in all texts of a
+//! training row. A sequence that many test rows share belongs to a template and is ignored.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,10 +12,10 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{Dataset, Row, portions, strings};
 
-/// Words of a run that is no chance: what GPT-3's authors and most since have taken.
+/// Number of consecutive words of an overlap, as for GPT-3.
 pub const WORDS: usize = 13;
 
-/// Test rows that may share a run before it counts as a template's.
+/// Maximum number of test rows with a word sequence; more make it a template's.
 const TEMPLATE: u32 = 10;
 
 /// What is compared of a test row.

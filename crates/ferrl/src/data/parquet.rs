@@ -27,7 +27,7 @@ impl FileFormat for Parquet {
         let broken = |what: String| {
             Error::data(format!("is not a usable Parquet file: {what}"))
                 .at(path.display())
-                .fix("the file is cut short or damaged: copy or download it again")
+                .fix("the file is truncated or damaged: copy or download it again")
         };
         let open = || ParquetRecordBatchReaderBuilder::try_new(file)?.with_batch_size(256).build();
         let reader = columns::guarded(open).map_err(broken)?;

@@ -1,4 +1,4 @@
-//! What a row means: RL2's and TRL's column names, as plain text or as messages.
+//! Schemas of rows: RL2's and TRL's column names, as plain text or messages.
 
 mod read;
 mod value;
@@ -12,12 +12,12 @@ use super::{Row, list};
 use read::RowReader;
 pub(super) use value::{is_assistant, is_strange};
 
-/// What an algorithm is trained on.
+/// Kind of rows that an algorithm is trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowKind {
-    /// Text to imitate.
+    /// Demonstrations (SFT).
     Sft,
-    /// A better and a worse completion.
+    /// A chosen and a rejected completion.
     Preference,
     /// A right and a wrong step after the same beginning.
     StepPreference,
@@ -25,7 +25,7 @@ pub enum RowKind {
     Unpaired,
     /// A completion with a probability.
     Target,
-    /// A prompt to answer.
+    /// A prompt to sample from.
     Prompt,
     /// A prompt with several completions and their rewards.
     Group,
@@ -91,10 +91,10 @@ impl fmt::Display for RowKind {
             RowKind::Sft => "supervised fine-tuning",
             RowKind::Preference => "preference pairs",
             RowKind::StepPreference => "pairs of steps",
-            RowKind::Unpaired => "labelled answers",
+            RowKind::Unpaired => "labelled completions",
             RowKind::Target => "soft targets",
             RowKind::Prompt => "prompts",
-            RowKind::Group => "groups of answers",
+            RowKind::Group => "groups of completions",
             RowKind::Steps => "labelled steps",
         })
     }
@@ -133,7 +133,7 @@ pub enum RowFields {
         /// The completion.
         completion: Content,
     },
-    /// A better and a worse completion.
+    /// A chosen and a rejected completion.
     Pair {
         /// What comes before.
         prompt: Content,

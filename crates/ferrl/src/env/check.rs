@@ -1,21 +1,21 @@
-//! Whether an environment keeps to its contract: it is played, played again, and played twice at once.
+//! Checks an environment: plays an episode, repeats it with the same seed, and plays it while another one runs.
 
 use super::{Environment, Fault, Lost, Next, Turn, Why};
 use ferrl_engine::Result;
 use serde::Serialize;
 
-/// A rule that an environment breaks.
+/// A violated rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Violation {
-    /// Which rule.
+    /// Name of the rule.
     pub rule: &'static str,
-    /// What was seen.
+    /// What happened.
     pub problem: String,
-    /// What to do about it.
+    /// How to fix it.
     pub fix: &'static str,
 }
 
-/// What an episode showed: its first state, and every turn.
+/// A recorded episode: its first state, and every turn.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Seen {
     start: String,
@@ -23,7 +23,7 @@ struct Seen {
     lost: Option<Lost>,
 }
 
-/// An episode and what it has shown so far.
+/// An episode and its record so far.
 struct Player {
     environment: Box<dyn Environment>,
     seen: Seen,
@@ -72,7 +72,7 @@ fn lost(fault: Fault) -> Result<Lost> {
     }
 }
 
-/// Plays episodes that all begin alike with these actions; every rule that is broken.
+/// Plays episodes with the same initial state and these actions; returns all violations.
 pub fn check(open: &dyn Fn() -> Result<Box<dyn Environment>>, actions: &[String]) -> Result<Vec<Violation>> {
     let alone = || -> Result<Seen> {
         let mut player = Player::begin(open()?)?;
@@ -87,8 +87,8 @@ pub fn check(open: &dyn Fn() -> Result<Box<dyn Environment>>, actions: &[String]
     if let Some(problem) = difference(&first, &alone()?) {
         found.push(Violation {
             rule: "determinism",
-            problem: format!("played again with the same seed, {problem}"),
-            fix: "draw every random number from the seed of reset, and keep nothing between episodes",
+            problem: format!("repeated with the same seed, {problem}"),
+            fix: "derive all random numbers from the seed of reset, and keep no state between episodes",
         });
         return Ok(found);
     }
@@ -101,20 +101,20 @@ pub fn check(open: &dyn Fn() -> Result<Box<dyn Environment>>, actions: &[String]
     if let Some(problem) = apart {
         found.push(Violation {
             rule: "interleaving",
-            problem: format!("while another episode was under way, {problem}"),
+            problem: format!("while another episode was running, {problem}"),
             fix: "keep an episode's state in its object or in extra_info, not in the module or the class",
         });
     }
     Ok(found)
 }
 
-/// What one episode shows to be wrong.
+/// The violations of a single episode.
 fn broken(seen: &Seen) -> Vec<Violation> {
     let mut found = Vec::new();
     if let Some(lost) = &seen.lost {
         let turn = seen.turns.len() + 1;
         let (rule, fix) = match lost.why {
-            Why::Raised => ("raises", "catch what a model may write: an action is any text"),
+            Why::Raised => ("raises", "handle any text: the policy may write anything as an action"),
             Why::Hung => {
                 ("time", "answer within the time-out (--timeout), or raise env.timeout in the recipe")
             }
@@ -135,17 +135,17 @@ fn broken(seen: &Seen) -> Vec<Violation> {
         turn.end.is_none() && text.trim().is_empty()
     };
     if let Some(turn) = seen.turns.iter().position(silent) {
-        let problem = format!("turn {}: nothing to read, and the episode goes on", turn + 1);
+        let problem = format!("turn {}: an empty observation, but the episode continues", turn + 1);
         found.push(Violation {
             rule: "silence",
             problem,
-            fix: "say what came of the action, or end the episode",
+            fix: "return the result of the action, or end the episode",
         });
     }
     found
 }
 
-/// The first thing in which two episodes differ.
+/// The first difference between two episodes.
 fn difference(one: &Seen, other: &Seen) -> Option<String> {
     if let Some(lost) = &other.lost {
         return Some(format!("it failed: {}", lost.message));
@@ -157,7 +157,7 @@ fn difference(one: &Seen, other: &Seen) -> Option<String> {
     let differ = turns.find(|(_, (a, b))| (&a.next, a.reward, a.end) != (&b.next, b.reward, b.end));
     match differ {
         Some((i, (a, b))) => Some(match a.next == b.next {
-            true => format!("turn {} gave {} instead of {}", i + 1, b.reward, a.reward),
+            true => format!("turn {} returned the reward {} instead of {}", i + 1, b.reward, a.reward),
             false => format!("turn {} answered {:.60?} instead of {:.60?}", i + 1, b.next, a.next),
         }),
         None => (one.turns.len() != other.turns.len())

@@ -1,20 +1,20 @@
-//! Episodes that are lost: their environment failed, the run goes on without them.
+//! Lost episodes: their environment failed, and the run continues without them.
 
 use ferrl_engine::{Class, Error};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What starting or stepping an environment gives.
+/// Result of starting or stepping an environment.
 pub type Result<T> = std::result::Result<T, Fault>;
 
-/// Why an environment gave nothing.
+/// Why an environment failed.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// This episode cannot go on; the others do.
+    /// This episode cannot continue; the others can.
     Lost(Box<Lost>),
-    /// It plays another episode now: ask again.
+    /// It is busy with another episode; the call may be repeated.
     Busy,
-    /// The run cannot go on.
+    /// The run cannot continue.
     Fatal(Error),
 }
 
@@ -34,14 +34,14 @@ impl From<Fault> for Error {
     }
 }
 
-/// An episode that was given up, through no fault of the policy.
+/// An episode that was given up because of its environment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lost {
-    /// What kind of failure it was.
+    /// Kind of failure.
     pub why: Why,
-    /// What was seen of it.
+    /// What happened.
     pub message: String,
-    /// From the first try to giving up.
+    /// Seconds from the first attempt to giving up.
     pub seconds: f64,
     /// The last lines its process wrote to stderr.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -58,9 +58,9 @@ pub enum Why {
     Hung,
     /// Its process ended, or its server cannot be reached.
     Exited,
-    /// It answered something else than a turn.
+    /// Its reply was not a valid turn.
     Schema,
-    /// It answered, or used, more than the limit.
+    /// Its reply or memory exceeded the limit.
     Size,
 }
 
@@ -80,14 +80,14 @@ impl Why {
             Why::Raised => "correct the environment; the traceback says where",
             Why::Hung => "make it faster, or raise env.timeout",
             Why::Exited => "run `ferrl env check` on it to see why it ends",
-            Why::Schema => "`ferrl env check` says what its answers lack",
+            Why::Schema => "`ferrl env check` shows what its replies lack",
             Why::Size => "shorter states, or a larger env.memory_mib",
         }
     }
 }
 
 impl Lost {
-    /// Without anything known beside what was seen.
+    /// A lost episode with this message alone.
     pub fn new(why: Why, message: impl Into<String>) -> Self {
         Lost { why, message: message.into(), seconds: 0.0, stderr: Vec::new() }
     }

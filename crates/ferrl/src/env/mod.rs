@@ -1,9 +1,8 @@
 //! Environments: tasks with several turns. One value plays one episode: an observation, an action of the policy, the next
 //! observation, until the episode ends.
 //!
-//! A built-in one is a file of `game/` or beside it and a line of the registry of tasks ([`crate::task::TASKS`]): what can be
-//! sampled without a file is a task, and a task of several turns makes episodes. A prompt with a reward is an episode of
-//! one turn.
+//! A built-in one is a file of this folder and a line of the registry of tasks ([`crate::task::TASKS`]): generated data is a task,
+//! and a task of several turns has episodes. A prompt with a reward is an episode of one turn.
 
 mod check;
 pub(crate) mod game;
@@ -44,52 +43,52 @@ fn demonstrate<E: Environment>(
     Ok(TaskExample { prompt, columns, turns, ..Default::default() })
 }
 
-/// One episode. It is used once: started, then stepped until a turn ends it. Equal seeds give equal observations for
-/// equal actions, whatever else runs in the process.
+/// One episode: started once, then stepped until a turn ends it. With the same seed and actions the observations are the same,
+/// whatever else runs in the process.
 pub trait Environment: Send {
     /// The first observation.
     fn start(&mut self) -> Result<String>;
-    /// What an action leads to.
+    /// The result of an action.
     fn step(&mut self, action: &str) -> Result<Turn>;
-    /// Whether it waits for another process or machine: it is then started and stepped on a thread of its own, and the policy
-    /// goes on decoding for others meanwhile.
+    /// Whether it waits for another process or machine: it then runs on a separate thread, while the policy decodes for other
+    /// episodes.
     fn waits(&self) -> bool {
         false
     }
-    /// What it is and which episode of it, for messages.
+    /// Name and episode, for messages.
     fn label(&self) -> String {
         "environment".into()
     }
-    /// A legal action of a random player, where the environment knows what is legal.
+    /// A legal action of a random player, if the environment knows the legal actions.
     fn random_action(&mut self) -> Option<String> {
         None
     }
 }
 
-/// What an action led to.
+/// The result of an action.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Turn {
-    /// What the policy reads next.
+    /// The next input of the policy.
     pub next: Next,
     /// Reward of the action, on its last token.
     pub reward: f64,
-    /// Logged only: how well the episode went, usually 1 for success. The last one of an episode counts.
+    /// Logged only: score of the episode, usually 1 for success. The last one of an episode counts.
     pub score: Option<f64>,
     /// Whether the episode is over.
     pub end: Option<EpisodeEnd>,
-    /// Results of tools, where the observation is some: in a conversation each is a message of the tool.
+    /// Results of tools, if the observation consists of them: in a conversation each is a message with the role `tool`.
     pub results: Vec<String>,
-    /// What the environment wants shown beside the turn.
+    /// Additional information to log with the turn.
     pub extra: Map<String, Value>,
 }
 
-/// What the policy reads next.
+/// The next input of the policy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
     /// New text after everything so far. In a conversation it is the next message of the user.
     Observation(String),
-    /// The whole text that the next action continues. Where it begins with what the policy has read and said, the turn
-    /// joins the same training sequence; else it opens a new one.
+    /// The whole text before the next action. If it starts with the text so far, the turn joins the same training sequence;
+    /// otherwise it starts a new one.
     State(String),
 }
 
@@ -102,18 +101,18 @@ impl Default for Next {
 /// Why an episode is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EpisodeEnd {
-    /// By the rules: nothing more can be earned.
+    /// Terminated by the rules (gymnasium's `terminated`).
     Terminated,
-    /// Cut off: there would have been more to earn.
+    /// Truncated: it could have continued (gymnasium's `truncated`).
     Truncated,
-    /// By its own limit of turns, after which nothing more can be earned: GEM's games say so with both flags.
+    /// Terminated by its own limit of turns: GEM's games set both flags.
     Limit,
 }
 
-/// What a choice is for; part of its random numbers' counter.
+/// Purpose of random numbers; part of their counter.
 const ENVIRONMENT: u32 = 0x656e_7669;
 
-/// The seed of an episode of another process: below 2^31, as Python's packages want it.
+/// The seed of an episode in another process: below 2^31, as Python packages require.
 fn episode_seed(seed: u64, index: u64, held_out: bool) -> u64 {
     let key = [seed as u32, (seed >> 32) as u32];
     let drawn = philox4x32([index as u32, (index >> 32) as u32, u32::from(held_out), ENVIRONMENT], key);
@@ -134,7 +133,7 @@ pub fn open(
     one_turn(name, &*task, task.example(index, false)?)
 }
 
-/// The episode that a row of data begins, of a built-in environment that reads rows.
+/// The episode of a row of data, for built-in environments that read rows.
 pub fn open_row(
     name: &str,
     options: &Map<String, Value>,

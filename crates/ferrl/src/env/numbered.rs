@@ -8,7 +8,7 @@ use serde_json::json;
 /// Opens an episode by its seed and number.
 type OpenNumbered = Box<dyn Fn(u64, u64) -> Box<dyn Environment> + Send + Sync>;
 
-/// Episodes by number, each from a seed of its own.
+/// Episodes by number, each with its own seed.
 pub struct Numbered {
     seed: u64,
     open: OpenNumbered,
@@ -22,7 +22,7 @@ impl Numbered {
 }
 
 impl Task for Numbered {
-    /// The environment gives the prompt when the episode begins.
+    /// The environment returns the prompt when the episode starts.
     fn example(&self, index: u64, _held_out: bool) -> Result<TaskExample> {
         let columns = json!({ "episode": index }).as_object().cloned().unwrap_or_default();
         Ok(TaskExample { columns, ..Default::default() })

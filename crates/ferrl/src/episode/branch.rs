@@ -1,57 +1,57 @@
-//! Branches: an episode that continues a prefix of another one.
+//! Branches: episodes that continue a prefix of another one.
 //!
-//! An environment gives equal observations for equal actions, so a prefix is the actions that led to it: they are taken again in
-//! a fresh environment, without the policy, and the policy goes on from there. Its KV cache still has the prefix. An
-//! environment that answers otherwise the second time cannot be branched, and says so.
+//! Environments are deterministic, so a prefix is stored as its actions: they are replayed in a fresh environment without the
+//! policy, which then continues from there. Its KV cache still has the prefix. An environment that returns other observations in a
+//! replay cannot be branched, which is an error.
 
 use super::Episode;
 use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, StopReason};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::philox4x32;
 
-/// How far a branch goes.
+/// Where a branch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// To what the environment says first.
+    /// After the first observation.
     Start,
-    /// To the end of a turn, or of a step within its action.
+    /// At the end of a turn, or of a step within its action.
     Step,
-    /// To the end of the episode.
+    /// At the end of the episode.
     End,
 }
 
-/// A prefix of an episode: everything that is needed to continue from it.
+/// A prefix of an episode, with all data to continue from it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Prefix {
-    /// The actions so far, with the text that the environment got.
+    /// The actions so far, with their texts for the environment.
     pub actions: Vec<(Completion, String)>,
-    /// What there is of an action that is not complete.
+    /// The incomplete action, if any.
     pub acting: Option<Completion>,
     /// Tokens that the next action continues, at the end of the last complete turn.
     pub context: Vec<u32>,
 }
 
-/// What a branch is to do, and how far it is.
+/// Task and progress of a branch.
 pub(crate) struct Branch {
-    /// How far it goes.
+    /// Where it ends.
     pub reach: Reach,
-    /// Where it begins, and from there on where it is.
+    /// Its prefix at the start, later its current prefix.
     pub prefix: Prefix,
-    /// How the first action is sampled, where that is not as all others: what is left of it, to the end of a step.
+    /// Sampling parameters of the first action if they differ: for the rest of an action, to the end of a step.
     pub first: Option<SamplingParams>,
-    /// Tokens that the episode begins with, where they are not the prompt's.
+    /// First tokens of the episode, if they are not the prompt's.
     pub opening: Option<Vec<u32>>,
-    /// Tokens sampled, and those of their prompts that the cache had.
+    /// Sampled tokens, and prompt tokens found in the cache.
     pub sampled: (u64, u64),
-    /// Actions of the prefix that were taken again.
+    /// Number of replayed actions.
     replayed: usize,
-    /// Training sequence and length there from which on everything is new; none before the prefix has been played again.
+    /// Training sequence and position from which tokens are new; `None` during the replay.
     mark: Option<(usize, usize)>,
-    /// Completions asked for.
+    /// Number of requested completions.
     requests: u32,
 }
 
-/// Part of a counter: keeps random numbers of later turns apart from other uses of the generator.
+/// Part of a counter that separates random numbers of later turns from other uses.
 const TURN: [u32; 2] = [0x7475_726e, 1];
 
 impl Branch {
@@ -68,7 +68,7 @@ impl Branch {
         })
     }
 
-    /// The next completion. The first one has the random numbers of the stream; those of later turns follow from it.
+    /// The next request. The first one has the random numbers of the stream; those of later turns are derived from it.
     pub(super) fn request(
         &mut self,
         prompt: Vec<u32>,
@@ -82,14 +82,14 @@ impl Branch {
         GenerationRequest { prompt, params: self.first.take().unwrap_or(params), stream }
     }
 
-    /// The next action of the prefix, while there is one that was not taken again.
+    /// The next action to replay, if any.
     fn replay(&mut self) -> Option<(Completion, String)> {
         let next = self.prefix.actions.get(self.replayed)?.clone();
         self.replayed += 1;
         Some(next)
     }
 
-    /// Whether the prefix is still being played again.
+    /// Whether the prefix is being replayed.
     pub(super) fn is_replaying(&self) -> bool {
         self.mark.is_none()
     }
@@ -99,13 +99,13 @@ impl Branch {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NewToken {
     pub id: u32,
-    /// Log-probability where the policy sampled it; none where the environment said it.
+    /// Log-probability if it was sampled; `None` for observations.
     pub logp: Option<f32>,
     pub version: u64,
 }
 
 impl Episode {
-    /// The same as a branch.
+    /// Makes the episode a branch.
     pub fn branching(mut self, branch: Box<Branch>) -> Self {
         if self.environment.is_none() {
             self.sequences[0].ids.clone_from(&branch.prefix.context);
@@ -114,14 +114,14 @@ impl Episode {
         self
     }
 
-    /// The tokens that the branch begins with, after the environment has begun.
+    /// Sets the first tokens of the branch, after the environment has started.
     pub(super) fn open_branch(&mut self) {
         if let Some(opening) = self.branch.as_ref().and_then(|b| b.opening.clone()) {
             self.sequences[0].ids = opening;
         }
     }
 
-    /// The next action to take again. None when the prefix is there, which is then checked against the one that was played first.
+    /// The next action to replay. After the last one, `None`, and the prefix is compared with the original.
     pub(super) fn replay(&mut self) -> Result<Option<(Completion, String)>> {
         let Some(branch) = self.branch.as_mut().filter(|b| b.is_replaying() && b.reach != Reach::Start)
         else {
@@ -147,12 +147,12 @@ impl Episode {
     /// The error for an environment that cannot be branched.
     pub(super) fn plays_otherwise(&self) -> Error {
         let label = self.environment.as_ref().map_or_else(String::new, |e| e.label());
-        Error::data("the same actions led to another state when they were taken again").at(label).fix(
+        Error::data("a replay of the same actions led to another state").at(label).fix(
             "an environment that depends on its seed and the actions alone: `ferrl env check` says what does not",
         )
     }
 
-    /// Whether the branch has come as far as it goes, between two turns.
+    /// Whether the branch has ended, between two turns.
     pub(super) fn has_reached(&self) -> bool {
         self.branch.as_ref().is_some_and(|b| match b.reach {
             Reach::Start => true,
@@ -161,7 +161,7 @@ impl Episode {
         })
     }
 
-    /// A completion of the policy as a whole action; none where it only ends a step within one.
+    /// The completion as a whole action; `None` if it only ends a step within the action.
     pub(super) fn action(&mut self, c: Completion) -> Option<Completion> {
         let (own_stops, longest) = (self.own_stops(), self.longest_action());
         let Some(branch) = &mut self.branch else { return Some(c) };
@@ -187,7 +187,7 @@ impl Episode {
         Some(whole)
     }
 
-    /// Everything that came after the prefix, in order.
+    /// All tokens after the prefix, in order.
     pub fn new_tokens(&self) -> Vec<NewToken> {
         let Some((first, from)) = self.branch.as_ref().and_then(|b| b.mark) else { return Vec::new() };
         let mut all = Vec::new();
@@ -203,7 +203,7 @@ impl Episode {
         all
     }
 
-    /// Where it is now: what a further branch begins with.
+    /// Its current prefix, for further branches.
     pub fn prefix(&self) -> Prefix {
         let Some(branch) = &self.branch else { return Prefix::default() };
         let mut prefix = branch.prefix.clone();

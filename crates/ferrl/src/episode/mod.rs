@@ -1,9 +1,9 @@
-//! Episodes: the policy acts and its environment answers, until every episode is over.
+//! Episodes: actions of the policy and observations of the environment, until every episode has ended.
 //!
-//! One loop over all episodes of a step (`play`): the generator decodes whatever is ready, and an episode whose environment
-//! is at work holds up no other. A prompt without an environment is an episode of one turn. The random numbers of a token
-//! depend on the seed, the step, the prompt, the sample, the turn and the token's index in it, never on the order in which
-//! completions and environments return. A branch (`branch`) continues an episode from one of its turns, as often as wanted.
+//! One loop runs all episodes of a step (`play`): the generator decodes whatever is ready, and no episode waits for the environment
+//! of another. A prompt without an environment is an episode of one turn. The random numbers of a token depend on the seed, the
+//! step, the prompt, the sample, the turn and the token's index in it, never on the order in which completions and environments
+//! return. A branch (`branch`) continues an episode from one of its turns.
 
 mod branch;
 mod play;
@@ -22,21 +22,21 @@ use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The episode that a prompt begins.
+/// The episode of a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EpisodeKey {
-    /// The task that plays it.
+    /// Its task.
     pub task: String,
     /// Its number there.
     pub index: u64,
-    /// Whether it is one that evaluations play.
+    /// Whether it is held out for evaluations.
     pub held_out: bool,
 }
 
 /// Opens an episode for a row of the data.
 pub trait RowEpisodes: Send + Sync {
-    /// A fresh episode that begins with this prompt; `state` is its text as the model reads it. Where it is empty, the
-    /// environment says what the episode begins with.
+    /// A new episode of this prompt; `state` is its text for the model. If it is empty, the environment returns the first
+    /// observation.
     fn open(&self, prompt: &Prompt, state: &str) -> Result<Box<dyn Environment>>;
 }
 
@@ -45,49 +45,49 @@ pub trait RowEpisodes: Send + Sync {
 pub struct Environments {
     tasks: Vec<(String, Arc<dyn Task>)>,
     rows: Option<Arc<dyn RowEpisodes>>,
-    /// Actions of an episode at most.
+    /// Maximum number of actions per episode.
     max_turns: usize,
-    /// Environments that may be at work at once, where they wait for something.
+    /// Maximum number of concurrent environments that wait for other processes.
     concurrency: usize,
-    /// How observations become tokens; as plain text where there is none.
+    /// Encoder of observations; without it they are plain text.
     encoder: Option<Arc<Encoder>>,
 }
 
-/// Environments at work at once, where nothing else is said: as many threads wait.
+/// Default number of concurrent environments, each with a waiting thread.
 pub const CONCURRENCY: usize = 256;
 
 impl Environments {
-    /// Of the tasks a stage names; episodes are cut off after `max_turns` actions.
+    /// The environments of a stage's tasks; episodes are truncated after `max_turns` actions.
     pub fn new(tasks: Vec<(String, Arc<dyn Task>)>, max_turns: usize) -> Self {
         Environments { tasks, max_turns, concurrency: CONCURRENCY, rows: None, encoder: None }
     }
 
-    /// With an environment for prompts that are rows.
+    /// Sets an environment for prompts from rows.
     pub fn with_rows(self, rows: Arc<dyn RowEpisodes>) -> Self {
         Environments { rows: Some(rows), ..self }
     }
 
-    /// With this many at work at once.
+    /// Sets the number of concurrent environments.
     pub fn with_concurrency(self, concurrency: usize) -> Self {
         Environments { concurrency, ..self }
     }
 
-    /// With prompts and observations in the model's chat template, where the recipe wants them there.
+    /// Sets the encoder, for prompts and observations in the model's chat template.
     pub fn with_encoder(self, encoder: Arc<Encoder>) -> Self {
         Environments { encoder: Some(encoder), ..self }
     }
 
-    /// How conversations become tokens, where the recipe has them.
+    /// The encoder of conversations, if any.
     pub fn encoder(&self) -> Option<&Encoder> {
         self.encoder.as_deref()
     }
 
-    /// Whether a prompt begins an episode of several turns.
+    /// Whether a prompt has an episode of several turns.
     pub fn plays(&self, prompt: &Prompt) -> bool {
         prompt.episode.is_some() || self.rows.is_some()
     }
 
-    /// A fresh episode of a prompt, where it begins one.
+    /// A new episode of a prompt, if it has one.
     pub(crate) fn open(&self, prompt: &Prompt) -> Result<Option<Box<dyn Environment>>> {
         let Some(EpisodeKey { task, index, held_out }) = &prompt.episode else {
             let Some(rows) = &self.rows else { return Ok(None) };
@@ -104,52 +104,52 @@ impl Environments {
     }
 }
 
-/// How the time of a rollout went.
+/// Fractions of the time of a rollout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TimeShares {
-    /// Fraction in which a decode batch ran; less than 1 where the policy waited for environments.
+    /// Fraction in which a decode batch ran; below 1 if the policy waited for environments.
     pub decoding: f64,
-    /// Fraction that was neither decoding nor an environment's: text and tokens of turns, bookkeeping.
+    /// Fraction spent neither in decoding nor in environments: tokenization of turns, bookkeeping.
     pub overhead: f64,
 }
 
-/// One turn of an episode, for people.
+/// One turn of an episode, for logs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TurnRecord {
-    /// What the policy wrote.
+    /// The action's text.
     pub action: String,
-    /// What the environment answered; empty after the last turn.
+    /// The observation after it; empty after the last turn.
     pub observation: String,
-    /// What the action earned.
+    /// The reward of the action.
     pub reward: f64,
     /// Tokens of the action.
     pub tokens: usize,
-    /// Which training sequence of the trajectory the action is in.
+    /// Index of the action's training sequence in the trajectory.
     pub sequence: usize,
     /// Advantage of the action's first token; 0 before it is known.
     #[serde(default)]
     pub advantage: f32,
-    /// Whether that is known.
+    /// Whether the advantage is known.
     #[serde(skip)]
     pub(crate) credited: bool,
 }
 
-/// What an environment reported of an episode.
+/// A played episode.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Played {
     /// In order.
     pub turns: Vec<TurnRecord>,
-    /// How well it went, where the environment says so.
+    /// Its score, if the environment reports one.
     pub score: Option<f64>,
-    /// Whether it was cut off: by the limit of turns, by its length, or by the environment.
+    /// Whether it was truncated: by the limit of turns, by its length, or by the environment.
     pub truncated: bool,
-    /// Whether that was because its next turn had no room in the model's context or in the cache.
+    /// Whether it was truncated because its next turn did not fit into the model's context or the cache.
     #[serde(default)]
     pub outgrown: bool,
-    /// Calls of tools and how many of them failed, where the environment counts them (`tool_calls`, `tool_errors`).
+    /// Numbers of tool calls and of failed ones, if the environment reports them (`tool_calls`, `tool_errors`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<(u64, u64)>,
-    /// Why it has no end and no reward, where its environment failed.
+    /// Why it was lost, if its environment failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<Box<Lost>>,
 }
@@ -165,8 +165,8 @@ impl Played {
         self.turns.iter().enumerate().map(turn).collect()
     }
 
-    /// What the policy wrote, without what it read: rewards see nothing else.
-    pub fn said(&self) -> String {
+    /// The text of all actions without observations: what rewards score.
+    pub fn actions(&self) -> String {
         self.turns.iter().map(|t| t.action.as_str()).collect()
     }
 

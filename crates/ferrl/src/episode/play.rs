@@ -13,10 +13,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a wait for environments looks whether the process was asked to stop.
+/// Interval of interrupt checks during waits for environments.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Every episode, in the order of prompts and samples, and how the time went.
+/// All episodes, in the order of prompts and samples, and the fractions of time.
 pub(crate) struct Plays {
     pub episodes: Vec<Episode>,
     pub time: TimeShares,
@@ -27,7 +27,7 @@ pub(crate) struct Plays {
 struct Spent {
     /// In decode batches.
     decoding: Duration,
-    /// In environments that play here, and in waiting for others with nothing to decode.
+    /// In environments of this process, and in waits for others with nothing to decode.
     environments: Duration,
 }
 
@@ -39,7 +39,7 @@ impl Spent {
     }
 }
 
-/// Plays every prompt `samples` times. A prompt that its environment begins gets its text and tokens.
+/// Plays every prompt `samples` times. Prompts that start with an environment's observation get its text and tokens.
 pub(crate) fn play(
     actor: &mut Actor<'_>,
     prompts: &mut [Prompt],
@@ -62,13 +62,13 @@ pub(crate) fn play(
     let mut episodes = played?;
     for episode in episodes.iter_mut().rev() {
         if let Some(begun) = episode.begun.take() {
-            prompts[episode.prompt] = begun; // that of the first sample stays
+            prompts[episode.prompt] = begun; // that of the first sample is kept
         }
     }
     Ok(Plays { episodes, time })
 }
 
-/// Episodes under way, many at once.
+/// Running episodes.
 pub(crate) struct EpisodeLoop<'p, 'a> {
     /// The policy.
     pub actor: &'p mut Actor<'a>,
@@ -78,15 +78,15 @@ pub(crate) struct EpisodeLoop<'p, 'a> {
     begun: usize,
     /// Episodes whose action is being sampled.
     generating: HashMap<Id, usize>,
-    /// Environments at work.
+    /// Running environments.
     threads: Threads,
-    /// Episodes whose next action is known or to be sampled.
+    /// Episodes whose next action can be replayed or sampled.
     ready: Vec<usize>,
-    /// Episodes that are over.
+    /// Finished episodes.
     over: Vec<usize>,
-    /// Events of requests that are not ours.
+    /// Events of other requests.
     others: Vec<Event>,
-    /// Tokens of what environments have said.
+    /// Cached tokens of observations.
     observed: EncodedTexts,
     spent: Spent,
 }
@@ -110,7 +110,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         }
     }
 
-    /// Begins episodes and plays them all to their ends; returns them in the order in which they were begun.
+    /// Starts episodes and plays all to their ends; returns them in the order of their start.
     pub fn all(
         &mut self,
         prompts: &[Prompt],
@@ -120,7 +120,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         self.rest()
     }
 
-    /// Plays all active episodes to their ends; returns them in the order in which they were begun.
+    /// Plays all active episodes to their ends; returns them in the order of their start.
     pub fn rest(&mut self) -> Result<Vec<Episode>> {
         let mut over = BTreeMap::new();
         while !self.is_idle() {
@@ -129,7 +129,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         Ok(over.into_values().collect())
     }
 
-    /// Begins an episode; its number.
+    /// Starts an episode; returns its number.
     pub fn begin(&mut self, episode: Episode) -> Result<usize> {
         let number = self.begun;
         self.begun += 1;
@@ -143,12 +143,12 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         Ok(number)
     }
 
-    /// Whether nothing is under way.
+    /// Whether no episode is running.
     pub fn is_idle(&self) -> bool {
         self.episodes.is_empty()
     }
 
-    /// Goes on until an episode is over or a decode batch is done: the episodes that are over.
+    /// Continues until an episode has ended or a decode batch is done; returns the finished episodes.
     pub fn step(&mut self) -> Result<Vec<(usize, Episode)>> {
         self.hear()?;
         if self.over.is_empty() && !self.generating.is_empty() {
@@ -171,7 +171,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         Ok(over.into_iter().filter_map(|i| Some((i, self.episodes.remove(&i)?))).collect())
     }
 
-    /// Gives the generator back as it was: where one episode fails, no other goes on behind the caller's back.
+    /// Cancels all requests, so that the generator runs no episode after an error.
     pub fn end(self) {
         self.generating.keys().for_each(|&id| drop(self.actor.generator.cancel(id)));
         self.actor.generator.put_back(self.others);
@@ -181,7 +181,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         self.episodes.get_mut(&i).ok_or_else(|| Error::device(format!("episode {i} is over already")))
     }
 
-    /// Takes in every environment that is back; waits for one where there is nothing to decode.
+    /// Processes environments that have returned; waits for one if there is nothing to decode.
     fn hear(&mut self) -> Result<()> {
         while self.threads.waiting > 0 {
             let wait = (self.generating.is_empty() && self.over.is_empty()).then_some(LOOK);
@@ -204,7 +204,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         Ok(())
     }
 
-    /// Asks an episode's environment: here, or on a thread where it may have to wait.
+    /// Calls an episode's environment: directly, or on a thread if it may wait.
     fn ask(&mut self, i: usize, ask: EnvironmentCall) -> Result<()> {
         match self.episode(i)?.environment.take() {
             None => Ok(()),
@@ -235,10 +235,10 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         Ok(())
     }
 
-    /// Gives an episode's next action to the generator.
+    /// Submits an episode's next action to the generator.
     fn submit(&mut self, i: usize) -> Result<()> {
         let episode = self.episode(i)?;
-        episode.replay()?; // without an environment there is nothing to replay, and the branch begins here
+        episode.replay()?; // without an environment there is nothing to replay
         let request = episode.request();
         if let Err(error) = self.actor.generator.check(&request) {
             return self.no_room(i, error);
@@ -247,8 +247,8 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         Ok(())
     }
 
-    /// An episode that has outgrown the model's context, or the cache, is cut off; one that never fitted is an error, or lost
-    /// where its environment wrote the prompt.
+    /// Handles an episode that exceeds the model's context or the cache: it is truncated. If its prompt does not fit, it is an error,
+    /// or lost if the environment wrote the prompt.
     fn no_room(&mut self, i: usize, error: Error) -> Result<()> {
         self.over.push(i);
         let e = self.episode(i)?;
@@ -274,7 +274,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         }
     }
 
-    /// An action is complete.
+    /// Handles a complete action.
     fn acted(&mut self, i: usize, c: Completion) -> Result<()> {
         let (tokenizer, stops) = (self.actor.tokenizer, self.actor.stops);
         let e = self.episode(i)?;
@@ -300,7 +300,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         self.ask(i, EnvironmentCall::Step(text))
     }
 
-    /// An environment has answered: the policy goes on, or the episode is over.
+    /// Handles an environment's reply: the policy continues, or the episode ends.
     fn answered(&mut self, i: usize, reply: env::Result<EnvReply>) -> Result<()> {
         match reply {
             Err(Fault::Fatal(error)) => Err(error),
@@ -332,7 +332,7 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
         }
     }
 
-    /// The policy goes on, where what it is to read has tokens.
+    /// Continues the episode if the observation could be encoded.
     fn read(&mut self, i: usize, encoded: Result<()>) -> Result<()> {
         let e = self.episode(i)?;
         match encoded {
@@ -348,16 +348,13 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
 }
 
 impl Episode {
-    /// Records a turn and places its reward on the action's last token; the action and what is read next, where the episode
-    /// goes on.
+    /// Records a turn and places its reward on the action's last token; returns action and turn if the episode
+    /// continues.
     fn reward(&mut self, action: String, turn: Turn, max_turns: usize) -> Option<(String, Turn)> {
         let Turn { next, reward, score, end, .. } = &turn;
         let (reward, score, end) = (*reward, *score, *end);
         if !(reward as f32).is_finite() {
-            self.lose(Lost::new(
-                Why::Schema,
-                format!("a reward of {reward}, expected a finite number of 32 bits"),
-            ));
+            self.lose(Lost::new(Why::Schema, format!("a reward of {reward}, expected a finite f32")));
             return None;
         }
         let (sequence, played) = (self.sequences.len() - 1, self.played.get_or_insert_default());
@@ -385,7 +382,7 @@ impl Episode {
         }
     }
 
-    /// Gives it up: its environment failed.
+    /// Marks the episode as lost.
     fn lose(&mut self, lost: Lost) {
         let label = self.environment.as_ref().map_or_else(String::new, |e| format!("{}: ", e.label()));
         let turn = self.played.as_ref().map_or(0, |p| p.turns.len()) + 1;

@@ -1,4 +1,4 @@
-//! Threads on which environments wait for other processes and machines, so that the policy goes on decoding meanwhile.
+//! Threads on which environments wait for other processes and machines while the policy decodes.
 
 use crate::env::{self, Environment, Turn};
 use ferrl_engine::{Error, Result};
@@ -7,14 +7,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What is asked of an environment.
+/// A call of an environment.
 pub(super) enum EnvironmentCall {
     Start,
-    /// What the policy did.
+    /// The action.
     Step(String),
 }
 
-/// What it said.
+/// The first observation.
 pub(super) enum EnvReply {
     Started(String),
     /// The action and its result.
@@ -33,10 +33,10 @@ impl EnvironmentCall {
     }
 }
 
-/// An environment at work for an episode.
+/// A call to run on a thread.
 struct EnvironmentJob(usize, Box<dyn Environment>, EnvironmentCall);
 
-/// One that is back.
+/// A finished call.
 pub(super) struct Back {
     /// Its episode.
     pub episode: usize,
@@ -44,14 +44,14 @@ pub(super) struct Back {
     pub reply: env::Result<EnvReply>,
 }
 
-/// A thread needs little: it waits.
+/// Stack size of a waiting thread.
 const STACK: usize = 256 << 10;
 
-/// As many threads as there are environments at work, up to a limit. They end with their owner, each after its last job.
+/// One thread per running environment, up to a limit. They end with their owner, each after its last job.
 pub(super) struct Threads {
     limit: usize,
     started: usize,
-    /// Environments at work.
+    /// Running environments.
     pub waiting: usize,
     jobs: Sender<EnvironmentJob>,
     queue: Arc<Mutex<Receiver<EnvironmentJob>>>,
@@ -73,7 +73,7 @@ impl Threads {
         }
     }
 
-    /// Sets an environment to work.
+    /// Runs a call on a thread.
     pub fn ask(
         &mut self,
         episode: usize,
@@ -103,7 +103,7 @@ impl Threads {
         self.jobs.send(EnvironmentJob(episode, environment, ask)).map_err(lost)
     }
 
-    /// The next environment that is back; with `wait`, one that comes within this time.
+    /// The next finished call; with `wait` within this time.
     pub fn back(&mut self, wait: Option<Duration>) -> Option<Back> {
         let back = match wait {
             None => self.back.try_recv().ok(),

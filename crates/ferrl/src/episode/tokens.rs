@@ -1,4 +1,4 @@
-//! The tokens of an episode: what was sampled stays as it is, what the environment says is added behind it, untrained.
+//! The tokens of an episode: sampled tokens are kept, observations are appended and masked.
 
 use super::{Branch, Played};
 use crate::data::Encoder;
@@ -13,20 +13,20 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// An episode, under way or over.
+/// A running or finished episode.
 pub(crate) struct Episode {
-    /// Which of the prompts it begins with.
+    /// Index of its prompt.
     pub prompt: usize,
     stream: [u32; 3],
     params: Arc<SamplingParams>,
     pub(super) environment: Option<Box<dyn Environment>>,
-    /// Training sequences: one, unless a state did not continue the one before.
+    /// Training sequences: one, unless a state did not continue the previous text.
     pub sequences: Vec<Sequence>,
-    /// Text of the last sequence, as environments see it.
+    /// Text of the last sequence, as environments get it.
     state: String,
     /// Whether it is a conversation: observations are messages then.
     chat: bool,
-    /// What the environment began with, where its prompt brought no tokens.
+    /// The first observation, if the prompt had no tokens.
     pub begun: Option<Prompt>,
     /// Tokens of its actions so far.
     pub tokens: usize,
@@ -34,12 +34,12 @@ pub(crate) struct Episode {
     pub(super) action_tokens: usize,
     /// Why the last completion ended.
     pub stop: StopReason,
-    /// The completion of an episode without an environment: its text is decoded at the end.
+    /// The completion of an episode without an environment, decoded at the end.
     pub completion: Option<Completion>,
     pub played: Option<Played>,
-    /// Where it continues a prefix that was played before; none where it is played from its beginning to its end.
+    /// The branch, if it continues a prefix of another episode.
     pub branch: Option<Box<Branch>>,
-    /// Whether nothing can follow: its environment ended it, a limit did, or it was lost.
+    /// Whether it has ended: by its environment, by a limit, or lost.
     pub over: bool,
 }
 
@@ -71,13 +71,13 @@ impl Episode {
         }
     }
 
-    /// Number `number` of all: its training sequences say so.
+    /// Sets the number of its training sequences.
     pub fn numbered(mut self, number: usize) -> Self {
         self.sequences.iter_mut().for_each(|s| s.trajectory = number);
         self
     }
 
-    /// Tokens of an action at most.
+    /// Maximum number of tokens of an action.
     pub(super) fn longest_action(&self) -> usize {
         self.params.max_new_tokens
     }
@@ -87,26 +87,26 @@ impl Episode {
         self.params.stop_strings.len()
     }
 
-    /// Tokens that the policy has read and sampled, as the next token sees them.
+    /// All tokens so far: the context of the next token.
     pub fn context(&self) -> &[u32] {
         self.sequences.last().map_or(&[], |s| &s.ids)
     }
 
-    /// What the policy is to complete next.
+    /// The next generation request.
     pub fn request(&mut self) -> GenerationRequest {
         let (prompt, params) = (self.context().to_vec(), SamplingParams::clone(&self.params));
         if let Some(branch) = &mut self.branch {
             return branch.request(prompt, params, self.stream);
         }
-        // Samples of a prompt are fewer than 2^16, and so are turns: every turn has random numbers of its own.
+        // Samples of a prompt and turns are fewer than 2^16, so that every turn has its own random numbers.
         let turn = self.played.as_ref().map_or(0, |p| p.turns.len()) as u32;
         let [step, prompt_number, sample] = self.stream;
         GenerationRequest { prompt, params, stream: [step, prompt_number, sample | turn << 16] }
     }
 
-    /// Takes in what the environment says first: the prompt, where it has no tokens yet.
+    /// Processes the first observation, which is the prompt if it has no tokens yet.
     pub fn begin(&mut self, actor: &Actor<'_>, prompt: &Prompt, text: String) -> Result<()> {
-        // The environment sees a conversation as the model does, in the words of its chat template.
+        // The environment gets a conversation as rendered by the model's chat template.
         let state = if self.chat { actor.tokenizer.decode(&prompt.ids, false)? } else { prompt.text.clone() };
         if !prompt.ids.is_empty() && (text == state || text == prompt.text) {
             self.state = state;
@@ -138,7 +138,7 @@ impl Episode {
         self.stop = c.stop;
     }
 
-    /// Adds what the policy reads next: to the sequence it continues, or as a new one. Sampled tokens are kept as they are.
+    /// Appends the next input of the policy to the sequence, or starts a new one. Sampled tokens are not changed.
     pub(super) fn observe(
         &mut self,
         actor: &Actor<'_>,
@@ -146,7 +146,7 @@ impl Episode {
         action: &str,
         turn: Turn,
     ) -> Result<()> {
-        // An observation is text; in a whole state the environment means the special tokens it writes.
+        // Observations are plain text; in a whole state special tokens are parsed.
         match turn.next {
             Next::Observation(text) => {
                 self.state.push_str(action);
@@ -181,14 +181,14 @@ impl Episode {
         Ok(())
     }
 
-    /// Adds tokens that were read to the last sequence.
+    /// Appends masked tokens to the last sequence.
     fn extend(&mut self, ids: &[u32]) {
         let s = self.sequences.last_mut().expect("an episode has a sequence");
         s.ids.extend_from_slice(ids);
         s.grow(s.ids.len());
     }
 
-    /// A state may spell out the stop token that the policy sampled: it is there already.
+    /// Removes the text of the sampled stop token from the start of a state: its token is present already.
     fn after_stop<'t>(&self, actor: &Actor<'_>, text: &'t str) -> &'t str {
         let StopReason::Token(id) = self.stop else { return text };
         let name = actor.tokenizer.token(id).unwrap_or_default();
@@ -213,15 +213,14 @@ impl Episode {
     }
 }
 
-/// Tokens of short texts that environments say again and again, such as hints: encoding them once is most of what a turn of
-/// a game costs.
+/// Cache of the tokens of short observations that repeat, such as hints: encoding dominates the cost of a game's turn.
 #[derive(Default)]
 pub(super) struct EncodedTexts(HashMap<String, Arc<[u32]>>);
 
 impl EncodedTexts {
-    /// Longer texts are seldom said twice.
+    /// Longer texts seldom repeat.
     const LONGEST: usize = 256;
-    /// Texts that are stored.
+    /// Maximum number of cached texts.
     const MOST: usize = 4096;
 
     fn encode(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<Arc<[u32]>> {
@@ -237,7 +236,7 @@ impl EncodedTexts {
 }
 
 impl Sequence {
-    /// Columns as long as the tokens; what is new is neither trained nor rewarded.
+    /// Extends all columns to the number of tokens; new entries are neither trained nor rewarded.
     fn grow(&mut self, len: usize) {
         self.trained.resize(len, false);
         self.reward.resize(len, 0.0);

@@ -3,9 +3,9 @@
 use crate::verify::{last_answer, last_boxed};
 use std::collections::BTreeMap;
 
-/// The chance that at least one of `k` answers is right, from `right` of `n` drawn: `1 - C(n - right, k) / C(n, k)`.
+/// pass@k from `right` of `n` samples: `1 - C(n - right, k) / C(n, k)`.
 /// Unbiased, as in Chen et al., "Evaluating Large Language Models Trained on Code", 2021, arXiv:2107.03374.
-/// `None` where `k` answers were not drawn.
+/// `None` with fewer than `k` samples.
 pub fn pass_at_k(n: usize, right: usize, k: usize) -> Option<f64> {
     if k == 0 || k > n || right > n {
         return None;
@@ -18,7 +18,7 @@ pub fn pass_at_k(n: usize, right: usize, k: usize) -> Option<f64> {
     Some(1.0 - none)
 }
 
-/// What an answer votes for: the text of its last `<answer>`, else of its last `\boxed{}`, else all of it.
+/// The vote of a completion: the text of its last `<answer>`, else of its last `\boxed{}`, else the whole text.
 pub fn vote(text: &str) -> &str {
     last_answer(text).or_else(|| last_boxed(text)).unwrap_or(text.trim())
 }

@@ -1,4 +1,4 @@
-//! What a set of graded answers says about a model, for tables and machines.
+//! Summary of an evaluation, as table and JSON.
 
 use super::estimate::{interval, majority, mean, pass_at_k, vote};
 use super::{Answered, Evaluation};
@@ -13,18 +13,18 @@ pub struct Figure {
     pub value: f64,
     /// How sure that is.
     pub error: Option<f64>,
-    /// Whether it is a share of 1, for people to read in per cent.
+    /// Whether it is a fraction, shown as a percentage.
     pub share: bool,
 }
 
 /// The figures of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// Questions asked.
+    /// Number of prompts.
     pub prompts: usize,
-    /// Answers to each.
+    /// Completions per prompt.
     pub samples: usize,
-    /// Answers that could not be graded; no figure counts them as right or wrong.
+    /// Number of completions without a reward; they count neither as right nor as wrong.
     pub lost: usize,
     /// In the order for a table.
     pub figures: Vec<Figure>,

@@ -1,4 +1,4 @@
-//! What to change so that a stage fits.
+//! Changes of settings with which a stage fits.
 
 use super::memory::{self, is_f32};
 use super::show::size;
@@ -23,7 +23,7 @@ fn change(text: String, i: &Inputs) -> Change {
     Change { text, bytes: bytes(i) }
 }
 
-/// The largest number of tokens at once that fits, in steps of 256 and no shorter than the longest sequence (or pair).
+/// The largest micro-batch that fits, in steps of 256 tokens and at least the longest sequence (or pair).
 fn fewer_tokens(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
     let longest = i.lengths.longest * if i.feed.paired() { 2 } else { 1 };
     let with = |tokens: usize| {
@@ -55,21 +55,21 @@ fn half(i: &Inputs) -> Option<Inputs> {
     is_f32(i).then_some(now)
 }
 
-/// 8-bit moments, where most of them are f32 and not an adapter's.
+/// 8-bit moments, unless they are few (an adapter's).
 fn eight_bits(i: &Inputs) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.optim.name = "adamw8".into();
     (i.recipe.optim.name == "adamw" && i.recipe.adapter.is_none()).then_some(now)
 }
 
-/// Moments in the machine's memory, where the device has its own.
+/// Offloaded moments, if the device has its own memory.
 fn offload(i: &Inputs) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.optim.offload = "moments".into();
     (i.device.own_memory && !i.recipe.optim.offloads() && bytes(&now) < bytes(i)).then_some(now)
 }
 
-/// Adapted weights in another home than the device's memory.
+/// Another storage of the base weights.
 fn base(i: &Inputs, home: &str) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.adapter.as_mut()?.base = home.into();
@@ -100,10 +100,10 @@ fn least_cache(i: &Inputs) -> Option<Inputs> {
     ((i.feed.sampled() || i.evaluates()) && i.recipe.rollout.cache_mib > 64).then_some(now)
 }
 
-/// A change of a recipe that saves memory, where it changes anything.
+/// A change that saves memory; `None` if it has no effect.
 type Saving = fn(&Inputs) -> Option<Inputs>;
 
-/// Single changes after which the stage fits; where none does, all of them together if that does.
+/// Single changes with which the stage fits; if there are none, a combination, if that fits.
 pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
     let mut out = single_changes(i, available);
     out.retain(|c| c.bytes <= available);
@@ -132,7 +132,7 @@ fn single_changes(i: &Inputs, available: u64) -> Vec<Change> {
     all.into_iter().flatten().map(|(text, now)| change(text, &now)).collect()
 }
 
-/// bf16, recomputation and a small cache, then more as far as it is needed: settings that keep the bits before 8-bit moments.
+/// bf16, activation checkpointing and a small cache, then more as needed; 8-bit moments last, since they change results.
 fn combined_change(i: &Inputs, available: u64) -> Change {
     let savings: [(&str, bool, Saving); 7] = [
         ("model.dtype=bf16", true, half),
@@ -166,9 +166,9 @@ fn combined_change(i: &Inputs, available: u64) -> Change {
 pub fn refusal(stage: &StagePlan, available: u64) -> Error {
     let largest = stage.parts.iter().max_by_key(|p| p.bytes);
     let largest =
-        largest.map_or(String::new(), |p| format!("; most of it, {}, is {}", size(p.bytes), p.name));
+        largest.map_or(String::new(), |p| format!("; the largest part is {} ({})", p.name, size(p.bytes)));
     let what = format!(
-        "{} needs about {} of memory and there are {}{largest}",
+        "{} needs about {} of memory, {} is available{largest}",
         stage.name,
         size(stage.bytes()),
         size(available)

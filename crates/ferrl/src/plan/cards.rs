@@ -1,12 +1,12 @@
-//! Cards and links that a plan can be made for. Peaks are those of the makers' data sheets, without sparsity; ranks on processors
-//! have what their machine was measured to have.
+//! Cards and links for plans. Peaks are those of the makers' data sheets, without sparsity; those of CPU ranks are measured on
+//! this machine.
 
 use ferrl_engine::{Error, Result, nearest};
 
-/// A card, and how fast it reaches the others of its machine.
+/// A card and its links.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Card {
-    /// As `--card` names it.
+    /// Its name for `--card`.
     pub name: &'static str,
     /// Its memory in bytes.
     pub memory: u64,
@@ -43,7 +43,7 @@ pub const CARDS: &[Card] = &[
 /// Bytes a second between machines for each card: a 400 Gbit/s adapter of its own (InfiniBand NDR, ConnectX-7 data sheet).
 pub const NETWORK: f64 = 50e9;
 
-/// Share of a link's peak that large exchanges reach: NCCL's all_gather among eight H100 moves about 360 of 450 GB/s.
+/// Fraction of a link's peak that large exchanges reach: NCCL's all_gather among eight H100 moves about 360 of 450 GB/s.
 pub const LINK_SHARE: f64 = 0.8;
 
 /// Gigabytes and TFLOP/s in bf16 and f32; GB/s of the memory and of the link.
@@ -64,7 +64,7 @@ const fn card(
     }
 }
 
-/// How `--card` names ranks that compute on processors.
+/// The name of CPU ranks for `--card`.
 pub const CPU: &str = ferrl_kernels::BACKENDS[0].name;
 
 /// Bytes a second between ranks of one machine that each get through MPI: 64 MiB in 12 ms, two ranks under Open MPI 4.1.

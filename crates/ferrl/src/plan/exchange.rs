@@ -1,4 +1,4 @@
-//! Bytes and seconds of every exchange of a step.
+//! Bytes and seconds of every communication of a step.
 //!
 //! `f` ranks split a copy of the weights (ZeRO-3), `t` share features (tensor parallelism), `s` share tokens (context parallelism).
 //! Where `f > 1` and no ranks compute together, layers are gathered one at a time, in forward and again in backward; what is
@@ -25,15 +25,15 @@ const FOLDED: f64 = 12.0;
 /// Bytes that ranks exchange in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exchange {
-    /// What is exchanged.
+    /// Its name.
     pub name: &'static str,
     /// Bytes that a rank receives in a step.
     pub bytes: f64,
     /// Seconds of a step.
     pub seconds: f64,
-    /// Whether it goes on while layers are computed.
+    /// Whether it overlaps with computation.
     pub meanwhile: bool,
-    /// How often, and what it is made of.
+    /// Description: how often, and of what.
     pub what: String,
 }
 

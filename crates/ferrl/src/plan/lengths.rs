@@ -1,4 +1,4 @@
-//! How long the sequences of a recipe are: measured on its first rows, or the most its settings allow.
+//! Lengths of a recipe's sequences: measured on its first rows, or the maximum of its settings.
 
 use crate::algo::Feed;
 use crate::experience::Sequence;
@@ -11,7 +11,7 @@ use ferrl_engine::tokenizer::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Examples looked at.
+/// Number of examples that are measured.
 pub(super) const EXAMPLES: usize = 256;
 
 /// Tokens of a stage's sequences.
@@ -19,24 +19,24 @@ pub(super) const EXAMPLES: usize = 256;
 pub struct Lengths {
     /// Mean tokens of a prompt.
     pub prompt: f64,
-    /// Mean tokens of a whole sequence; completions count with all the tokens they may have.
+    /// Mean tokens of a whole sequence; completions count with their maximum length.
     pub sequence: f64,
-    /// The longest sequence met or allowed.
+    /// The longest sequence measured or allowed.
     pub longest: usize,
-    /// Rows of an epoch, where data has an end and could be read.
+    /// Rows of an epoch, if the data is finite and could be read.
     pub rows: Option<usize>,
-    /// Why no rows were looked at and the settings' limits are taken instead; `None` where lengths are measured.
+    /// Why lengths are assumed to be the maximum instead of measured; `None` if they are measured.
     pub assumed: Option<String>,
 }
 
-/// From the first rows where data, tokenizer and model are there; from the limits of the recipe otherwise.
+/// Measured on the first rows if data, tokenizer and model exist; otherwise the limits of the recipe.
 pub fn lengths(recipe: &Recipe, feed: Feed, model: Option<&Path>) -> Lengths {
     let answer = if feed.sampled() { recipe.rollout.max_new_tokens } else { 0 };
     let limit = recipe.data.max_length;
     let limit = recipe.model.init.as_ref().map_or(limit, |init| limit.min(init.max_positions));
     let assumed = match measure(recipe, feed, model, answer) {
         Ok(Some(lengths)) => return lengths,
-        Ok(None) => "no rows to measure before the run makes its tokenizer".to_string(),
+        Ok(None) => "rows cannot be measured before the run trains its tokenizer".to_string(),
         Err(e) => e.to_string().lines().next().unwrap_or_default().to_string(),
     };
     let (prompt, longest) = (limit as f64, limit + answer);

@@ -1,4 +1,4 @@
-//! Bytes at the peak of a step, part by part.
+//! Memory at the peak of a step, part by part.
 //!
 //! `T` tokens at once, width `H`, feed-forward `F`, `e` bytes of the compute type. A trained model keeps f32 masters,
 //! what its device derives of every matrix, a gradient, the optimizer's moments; a frozen one its masters and what is
@@ -113,13 +113,13 @@ impl MemoryTable<'_> {
 
     /// A teacher or reference, and reward models.
     fn frozen(&mut self, trained: u64) {
-        let (i, parked) = (self.i, "frozen, in the machine's memory between uses");
+        let (i, parked) = (self.i, "frozen, offloaded between uses");
         let what = |offload: bool| if offload { parked } else { "frozen" };
         if let Some(teacher) = &i.teacher {
             let offload = i.recipe.teacher.offload;
             self.add("teacher", i.frozen_bytes(teacher, offload && !i.needs.full_kl), what(offload).into());
         } else if (i.needs.reference || i.needs.start) && i.recipe.adapter.is_some() && !i.needs.full_kl {
-            self.add("reference", 4 * trained, "the base, and the adapter's first values".into());
+            self.add("reference", 4 * trained, "the base, and the adapter's initial values".into());
         } else if i.needs.reference || i.needs.start {
             let offload = i.recipe.reference.offload && !i.needs.full_kl;
             self.add("reference", i.frozen_bytes(&i.config, offload), what(offload).into());
@@ -145,7 +145,7 @@ impl MemoryTable<'_> {
         let rollout = sampling.max(scoring) as u64;
         let step = training.max(rollout).max(i.visitor(true)).max(i.trust_work() as u64);
         let how = if recompute { ", layers recomputed" } else { "" };
-        self.add("activations", step, format!("{} at once{how}", counted(t, "token")));
+        self.add("activations", step, format!("micro-batch of {}{how}", counted(t, "token")));
         Busy { step, rollout }
     }
 
@@ -186,8 +186,8 @@ impl MemoryTable<'_> {
         // What training has freed is kept for its next step while an evaluation takes memory of other sizes.
         let kept = if i.device.own_memory { less } else { less.min(KEPT + (self.total() - step + more) / 4) };
         let what = match own {
-            true => "tokens of more sequences at once".into(),
-            false => format!("keys and values of its own, rollout.cache_mib = {mib}"),
+            true => "tokens of more concurrent sequences".into(),
+            false => format!("separate keys and values, rollout.cache_mib = {mib}"),
         };
         self.parts.push(MemoryPart { name: "evaluation", bytes: more + kept - step, what });
     }
@@ -198,7 +198,7 @@ impl MemoryTable<'_> {
         let slack = i.device.slack + if i.config.experts.is_some() { EXPERTS_SLACK } else { 0 };
         let (left, also) = match i.before.min(KEPT) {
             0 => (0, ""),
-            left => (left, ", and what earlier stages leave"),
+            left => (left, ", and unreleased memory of earlier stages"),
         };
         // On a card what stays takes what it needs; what comes and goes is rounded up and kept for reuse.
         let stays = |p: &&MemoryPart| {
@@ -206,7 +206,7 @@ impl MemoryTable<'_> {
         };
         let stays: u64 = self.parts.iter().filter(stays).map(|p| p.bytes).sum();
         let what = match i.device.own_memory {
-            true => format!("{slack} % of what comes and goes{also}"),
+            true => format!("{slack} % of temporary buffers{also}"),
             false => format!("{slack} % of the above{also}"),
         };
         let experts = stays * (slack - i.device.slack) / 100;

@@ -137,7 +137,7 @@ impl RankTable<'_> {
             return part("reference", 0, "");
         }
         if i.recipe.adapter.is_some() && !i.needs.full_kl {
-            return part("reference", self.split(4 * trained), "the base, and the adapter's first values");
+            return part("reference", self.split(4 * trained), "the base, and the adapter's initial values");
         }
         if self.l.splits() && !i.needs.full_kl {
             return part("reference", self.split(4 * weights(&i.config)), self.over());
@@ -431,7 +431,7 @@ impl RankTable<'_> {
         let visitor = i.visitor(!l.splits()) as usize;
         let bytes = (self.kept(tokens) + work.max(against)).max(scoring).max(visitor);
         let how = if recompute { ", layers recomputed" } else { "" };
-        part("activations", bytes, format!("{t} tokens at once{how}"))
+        part("activations", bytes, format!("micro-batch of {t} tokens{how}"))
     }
 
     /// Temporary bytes of one layer's backward on a rank that has `tokens` tokens. Ranks that share features gather the gradient of the widest
@@ -478,7 +478,7 @@ impl RankTable<'_> {
         let slack = if returned { i.device.slack.min(WHOLE_SLACK) } else { i.device.slack };
         let names = ["gathered", "leaving", "activations", "cache"];
         let moving: u64 = parts.iter().filter(|p| names.contains(&p.name)).map(|p| p.bytes).sum();
-        let (kept, what) = ((moving * slack / 100) as usize, format!("{slack} % of what comes and goes"));
+        let (kept, what) = ((moving * slack / 100) as usize, format!("{slack} % of temporary buffers"));
         if i.device.own_memory {
             return vec![part("allocator", kept + i.device.fixed as usize, format!("{what}, driver"))];
         }

@@ -1,7 +1,7 @@
-//! A step on many ranks: memory of a rank, bytes and time of every exchange, and the layout that is fastest.
+//! A step on many ranks: memory of a rank, bytes and time of every communication, and the fastest layout.
 //!
-//! Only layouts that `ferrl train` takes are planned: [`RankLayout::serves`] says which. Nodes hold ranks in order, tensor-parallel
-//! groups first.
+//! Only layouts that `ferrl train` accepts are planned ([`RankLayout::serves`]). Nodes hold ranks in order, tensor-parallel groups
+//! first.
 
 pub use super::exchange::Exchange;
 pub use super::rank_memory::{buffers, parts};
@@ -22,7 +22,7 @@ pub struct Cluster {
     pub ranks: usize,
     /// Machines.
     pub nodes: usize,
-    /// What each rank has.
+    /// The card of each rank.
     pub card: Card,
     /// Bytes a second between machines, for each card.
     pub network: f64,
@@ -125,19 +125,19 @@ impl RankPlan {
         self.exchanges.iter().map(|x| x.seconds).sum()
     }
 
-    /// Seconds of a step: exchanges that go on while layers are computed wait for nothing, and nothing waits for them.
+    /// Seconds of a step with overlap of communication and computation.
     pub fn seconds(&self) -> f64 {
         let meanwhile: f64 = self.exchanges.iter().filter(|x| x.meanwhile).map(|x| x.seconds).sum();
         self.train.max(meanwhile) + self.exchanging() - meanwhile + self.sample
     }
 
-    /// Seconds of a step whose exchanges come after what is computed.
+    /// Seconds of a step without overlap.
     pub fn seconds_in_turn(&self) -> f64 {
         self.train + self.exchanging() + self.sample
     }
 }
 
-/// The layout of a recipe on the cluster's ranks, where a run would take it: the same checks, with the same words.
+/// The layout of a recipe on the cluster's ranks, with the checks of a run.
 fn layout_of(stage: &StagePlan, recipe: &Recipe, ranks: usize) -> Result<RankLayout> {
     let (i, layout) = (&stage.inputs, RankLayout::of(recipe, ranks)?);
     layout.serves(recipe, std::iter::once(&i.config).chain(&i.critic))?;
@@ -166,7 +166,7 @@ pub fn layouts(stage: &StagePlan, cluster: &Cluster) -> Vec<RankPlan> {
     all
 }
 
-/// The layout of the recipe itself, and the fastest that fits, where one does.
+/// The layout of the recipe, and the fastest one that fits, if any.
 pub fn choose(stage: &StagePlan, cluster: &Cluster) -> Result<(RankPlan, Option<RankPlan>)> {
     cluster.check()?;
     let own = RankPlan::new(stage, layout_of(stage, &stage.inputs.recipe, cluster.ranks)?, cluster);

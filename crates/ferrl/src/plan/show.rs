@@ -1,4 +1,4 @@
-//! A plan for people.
+//! A plan as text and JSON.
 
 use super::work::{Rates, millions};
 use super::{Plan, StagePlan};
@@ -7,7 +7,7 @@ use ferrl_engine::counted;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Bytes for people.
+/// Bytes with a unit.
 pub(super) fn size(bytes: u64) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     match mib {
@@ -17,7 +17,7 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
-/// What there is to fit into, in bytes, where it is known.
+/// Available bytes, if known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Room {
     /// Memory of the device.
@@ -47,9 +47,9 @@ impl StagePlan {
         let i = &self.inputs;
         let mut out = String::new();
         let lengths = match (&i.lengths.assumed, i.feed) {
-            (None, Feed::Rollouts) => "prompts as in the data, completions as long as allowed",
-            (None, _) => "lengths as in the data",
-            (Some(_), _) => "assumed: as long as allowed",
+            (None, Feed::Rollouts) => "measured prompts, completions of maximum length",
+            (None, _) => "measured lengths",
+            (Some(_), _) => "assumed: maximum length",
         };
         let _ = writeln!(
             out,
@@ -71,7 +71,7 @@ impl StagePlan {
         let _ = writeln!(out, "  {:<12}{:>10}{of}", "memory", size(self.bytes()));
         let host = super::memory::host_bytes(i);
         if host > 0 {
-            let _ = writeln!(out, "  {:<12}{:>10}  of the machine's memory, page-locked", "host", size(host));
+            let _ = writeln!(out, "  {:<12}{:>10}  of host memory, page-locked", "host", size(host));
         }
         let Some(rates) = rates else { return out };
         let step = duration(self.work.step_seconds(rates));

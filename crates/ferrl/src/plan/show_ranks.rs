@@ -1,4 +1,4 @@
-//! A plan for many cards, for people and programs.
+//! A plan for many cards, as text and JSON.
 
 use super::ranks::{Cluster, RankPlan, choose};
 use super::show::duration;
@@ -49,7 +49,7 @@ fn memory_rows(out: &mut String, own: &RankPlan, cluster: &Cluster) {
     let _ =
         writeln!(out, "  {:<12}{:>10}  of {} a rank", "memory", size(own.bytes()), size(cluster.card.memory));
     if own.host > 0 {
-        let what = "of the machine's memory a rank: moments or a base that lie there";
+        let what = "of host memory per rank: offloaded moments or base";
         let _ = writeln!(out, "  {:<12}{:>10}  {what}", "host", size(own.host));
     }
 }

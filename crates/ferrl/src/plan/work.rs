@@ -1,7 +1,7 @@
-//! Multiply-adds of a step, and the seconds they take at a share of what the machine can do.
+//! FLOPs of a step, and the seconds they take at a fraction of the machine's peak.
 //!
-//! A product of a `t x k` and a `k x n` matrix is `2 t k n` operations. Backward takes two products for each of
-//! forward's; the head computes its logits a second time; attention meets half of the tokens before it on average.
+//! A product of a `t x k` and a `k x n` matrix is `2 t k n` operations. Backward has two products for each of forward's; the
+//! head recomputes its logits; causal attention processes half of the keys on average.
 
 use super::Inputs;
 use super::memory::weights;
@@ -23,7 +23,7 @@ pub struct Work {
     pub evaluate: f64,
 }
 
-/// What the machine can do.
+/// Speed of the machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Operations a second while training.
@@ -33,8 +33,8 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// The shares that a device reaches of a given peak of multiply-adds per second, two operations each, as measured in
-    /// the stage's number format.
+    /// The measured fractions of a given peak of multiply-adds per second (two operations each) that a device reaches, in the
+    /// stage's number format.
     pub fn of(device: &Footprint, peak: f64) -> Self {
         Rates { training: device.training_share * peak, sampling: device.sampling_share * peak }
     }

@@ -1,4 +1,4 @@
-//! What every example of a stage is looked at for: rewards that could be given to it, and models that must take it.
+//! Checks of every example of a stage: rewards need its columns, models need positions for it.
 
 use super::StartingModel;
 use crate::algo::Feed;
@@ -16,25 +16,25 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// The look at the examples of one stage.
+/// Checks of the examples of one stage.
 pub(super) struct Look {
-    /// What rewards the completions of evaluations, where that is not what rewards rollouts.
+    /// Rewards of evaluations, if they differ from those of rollouts.
     evaluated: Option<Rewards>,
     limits: Vec<Limit>,
     new_tokens: usize,
 }
 
-/// A model beside the policy that has no position beyond a certain one.
+/// A model other than the policy with a maximum position.
 struct Limit {
     key: String,
     who: &'static str,
     most: usize,
-    /// How it reads prompts, where that is not as the policy does.
+    /// Its encoder, if it differs from the policy's.
     own: Option<Box<Encoder>>,
 }
 
 impl Look {
-    /// For a stage as it is drafted; `named` knows the models that earlier stages train.
+    /// The checks of a draft; `named` returns models of earlier stages.
     pub fn new<'b>(
         draft: &Draft,
         recipe: &Recipe,
@@ -54,11 +54,11 @@ impl Look {
         Ok(Look { evaluated, limits, new_tokens: recipe.rollout.max_new_tokens })
     }
 
-    /// Refuses an example whose completions nothing could reward, or that some model has no positions for.
+    /// Refuses an example whose completions cannot be rewarded, or that exceeds the positions of a model.
     pub fn at(&self, rewards: &Rewards, seen: SurveyedExample<'_>) -> Result<()> {
         let asked = match seen.item {
             Item::Ask(prompt) => Some(prompt),
-            // What its completions are worth is known; an evaluation asks for others.
+            // Its completions have rewards; evaluations sample others.
             Item::Graded(group) if seen.held_out => Some(&group.prompt),
             _ => None,
         };
@@ -103,14 +103,14 @@ impl Limit {
     }
 }
 
-/// Tokens of a prompt as another model reads it.
+/// Number of tokens of a prompt for another model.
 fn length(encoder: &Encoder, prompt: &Prompt, place: &str) -> Result<usize> {
     let row = Row::from_iter([("prompt".to_string(), prompt_value(&prompt.text, &prompt.messages))]);
     let sample = encoder.encode(&row, schema::RowKind::Prompt, place, &mut RowCounts::default())?;
     Ok(sample.map_or(0, |s| if let Example::Prompt { ids } = s.example { ids.len() } else { 0 }))
 }
 
-/// Every model of the stage but the policy whose positions end.
+/// All models of the stage with a maximum position, without the policy.
 fn limits<'b>(
     draft: &Draft,
     recipe: &Recipe,

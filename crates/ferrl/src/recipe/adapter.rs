@@ -26,27 +26,27 @@ pub struct AdapterSettings {
     pub r: usize = 32,
     /// Numerator of the scale: the adapter's product is multiplied by `alpha / r`. (0, 1000000]
     pub alpha: f64 = 32.0,
-    /// Modules that are adapted: `all-linear` (all linear layers but the head), names such as `q_proj`, or a regular expression
+    /// Modules to adapt: `all-linear` (all linear layers but the head), names such as `q_proj`, or a regular expression
     /// over whole module names.
     pub target_modules: Vec<String> = vec![ALL.into()],
-    /// Modules that are not adapted: names, or a regular expression.
+    /// Modules to exclude from adaptation: names, or a regular expression.
     pub exclude_modules: Vec<String> = Vec::new(),
-    /// Other ranks by module: a name or regular expression = a rank.
+    /// Ranks of single modules: a name or regular expression = a rank.
     pub rank_pattern: Map<String, Value> = Map::new(),
-    /// Other alphas by module, likewise.
+    /// Alphas of single modules: a name or regular expression = an alpha.
     pub alpha_pattern: Map<String, Value> = Map::new(),
-    /// Layers that are adapted; all where empty. [0, 100000]
+    /// Indices of the layers to adapt; empty adapts all. [0, 100000]
     pub layers_to_transform: Vec<usize> = Vec::new(),
     /// Rank-stabilised LoRA: the scale is `alpha / sqrt(r)`.
     pub use_rslora: bool = false,
-    /// Modules that are trained whole and saved with the adapter, such as `lm_head`; value and score heads always are.
+    /// Modules to train fully and save with the adapter, such as `lm_head`; value and score heads always are.
     pub modules_to_save: Vec<String> = Vec::new(),
-    /// Which biases are trained.
+    /// Biases to train.
     pub bias: BiasChoice = BiasChoice::None,
-    /// First values of A: `kaiming` (PEFT's default) or `gaussian`. B starts at zero.
+    /// Initialisation of A: `kaiming` (PEFT's default) or `gaussian`. B starts at zero.
     pub init: String = "kaiming".into(),
-    /// Where the adapted weights live: `device`; `host`, the machine's memory, read through the bus once an update; or `nf4`, the
-    /// device's memory in 4.5 bits a weight (QLoRA), quantised while they are loaded. The policy on `nf4` is another model.
+    /// Storage of the base weights: `device`; `host`, offloaded to host memory and read once per update; or `nf4`, 4-bit NF4 on the
+    /// device (QLoRA, 4.5 bits a weight), quantised on loading. The policy is then the quantised model.
     pub base: String = "device".into(),
 }
 }
@@ -54,14 +54,14 @@ pub struct AdapterSettings {
 /// Every linear layer but the head.
 const ALL: &str = "all-linear";
 
-/// Where adapted weights live.
+/// Storage of the base weights.
 pub const BASES: &[&str] = &["device", "host", "nf4"];
 
-/// First values of `A`.
+/// Initialisations of `A`.
 pub const INITS: &[&str] = &["kaiming", "gaussian"];
 
 impl AdapterSettings {
-    /// As the engine has them.
+    /// The engine's options.
     pub fn options(&self) -> Result<AdapterOptions> {
         Ok(AdapterOptions {
             r: self.r,

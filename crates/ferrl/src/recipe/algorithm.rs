@@ -1,5 +1,5 @@
-//! The settings under `algo`: checked against the algorithm's own types and ranges, then by the algorithm itself, whose
-//! blame is found by leaving settings out.
+//! Checks the settings under `algo` against the algorithm's types and ranges, then by building the algorithm. If that fails, the
+//! setting to blame is found by leaving out one after the other.
 
 use super::elsewhere;
 use super::keys::nearest_to;
@@ -10,8 +10,8 @@ use crate::algo::{self, Entry};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
 
-/// Refuses wrong settings of a tree's `algo`. `full` gives a key's full name for errors; `length` is the generation
-/// limit, which the recipe fills in; numbers out of range are added to `outside`.
+/// Refuses wrong settings of a tree's `algo`. `full` returns a key's full name for errors; `length` is the limit of generation,
+/// the default of `algo.length`; numbers out of range are added to `outside`.
 pub(super) fn check(
     tree: &ValueTree,
     full: &dyn Fn(&[String]) -> KeyPath,
@@ -70,16 +70,16 @@ fn unknown(tree: &ValueTree, entry: &Entry, key: &[String], at: &[String], known
     let leaf = key.last().map_or("", String::as_str);
     let near = nearest(leaf, known.iter().copied());
     let beside = |near: &str| dotted(&[&key[..key.len() - 1], &[near.to_string()]].concat());
-    // Only where this algorithm has such a setting, and not the one that was written.
+    // Only a key that this algorithm has, and not the one that was written.
     let own = |k: &String| {
         let first = k.split("algo.").nth(1).and_then(|rest| rest.split('.').next());
         known.iter().any(|n| Some(*n) == first) && *k != dotted(key)
     };
-    // Not where it names the very key that this algorithm lacks.
+    // Not if it names the key that this algorithm lacks.
     if let Some(advice) = elsewhere::advice(key).filter(|a| !a.contains(&dotted(key))) {
         return error.fix(advice);
     }
-    // The very word one level down is nearer than another word here.
+    // The same word one level down is nearer than another word on this level.
     let inside = nearest_to(key).filter(own);
     let same_word = inside.clone().filter(|k| k.rsplit('.').next() == Some(leaf));
     match same_word.or(near.map(beside)).or(inside) {
@@ -93,7 +93,7 @@ fn build(entry: &Entry, values: &Map<String, Value>, length: usize) -> Result<()
     (entry.build)(Value::Object(entry.filled(values, length))).map(|_| ())
 }
 
-/// The setting without which the error is not the same.
+/// The setting whose removal changes the error.
 fn blame(entry: &Entry, values: &Map<String, Value>, length: usize, message: &str) -> Option<KeyPath> {
     let mut paths = Vec::new();
     paths_of(&Value::Object(values.clone()), &mut Vec::new(), &mut paths);

@@ -1,4 +1,4 @@
-//! Settings that are well-formed and yet cannot work, each with a reason and a way out.
+//! Settings that are well-formed but cannot work, each with a reason and a fix.
 
 use super::optim::OFFLOADS;
 use super::{InitSettings, OPTIMIZERS, Recipe, RewardSettings, StageRecipe};
@@ -11,23 +11,23 @@ use ferrl_kernels::{AUTO, BACKENDS, DType};
 
 /// Compute types.
 pub const DTYPES: &[&str] = &["f32", "bf16"];
-/// Rules that turn gradients into steps.
-/// Courses of the learning rate.
+/// Optimizers.
+/// Learning-rate schedules.
 pub const SCHEDULES: &[&str] = &["constant", "linear", "cosine"];
-/// What becomes of rows that `max_length` leaves nothing of.
+/// Choices for rows whose trained tokens `max_length` truncates.
 pub const OVERLONG: &[&str] = &["error", "drop"];
-/// What happens to training rows that evaluation rows overlap with.
+/// Choices for training rows that overlap with evaluation rows.
 pub const OVERLAP: &[&str] = &["warn", "drop", "error", "off"];
 /// Tokenizers of new models.
 pub const TOKENIZERS: &[&str] = &["char", "bpe"];
 
-/// Completions that are held in memory at once, at most.
+/// Maximum number of completions in memory at once.
 const COMPLETIONS: u64 = 1 << 24;
 
 /// A dotted key.
 type DottedKey = std::borrow::Cow<'static, str>;
 
-/// Something that cannot work.
+/// A setting that cannot work.
 pub(super) struct RecipeProblem {
     /// The setting to change.
     pub key: DottedKey,
@@ -36,7 +36,7 @@ pub(super) struct RecipeProblem {
 }
 
 impl RecipeProblem {
-    /// As an error about the key, written at the place.
+    /// The error about the key at that place.
     pub fn error(&self, key: &str, place: &str) -> Error {
         let error = Error::usage(&self.what).at(key).fix(&self.fix);
         if place.is_empty() { error } else { error.at(place) }
@@ -69,7 +69,7 @@ impl Problems {
         if !known.contains(&word) {
             let key = key.into();
             let what = format!("unknown name {word:?}, expected one of {}", known.join(", "));
-            // `bfloat16` holds `bf16` in order, `float32` does not.
+            // The letters of `bf16` occur in `bfloat16` in this order.
             let inside = |k: &&str| {
                 let mut rest = word.chars();
                 k.chars().all(|c| rest.any(|w| w == c))
@@ -152,13 +152,13 @@ fn names(r: &Recipe, p: &mut Problems) {
     }
 }
 
-/// An adapter, and what it leaves of the model to train.
+/// Settings that contradict an adapter.
 fn adapter(r: &Recipe, p: &mut Problems) {
     if let Some(adapter) = &r.adapter {
         const OTHERS: &[&str] = &["pissa", "olora", "eva", "corda", "loftq"];
         let other = OTHERS.iter().any(|name| adapter.init.to_lowercase().starts_with(name));
         let what = format!(
-            "adapter.init = {:?} takes A and B out of the weights, which Ferrl does not do",
+            "adapter.init = {:?} computes A and B from the weights, which Ferrl does not do",
             adapter.init
         );
         p.when(
@@ -171,26 +171,26 @@ fn adapter(r: &Recipe, p: &mut Problems) {
             p.word("adapter.init", &adapter.init, super::INITS);
         }
         p.word("adapter.base", &adapter.base, super::adapter::BASES);
-        let what = "an adapter trains its own weights and leaves all others as they are";
+        let what = "with an adapter all weights of the model are frozen";
         p.when(
             !r.model.frozen.is_empty(),
             "model.frozen",
             what,
-            "leave out model.frozen; adapter.exclude_modules leaves modules out",
+            "leave out model.frozen; adapter.exclude_modules excludes modules",
         );
     }
     p.when(
         r.adapter.is_some() && r.model.train_router,
         "model.train_router",
-        "an adapter trains its own weights and leaves the routers as they are",
-        "adapter.modules_to_save = [\"mlp.gate\"] trains them whole",
+        "with an adapter the routers are frozen",
+        "adapter.modules_to_save = [\"mlp.gate\"] trains them",
     );
     p.when(
         r.model.router_aux_loss_coef > 0.0 && !r.model.train_router,
         "model.router_aux_loss_coef",
         match r.adapter {
-            Some(_) => "an adapter trains no load-balance loss",
-            None => "the load-balance loss is for routers, which are frozen",
+            Some(_) => "the load-balance loss trains routers, which an adapter freezes",
+            None => "the load-balance loss trains routers, which are frozen",
         },
         match r.adapter {
             Some(_) => "model.router_aux_loss_coef = 0.0",
@@ -261,7 +261,7 @@ fn starting_point(stage: &StageRecipe, p: &mut Problems) {
     );
 }
 
-/// Experts where the family has none, or fewer of them than a token goes to.
+/// Experts in a family without them, or fewer than the experts per token.
 fn experts(init: &InitSettings, p: &mut Problems) {
     let has = |name: &str| FAMILIES.iter().any(|f| f.name() == name && f.has_experts());
     let keys = [
@@ -280,7 +280,7 @@ fn experts(init: &InitSettings, p: &mut Problems) {
         );
     }
     if let (Some(all), Some(each)) = (init.experts, init.experts_per_token) {
-        let what = format!("a token cannot go to {each} of {all} experts");
+        let what = format!("{each} experts per token, but only {all} experts");
         p.when(
             each > all && has(&init.family),
             "model.init.experts_per_token",
@@ -292,7 +292,7 @@ fn experts(init: &InitSettings, p: &mut Problems) {
 
 fn data(r: &Recipe, p: &mut Problems) {
     let d = &r.data;
-    p.when(d.train.is_empty(), "data.train", "nothing to learn from", "data.train = \"file.jsonl\"");
+    p.when(d.train.is_empty(), "data.train", "no training data", "data.train = \"file.jsonl\"");
     let (weights, sources) = (d.weights.len(), d.train.len());
     p.when(
         weights > 0 && weights != sources,
@@ -309,7 +309,7 @@ fn env(r: &Recipe, p: &mut Problems) {
     let what = format!("several environments: {}", named.join(", "));
     p.when(named.len() > 1, format!("env.{}", named.last().unwrap_or(&"path")), what, "name one");
     let both = !named.is_empty() && !r.env.tools.is_empty();
-    p.when(both, "env.tools", "an environment of its own has no tools of ours", "leave out env.tools");
+    p.when(both, "env.tools", "env.tools works only without another environment", "leave out env.tools");
     for name in &r.env.tools {
         let known: Vec<&str> = crate::tool::TOOLS.iter().map(|tool| tool.name).collect();
         p.word("env.tools", name, &known);
@@ -333,7 +333,7 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
     let what = "an empty stop text would end every completion before its first token";
     p.when(empty, "rollout.stop", what, "leave the empty text out");
     let asks = r.eval.every > 0 || r.eval.at_start;
-    p.when(asks && r.eval.prompts == 0, "eval.prompts", "no prompts to judge by", "eval.prompts = 200");
+    p.when(asks && r.eval.prompts == 0, "eval.prompts", "evaluations need prompts", "eval.prompts = 200");
     let cold = r.eval.temperature.is_some_and(|t| t > 0.0 && t < 1e-4);
     p.when(cold, "eval.temperature", "must be 0 or at least 0.0001", "eval.temperature = 0");
     let completions = r.eval.prompts as u64 * r.eval.samples as u64;
@@ -347,7 +347,7 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
     p.when(greedy, "eval.samples", what, "eval.samples = 1, or a temperature above 0");
 }
 
-/// What an evaluation asks for, and whether there is any.
+/// Held-out data and evaluations need each other.
 fn held_out(r: &Recipe, p: &mut Problems) {
     let asks = r.eval.every > 0 || r.eval.at_start;
     let (split, task) = (r.eval.split, r.data.train.iter().any(|t| t.starts_with("task:")));
@@ -361,7 +361,7 @@ fn held_out(r: &Recipe, p: &mut Problems) {
     let both = split > 0.0 && !r.eval.data.is_empty();
     p.when(both, "eval.split", "eval.data is held out already", "leave out eval.split or eval.data");
     let idle = split > 0.0 && !asks;
-    p.when(idle, "eval.split", "rows are held out for an evaluation that never happens", "eval.every = 50");
+    p.when(idle, "eval.split", "rows are held out, but no evaluation runs", "eval.every = 50");
     let nothing = asks && !task && split == 0.0 && r.eval.data.is_empty();
     p.when(
         nothing,
@@ -371,14 +371,14 @@ fn held_out(r: &Recipe, p: &mut Problems) {
     );
 }
 
-/// Which checkpoints are kept, and by what.
+/// Which checkpoints are kept, and by which metric.
 fn checkpoints(r: &Recipe, p: &mut Problems) {
     let c = &r.checkpoint;
     p.when(c.keep == 0, "checkpoint.keep", "the run could not be resumed", "checkpoint.keep = 1");
     p.when(
         c.keep_best > 0 && c.metric.is_none(),
         "checkpoint.metric",
-        "checkpoint.keep_best does not know what best means",
+        "checkpoint.keep_best needs a metric",
         "checkpoint.metric = \"eval/pass@1\"",
     );
     p.when(
@@ -397,13 +397,13 @@ fn checkpoints(r: &Recipe, p: &mut Problems) {
     p.when(
         c.patience > 0 && !judged,
         "checkpoint.metric",
-        "checkpoint.patience waits for a metric of the evaluation to improve, and none is named",
+        "checkpoint.patience needs a metric of the evaluation",
         "checkpoint.metric = \"eval/pass@1\"",
     );
     p.when(
         c.patience > 0 && judged && r.eval.every == 0,
         "eval.every",
-        "checkpoint.patience counts evaluations, and there are none before the end",
+        "checkpoint.patience counts evaluations, but none runs before the end",
         "eval.every = 50",
     );
     let upside_down = c.metric.as_ref().is_some_and(|m| m.ends_with("loss")) && !c.lower_is_better;
@@ -415,7 +415,7 @@ fn checkpoints(r: &Recipe, p: &mut Problems) {
     );
 }
 
-/// Whether `checkpoint.metric` is one that the stage writes.
+/// Checks that the stage writes `checkpoint.metric`.
 fn metric(r: &Recipe, p: &mut Problems) {
     let (Some(name), Ok(entry)) = (&r.checkpoint.metric, algo::find(r.algorithm_name())) else { return };
     let own = || entry.metrics.iter().copied().flatten();
@@ -454,8 +454,10 @@ fn rollouts(stage: &StageRecipe, p: &mut Problems) {
         format!("train.micro_batch_tokens = {longest}, or a smaller data.max_length"),
     );
     if let Some(init) = recipe.model.init.as_ref().filter(|i| r.max_new_tokens >= i.max_positions) {
-        let what =
-            format!("answers of {} tokens do not fit a model of {}", r.max_new_tokens, init.max_positions);
+        let what = format!(
+            "completions of {} tokens do not fit a model of {}",
+            r.max_new_tokens, init.max_positions
+        );
         p.when(true, "rollout.max_new_tokens", what, "a larger model.init.max_positions");
     }
     if let Ok(algorithm) = recipe.algorithm() {
@@ -463,7 +465,7 @@ fn rollouts(stage: &StageRecipe, p: &mut Problems) {
     }
 }
 
-/// What an algorithm that samples asks of its recipe.
+/// Requirements of algorithms that sample.
 fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Problems) {
     let (r, needs, name) = (&recipe.rollout, algorithm.needs(), recipe.algorithm_name());
     let completions = r.prompts.saturating_mul(r.samples);
@@ -473,39 +475,39 @@ fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Proble
     p.when(
         needs.teacher && recipe.teacher.path.is_none(),
         "teacher.path",
-        format!("{name} learns from a teacher, and there is none"),
+        format!("{name} needs a teacher"),
         "teacher.path = \"directory\"",
     );
     p.when(
         needs.f32 && recipe.dtype().is_ok_and(|dtype| dtype != DType::F32),
         "model.dtype",
-        format!("{name} measures small moves of the weights, which bf16 loses"),
+        format!("{name} measures small changes of the weights, which bf16 rounds away"),
         "model.dtype = \"f32\"",
     );
     let searches = algorithm.updates().trust_region.is_some();
     p.when(
         searches && recipe.optim.ema.is_some(),
         "optim.ema",
-        format!("{name} moves the weights without the optimizer, which would average nothing"),
+        format!("{name} updates the weights without the optimizer, which keeps the EMA"),
         "leave out optim.ema",
     );
     p.when(
         searches && recipe.model.router_aux_loss_coef > 0.0,
         "model.router_aux_loss_coef",
-        format!("{name} searches along the gradient of its own objective alone"),
+        format!("{name}'s line search has no load-balance loss"),
         "model.router_aux_loss_coef = 0.0",
     );
     p.when(
         searches && needs.critic && recipe.critic.shared,
         "critic.shared",
-        format!("{name} moves the policy alone, and a critic on its trunk would move with it"),
+        format!("{name} bounds the change of the policy, but a critic on its trunk would change with it"),
         "critic.shared = false",
     );
     let partial = r.partial_tokens > 0;
     p.when(
         partial && algorithm.updates().refill.is_some(),
         algo::REFILLS,
-        "prompts drawn in place of others would not be over in their step with rollout.partial_tokens",
+        "with rollout.partial_tokens refilled prompts would not be completed in their step",
         format!("{} = 0, or rollout.partial_tokens = 0", algo::REFILLS),
     );
     let episodes = !recipe.env.named().is_empty() || !recipe.env.tools.is_empty();
@@ -520,8 +522,8 @@ fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Proble
     }
 }
 
-/// A recipe without any is not wrong by itself: a generated task has its own, and rows may bring theirs.
-/// A search that is named is used, and one that is used has a name.
+/// A recipe without rewards can work: generated tasks and rows may bring rewards.
+/// A search needs a strategy and a use: rollouts or evaluations.
 fn search(r: &Recipe, sampled: bool, p: &mut Problems) {
     let s = &r.search;
     let names: Vec<&str> = crate::search::STRATEGIES.iter().map(|e| e.name).collect();
@@ -546,7 +548,7 @@ fn search(r: &Recipe, sampled: bool, p: &mut Problems) {
     p.when(
         s.strategy.is_some() && !used,
         "search.strategy",
-        "a search that is used neither in rollouts nor in evaluations",
+        "the search is used neither in rollouts nor in evaluations",
         "search.train = true, or search.eval = true",
     );
     p.when(
@@ -564,14 +566,14 @@ fn search(r: &Recipe, sampled: bool, p: &mut Problems) {
     p.when(
         s.train && (r.rollout.top_k > 0 || r.rollout.top_p < 1.0),
         "search.train",
-        "trees are drawn from the policy's own distribution, not from the most probable tokens",
+        "trees are sampled from the whole distribution of the policy, without top-k and top-p",
         "rollout.top_k = 0 and rollout.top_p = 1",
     );
 }
 
 fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
     let silent = !r.reward.is_empty() && r.reward.iter().all(|x| x.weight == Some(0.0));
-    let what = "all weights are 0, so nothing is learned from";
+    let what = "all rewards have weight 0: there is no learning signal";
     p.when(silent, "reward.0.weight", what, "reward.0.weight = 1.0");
     for (i, reward) in r.reward.iter().enumerate() {
         let sources = [reward.verifier.is_some(), reward.python.is_some(), reward.model.is_some()];
@@ -585,7 +587,7 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
         p.when(
             reward.function.is_some() && reward.python.is_none(),
             format!("reward.{i}.function"),
-            "function names a function of a python file, and there is none",
+            "function needs a python file",
             format!("reward.{i}.python = \"file.py\""),
         );
         p.when(
@@ -600,7 +602,7 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
         p.when(
             reward.step_tokens.is_some() && reward.steps != Some(StepSplit::Tokens),
             format!("reward.{i}.step_tokens"),
-            "step_tokens is the length of a step that is counted in tokens",
+            "step_tokens needs steps = \"tokens\"",
             format!("reward.{i}.steps = \"tokens\""),
         );
         if let Some(word) = &reward.truncated {

@@ -1,4 +1,4 @@
-//! Where two recipes differ, in words.
+//! Differences between two recipes, as text.
 
 use super::Recipe;
 use serde_json::Value;
@@ -6,8 +6,7 @@ use serde_json::Value;
 /// A setting that differs: its key and both values.
 pub type Difference = (String, String, String);
 
-/// Settings of how weights and work lie over ranks and in memory: they change no bit of what is learned. (`adapter.base` is one as long
-/// as it is not `nf4`.)
+/// Settings of parallelism and memory, which change no bit of the trained weights. (`adapter.base` is one unless it is `nf4`.)
 pub const SAME_BITS: [&str; 9] = [
     "parallel",
     "device_memory",
@@ -20,7 +19,7 @@ pub const SAME_BITS: [&str; 9] = [
     "teacher.offload",
 ];
 
-/// Whether a change of a setting changes no bit of what is learned.
+/// Whether a change of a setting leaves every bit of the trained weights the same.
 pub fn changes_no_bit((key, was, is): (&str, &str, &str)) -> bool {
     let within =
         |free: &&str| key.strip_prefix(*free).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
@@ -28,12 +27,12 @@ pub fn changes_no_bit((key, was, is): (&str, &str, &str)) -> bool {
     base || SAME_BITS.iter().any(within)
 }
 
-/// The first setting in which they differ; `None` where they say the same.
+/// The first setting that differs, if any.
 pub fn difference(before: &Recipe, now: &Recipe) -> Option<Difference> {
     differences(before, now).into_iter().next()
 }
 
-/// Every setting in which they differ.
+/// All settings that differ.
 pub fn differences(before: &Recipe, now: &Recipe) -> Vec<Difference> {
     let value = |r: &Recipe| serde_json::to_value(r).unwrap_or(Value::Null);
     let mut out = Vec::new();

@@ -1,6 +1,6 @@
-//! What settings are called in TRL, transformers, PEFT and verl: the key they are here, or what to do where there is none.
+//! Settings of TRL, transformers, PEFT and verl: the key of each here, or what to use instead.
 
-/// Another library's name, and the key here.
+/// Another library's setting and its key here.
 const KEYS: &[(&str, &str)] = &[
     ("adam_beta1", "optim.beta1"),
     ("adam_beta2", "optim.beta2"),
@@ -50,7 +50,7 @@ const KEYS: &[(&str, &str)] = &[
     ("warmup_ratio", "optim.warmup"),
 ];
 
-/// Another library's name (a beginning of it where it ends in `_`), and what to write instead.
+/// Another library's setting (a prefix if it ends in `_`), and what to use instead.
 const ADVICE: &[(&str, &str)] = &[
     (
         "assistant_only_loss",
@@ -104,7 +104,7 @@ const ADVICE: &[(&str, &str)] = &[
     ("warmup_steps", "optim.warmup is a fraction of the steps: 10 of 1000 is 0.01"),
 ];
 
-/// The manual's page: every name with its key here, or what to write instead.
+/// The manual's page: every setting with its key here, or what to use instead.
 pub fn names_markdown() -> String {
     let mut rows: Vec<(&str, String)> = KEYS.iter().map(|(name, key)| (*name, format!("`{key}`"))).collect();
     rows.retain(|(name, _)| ADVICE.iter().all(|(other, _)| other != name));
@@ -128,13 +128,13 @@ pub(super) fn key(path: &[String]) -> Option<&'static str> {
     KEYS.iter().find(|(name, _)| name == leaf).map(|(_, key)| *key)
 }
 
-/// What to do instead, where no single key is meant.
+/// What to use instead of a setting without a single key here.
 pub(super) fn advice(path: &[String]) -> Option<&'static str> {
     let says = |part: &str| {
         let is = |name: &str| part == name || (name.ends_with('_') && part.starts_with(name));
         ADVICE.iter().find(|(name, _)| is(name)).map(|(_, advice)| *advice)
     };
-    // `lora.r` is about LoRA whatever follows.
+    // The advice on `lora` holds for all settings below it.
     says(path.last()?).or_else(|| path.first().filter(|p| *p == "lora" || *p == "peft").and_then(|p| says(p)))
 }
 

@@ -1,4 +1,4 @@
-//! The `env` section: what plays the episodes that are not those of a generated task.
+//! The `env` section: an environment that is not a generated task.
 
 use serde_json::{Map, Value};
 
@@ -11,13 +11,13 @@ pub struct EnvSettings {
     pub gem: Option<String> = None,
     /// A task of reasoning-gym, such as `letter_counting`; the package reasoning-gym must be installed.
     pub reasoning_gym: Option<String> = None,
-    /// Address of an OpenEnv server, such as `http://127.0.0.1:8000`; several, parted by commas, take episodes in turn.
+    /// Address of an OpenEnv server, such as `http://127.0.0.1:8000`; several, separated by commas, share the episodes.
     pub url: Option<String> = None,
-    /// Tools that the policy may call before it answers, of `ferrl env tools`; rows and rewards are the recipe's.
+    /// Tools that the policy may call, of `ferrl env tools`; prompts and rewards are the recipe's.
     pub tools: Vec<String> = Vec::new(),
     /// Maximum number of tool calls per episode. [1, 65535]
     pub max_calls: usize = 4,
-    /// Arguments for the environment: of its class, of `gem.make`, or of `create_dataset`; with tools, a table for each.
+    /// Arguments of the environment's class, of `gem.make`, or of `create_dataset`; with tools, a table for each.
     pub options: Map<String, Value> = Map::new(),
     /// Worker processes. [1, 256]
     pub workers: usize = 2,
@@ -27,7 +27,7 @@ pub struct EnvSettings {
     pub start_timeout: f64 = 120.0,
     /// Maximum resident memory of a worker process in MiB. [1, 16777216]
     pub memory_mib: u64 = 4096,
-    /// Maximum number of environments at work at once. [1, 65536]
+    /// Maximum number of concurrent environments. [1, 65536]
     pub concurrency: usize = crate::episode::CONCURRENCY,
     /// The Python interpreter.
     pub python: String = "python3".into(),
@@ -46,12 +46,12 @@ impl EnvSettings {
         all.into_iter().filter_map(|(key, value)| Some((key, value.as_deref()?))).collect()
     }
 
-    /// Whether it rewards episodes by itself; with tools the recipe does.
+    /// Whether the environment rewards episodes; with tools the recipe does.
     pub fn rewards(&self) -> bool {
         !self.named().is_empty()
     }
 
-    /// Whether it makes episodes without rows: all but a file of functions do.
+    /// Whether it makes episodes without rows: all do but a file of functions.
     pub fn makes_episodes(&self) -> bool {
         let functions = |(key, value): &(&str, &str)| *key == "path" && value.ends_with(".py");
         self.named().first().is_some_and(|named| !functions(named))

@@ -1,7 +1,6 @@
 //! `${NAME}` in a recipe's values: the variable of the environment, or of `.env`. `$${NAME}` is the text `${NAME}`.
 //!
-//! A value that comes from a variable keeps its reference, so that the recipe of a run folder names the variable and
-//! not its value; a resumed run looks it up again.
+//! The recipe in a run folder has the variable's name, not its value; a resumed run reads the variable again.
 
 use super::keys;
 use super::schema::KeyKind;
@@ -53,7 +52,7 @@ fn collect(value: &Value, at: &mut KeyPath, found: &mut Vec<(KeyPath, String)>) 
     }
 }
 
-/// The text with its variables filled in.
+/// The text with its variables replaced.
 pub(super) fn fill(text: &str) -> Result<String> {
     let (mut out, mut rest) = (String::new(), text);
     while let Some(at) = rest.find("${") {
@@ -66,7 +65,7 @@ pub(super) fn fill(text: &str) -> Result<String> {
                 continue;
             }
             let shown: String = rest[at..].chars().take(20).collect();
-            return Err(Error::usage(format!("{shown:?} names no variable"))
+            return Err(Error::usage(format!("{shown:?} is not a variable"))
                 .fix("${NAME} is the variable NAME; $${ is the text ${"));
         };
         rest = &after[name.len() + 1..];
@@ -86,7 +85,7 @@ pub(super) fn fill(text: &str) -> Result<String> {
     Ok(out + rest)
 }
 
-/// Text as the key's type wants it: variables are texts, settings may be numbers.
+/// The text as a value of the key's type: variables are texts, settings may be numbers.
 fn typed(path: &[String], text: String) -> Value {
     let kind = keys::find(path).map(|k| &k.kind);
     let list = path.split_last().and_then(|(_, list)| keys::find(list)).map(|k| &k.kind);

@@ -1,4 +1,4 @@
-//! A stage's recipe outside its run: for evaluations and analyses of what the run left.
+//! A stage's recipe outside of its run, for later evaluations and analyses.
 
 use super::{Recipe, StageRecipe};
 use std::convert::Infallible;

@@ -14,7 +14,7 @@ pub fn json_schema() -> Value {
     for entry in ALGORITHMS {
         let mut settings = (entry.schema)().to_value();
         widen(&mut settings);
-        // Types that algorithms share are there once, under the name of the type they belong to.
+        // Types that several algorithms share occur once, under their name.
         let owner = match settings["title"].as_str() {
             Some("Options") | None => entry.name,
             Some(shared) => shared,
@@ -46,7 +46,7 @@ pub fn json_schema() -> Value {
     schema
 }
 
-/// References into an algorithm's own definitions.
+/// Renames references into an algorithm's own definitions.
 fn renamed(mut schema: Value, algorithm: &str) -> Value {
     match &mut schema {
         Value::String(text) => {
@@ -61,8 +61,8 @@ fn renamed(mut schema: Value, algorithm: &str) -> Value {
     schema
 }
 
-/// What recipes may write beyond the types: `"off"` for no value, one value for a list of one, a variable for any value;
-/// and the ranges that end comments.
+/// Adds what recipes allow beyond the types (`"off"` for no value, one value for a list of one, a variable for any value) and the
+/// ranges at the end of comments.
 fn widen(schema: &mut Value) {
     let inside = |table: &'_ mut Value, key: &str, each: &dyn Fn(&mut Value)| {
         let map = table.get_mut(key).and_then(Value::as_object_mut);

@@ -1,4 +1,4 @@
-//! Every key a recipe may hold, with type, default and meaning: for the manual, for help, and for the nearest name.
+//! Every key of a recipe with type, default and meaning, for the manual, help, and suggestions of similar names.
 
 use super::range::{Range, short};
 use super::schema::{KeyKind, KeySchema, POLICY, RECIPE};
@@ -15,27 +15,27 @@ use std::sync::LazyLock;
 pub struct Key {
     /// Dotted; `N` stands for the number of a list's entry.
     pub path: String,
-    /// What it holds.
+    /// Its type.
     pub kind: KeyKind,
-    /// Whether it may have no value.
+    /// Whether `"off"` is allowed.
     pub optional: bool,
     /// Whether it must be given.
     pub required: bool,
-    /// What its number, or the numbers of its list, must lie in.
+    /// The range of its number, or of the numbers of its list.
     pub range: Option<Range>,
-    /// Its value where the recipe says nothing; null where it has none.
+    /// Its default; null if it has none.
     pub default: Value,
     /// What it means.
     pub about: String,
 }
 
 impl Key {
-    /// What it holds, in words.
+    /// Its type, in words.
     pub fn words(&self) -> String {
         self.kind.words(self.range)
     }
 
-    /// The key for machines.
+    /// The key as JSON.
     pub fn json(&self) -> Value {
         let (name, about) = (&self.path, &self.about);
         json!({ "name": name, "type": self.words(), "default": self.default, "required": self.required, "about": about })
@@ -94,7 +94,7 @@ fn expand(schema: &KeySchema, table: &str, prefix: &str, defaults: &Value, all: 
             },
             _ => continue,
         };
-        // Tables that are absent by default have defaults of their own once they are there.
+        // Tables that are absent by default have defaults once they are present.
         let defaults = match inner.as_str() {
             "AdapterSettings" => json!(AdapterSettings::default()),
             "InitSettings" => json!(InitSettings::default()),
@@ -118,7 +118,7 @@ fn pattern(path: &[String]) -> String {
     path.iter().map(number).collect::<Vec<String>>().join(".")
 }
 
-/// The valid key that was probably meant.
+/// The valid key most similar to a path.
 pub(super) fn nearest_to(path: &[String]) -> Option<String> {
     let wanted = pattern(path);
     let (parent, leaf) = wanted.rsplit_once('.').unwrap_or(("", &wanted));
@@ -130,7 +130,7 @@ pub(super) fn nearest_to(path: &[String]) -> Option<String> {
     } else {
         Vec::new()
     };
-    // Entries of a list keep the number that was written.
+    // Entries of a list keep their number.
     let mut numbers = path[stage.len()..].iter().filter(|k| k.parse::<usize>().is_ok());
     let mut whole = |key: &str| {
         let mut number = |part: &str| match part {
@@ -159,9 +159,8 @@ pub(super) fn nearest_to(path: &[String]) -> Option<String> {
 /// The manual's page: every key, table by table.
 pub fn keys_markdown() -> String {
     let mut page = String::from("# Keys of a recipe\n");
-    page += &format!(
-        "\nA setting that may be {OFF:?} has no value then, also where a default or an earlier line gives it one.\n"
-    );
+    page +=
+        &format!("\n{OFF:?} unsets a setting, also one with a default or with a value from a base recipe.\n");
     let table_of = |key: &'static Key| key.path.rsplit_once('.').map_or("", |p| p.0);
     let mut tables: Vec<&str> = Vec::new();
     for table in keys().iter().filter(|k| !is_table(&k.kind)).map(table_of) {
@@ -175,7 +174,7 @@ pub fn keys_markdown() -> String {
         own.for_each(|k| page += &row(k));
     }
     page += "\n## `[algo]` of the policy-gradient algorithms\n\n";
-    page += "Each algorithm has defaults of its own; these are those of `dr_grpo`.\n\n";
+    page += "Defaults differ between algorithms; these are those of `dr_grpo`.\n\n";
     page += TABLE_HEAD;
     policy_keys().iter().filter(|k| !is_table(&k.kind)).for_each(|k| page += &row(k));
     page

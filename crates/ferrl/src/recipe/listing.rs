@@ -1,4 +1,4 @@
-//! What the registries of verifiers and generated tasks say, as a page of the manual, as text and as JSON.
+//! Verifiers and generated tasks with their options, as a page of the manual, as text and as JSON.
 
 use super::keys::{Key, TABLE_HEAD, row};
 use super::manual::explained;
@@ -8,7 +8,7 @@ use crate::verify::VERIFIERS;
 use schemars::Schema;
 use serde_json::{Value, json};
 
-/// The options of a member of a registry, from their JSON Schema; `prefix` stands before their names.
+/// The options of a member of a registry, from their JSON Schema, with `prefix` before their names.
 pub fn option_keys(schema: fn() -> Schema, prefix: &str) -> Vec<Key> {
     let schema = KeySchema::read(&schema().to_value());
     let key = |f: &Field| Key {
@@ -55,7 +55,7 @@ fn sentence(about: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// Every verifier for a terminal: what it checks, its options with their defaults.
+/// Every verifier with its options and defaults, for the terminal.
 pub fn verifiers_text() -> String {
     let all = VERIFIERS.iter().map(|e| text(e.name, e.about, &option_keys(e.schema, "")));
     all.collect::<Vec<_>>().join("\n")
@@ -66,7 +66,7 @@ pub fn verifiers_json() -> Value {
     VERIFIERS.iter().map(|e| json(e.name, e.about, &option_keys(e.schema, ""))).collect()
 }
 
-/// Every generated task for a terminal.
+/// Every generated task, for the terminal.
 pub fn tasks_text() -> String {
     let all = TASKS.iter().map(|e| text(&format!("task:{}", e.name), e.about, &task_keys(e)));
     all.collect::<Vec<_>>().join("\n")

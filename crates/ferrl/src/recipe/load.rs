@@ -1,4 +1,4 @@
-//! From a file and the command line's overrides to a checked recipe, stage by stage.
+//! Loads a recipe: a file with its base recipes, and the overrides of the command line, resolved stage by stage.
 
 use super::schema::RECIPE;
 use super::tree::{KeyPath, ValueTree, describe, dotted, path};
@@ -9,21 +9,21 @@ use crate::warnings::Warnings;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 
-/// A recipe with nothing left open.
+/// A loaded recipe with all defaults filled in.
 #[derive(Clone, Debug)]
 pub struct Resolved {
     /// Name of the run folder.
     pub name: String,
-    /// What runs, in order; a recipe without stages is one stage.
+    /// The stages in order; a recipe without `[[stage]]` is one stage.
     pub stages: Vec<StageRecipe>,
-    /// The whole as a recipe file: loading it gives the same again.
+    /// The resolved recipe as TOML; loading it gives the same recipe.
     pub toml: String,
     tree: ValueTree,
     /// RL2's options that were accepted without effect.
     notes: Vec<rl2::Note>,
 }
 
-/// One stage, merged over what the recipe says for all.
+/// One stage, merged with the settings for all stages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageRecipe {
     /// From 0.
@@ -32,7 +32,7 @@ pub struct StageRecipe {
     pub name: String,
     /// Its settings; it has no stages.
     pub recipe: Recipe,
-    /// Whether it starts from the model that the stage before left; `recipe.model` then names none.
+    /// Whether it starts from the previous stage's model; `recipe.model` then names none.
     pub continues: bool,
     /// Whether the recipe has `[[stage]]`s.
     pub staged: bool,
@@ -46,14 +46,14 @@ impl PartialEq for Resolved {
 
 impl Recipe {
     /// Reads a recipe and applies overrides from left to right: `key=value`, `+key=value` (adds to a list), `~key`
-    /// (deletes), `@overlay.toml` (a file laid over).
+    /// (deletes), `@overlay.toml` (merges a file).
     pub fn load(path: impl AsRef<std::path::Path>, overrides: &[String]) -> Result<Resolved> {
         let path = path.as_ref();
         let stem = path.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned());
         Self::parse(&read(path)?, &path.display().to_string(), &stem, overrides)
     }
 
-    /// The same from text; errors call it `file`, and the run is called `name` where the recipe has no name.
+    /// The same from text; `file` is its name in errors, `name` the run's if the recipe has none.
     pub fn parse(text: &str, file: &str, name: &str, overrides: &[String]) -> Result<Resolved> {
         let mut tree = source(text, file, 0)?;
         for (i, word) in overrides.iter().enumerate() {
@@ -91,7 +91,7 @@ impl Resolved {
         all(problems)
     }
 
-    /// Raises settings that say something and change nothing: in a recipe with stages only a stage's own.
+    /// Warns of settings without effect; in a recipe with stages only of those set in the stage.
     pub fn warn_unused(&self, stage: &StageRecipe, warnings: &Warnings) {
         let own = |key: &str| {
             !stage.staged || self.tree.get(&[stage_path(stage.index), path(key)].concat()).is_some()
@@ -101,9 +101,9 @@ impl Resolved {
         if let Some((_, fix)) = unused.first() {
             let keys: Vec<&str> = unused.iter().map(|(key, _)| *key).collect();
             let what = format!(
-                "{} change{} nothing for {} as it is set up here",
+                "{} ha{} no effect for {} as configured here",
                 keys.join(", "),
-                if keys.len() == 1 { "s" } else { "" },
+                if keys.len() == 1 { "s" } else { "ve" },
                 stage.recipe.algorithm_name()
             );
             warnings.raise("unused-settings", what, *fix);
@@ -116,7 +116,7 @@ impl Resolved {
         }
     }
 
-    /// The place with the name of the stage whose own key it is.
+    /// The place, with the stage's name if the key is set in the stage.
     fn in_stage(&self, stage: &StageRecipe, key: &str, place: String) -> String {
         if key.starts_with("stage.") { format!("{place}: stage {}", stage.name) } else { place }
     }
@@ -151,13 +151,13 @@ fn all(problems: Vec<Error>) -> Result<()> {
     }
 }
 
-/// Larger files are no recipes.
+/// Maximum size of a recipe file.
 const LARGEST: u64 = 4 << 20;
 
 fn read(path: &std::path::Path) -> Result<String> {
     use std::io::Read;
     let mut text = String::new();
-    // A directory, a device without end and a file of data are refused before they fill the memory.
+    // A directory, an endless device or a data file is refused before it is read.
     let file = std::fs::File::open(path).and_then(|f| f.take(LARGEST + 1).read_to_string(&mut text));
     let usual = "give the path of a .toml file; `ferrl recipe show NAME` prints one to start from";
     match file {
@@ -180,15 +180,15 @@ fn read(path: &std::path::Path) -> Result<String> {
     }
 }
 
-/// Recipes that may lie over each other.
+/// Maximum length of a `base` chain.
 const LONGEST_CHAIN: usize = 100;
 
-/// The place in time of what the source of that number says itself; its bases come before it, and sources after it later.
+/// Precedence of the keys in source `source` itself: above its base recipes, below later sources.
 pub(super) fn latest(source: usize) -> usize {
     (source + 1) * LONGEST_CHAIN
 }
 
-/// A file's tree, with shorthands written out, laid over its `base` where it names one.
+/// A file's tree with shorthands expanded, merged over its `base`.
 fn source(text: &str, file: &str, order: usize) -> Result<ValueTree> {
     let mut tree = written_out(text, file, latest(order))?;
     let mut chain = vec![std::path::PathBuf::from(file)];
@@ -249,13 +249,13 @@ pub(super) fn shorthand(at: &[String], value: Value, entry: bool) -> Value {
     }
 }
 
-/// Lays a file over the tree.
+/// Merges a file over the tree.
 pub(super) fn overlay(tree: &mut ValueTree, file: &str, order: usize) -> Result<()> {
     let text = read(std::path::Path::new(file)).map_err(|e| e.at(format!("override @{file}")))?;
     lay_over(tree, &source(&text, file, order)?)
 }
 
-/// Merges, except that another algorithm does not inherit settings, and a directory and a new model exclude each other.
+/// Merges trees, but a different algorithm inherits no settings, and `model.path` and `model.init` replace each other.
 fn lay_over(tree: &mut ValueTree, over: &ValueTree) -> Result<()> {
     let name = |t: &ValueTree| t.get(&path("algo.name")).cloned().unwrap_or_else(|| DEFAULT_ALGORITHM.into());
     if over.get(&path("algo.name")).is_some() && name(tree) != name(over) {
@@ -297,7 +297,7 @@ fn resolve(tree: ValueTree, file_name: &str, mut outside: Vec<Error>) -> Result<
         let own_model = ["model.path", "model.init"].iter().any(|k| own.get(&path(k)).is_some());
         let continues = index > 0 && !own_model;
         for (named, other) in [("model.path", "model.init"), ("model.init", "model.path")] {
-            // A stage that says where it starts from overrides the other way of saying so.
+            // `model.path` and `model.init` of a stage override each other's value of the recipe.
             if own.get(&path(named)).is_some() && own.get(&path(other)).is_none() {
                 merged.take(&path(other));
             }
@@ -337,7 +337,7 @@ fn resolve(tree: ValueTree, file_name: &str, mut outside: Vec<Error>) -> Result<
     Ok(Resolved { name, stages, toml, tree, notes: Vec::new() })
 }
 
-/// What a recipe learns from that names an environment and no data.
+/// Data source of a recipe with an environment and without data.
 const OWN_EPISODES: &str = "task:env";
 
 /// `name`, or `name_2` and so on.
@@ -353,7 +353,7 @@ fn typed(tree: &ValueTree) -> Result<Recipe> {
     serde_json::from_value(values).map_err(|e| Error::usage(e.to_string()).at("recipe"))
 }
 
-/// The recipe with every default written out, and `${NAME}` where a value is a variable's.
+/// The recipe with all defaults, and with `${NAME}` for values of variables.
 fn write(mut recipe: Recipe, name: &str, tree: &ValueTree) -> Result<String> {
     recipe.name = Some(name.to_string());
     let algorithm = recipe.algorithm_name().to_string();
@@ -366,7 +366,7 @@ fn write(mut recipe: Recipe, name: &str, tree: &ValueTree) -> Result<String> {
     toml::to_string(&value).map_err(unwritable)
 }
 
-/// Puts the reference where its value is; a lone value may have become a list of one.
+/// Replaces the value by its reference; a single value may have become a list of one.
 fn refer(value: &mut toml::Value, path: &[String], reference: &str) {
     let inner = path.iter().try_fold(value, |value, key| match value {
         toml::Value::Table(table) => table.get_mut(key),

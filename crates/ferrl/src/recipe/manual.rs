@@ -1,4 +1,4 @@
-//! What the registry says about an algorithm, as a page of the manual and as text for a terminal.
+//! Description of the algorithms: the manual's page, and text for the terminal.
 
 use super::keys::{self, Key, TABLE_HEAD, is_table, row};
 use super::range::short;
@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 /// The page on every algorithm. `figures` has measured results by name: `before`, `after`, `metric` and `command`.
 pub fn algorithms_markdown(figures: &Map<String, Value>) -> String {
     let mut page = String::from("# The algorithms\n\n");
-    page += "`algo = \"NAME\"` in a recipe chooses one; `ferrl recipe show NAME` prints what is here for one of them and the \
+    page += "`algo = \"NAME\"` in a recipe chooses one; `ferrl recipe show NAME` prints the section of one of them and the \
              other keys that matter to it. This page is made from the registry and the comments of the code.\n\n";
-    page += "The last two columns are of its recipe, run to its end: what the last stage changed. Sections say what was measured.\n\n";
+    page += "The last two columns are measured with its recipe, before and after the last stage; the sections name the metric.\n\n";
     page += "| name | what it is | learns from | before | after |\n|---|---|---|---:|---:|\n";
     for e in ALGORITHMS {
         let figure = |key: &str| figures.get(e.name).and_then(|f| f[key].as_str()).unwrap_or("");
@@ -28,14 +28,14 @@ pub fn algorithms_markdown(figures: &Map<String, Value>) -> String {
     page
 }
 
-/// The metrics that are not an algorithm's own.
+/// The metrics of all algorithms.
 fn written_by_all() -> String {
     let mut text = String::from("\n## What every run writes\n\n");
     text += "`metrics.jsonl` has a line for each step, TensorBoard the same: beside `step`, `stage`, `epoch` and `seconds` the \
              means below and those of the algorithm, which its section lists. A word in capitals stands for a name.\n";
     for (who, metrics) in [
         ("Every stage:", STEP),
-        ("Stages with answers that were sampled, or came with their rewards:", SAMPLED),
+        ("Stages that sample completions, or read completions with rewards:", SAMPLED),
         ("Steps with an evaluation:", EVALUATED),
     ] {
         text += &format!("\n{who}\n\n{}", metrics_table(metrics.iter()));
@@ -74,13 +74,13 @@ fn section(entry: &Entry, figures: Option<&Value>) -> String {
     text + "\n" + &metrics_table(entry.metrics.iter().copied().flatten())
 }
 
-/// What opens the algorithm's file: formula and differences from the paper.
+/// The module comment of the algorithm's file: formula and differences from the paper.
 fn header(entry: &Entry) -> String {
     let lines = entry.source.lines().map_while(|l| l.strip_prefix("//!"));
     lines.map(|l| l.strip_prefix(' ').unwrap_or(l)).collect::<Vec<_>>().join("\n")
 }
 
-/// The recipe's keys that an algorithm's runs depend on, without those under `algo`.
+/// The keys outside of `algo` that an algorithm uses.
 pub fn keys_that_matter(entry: &Entry) -> Result<Vec<&'static Key>> {
     let needs = (entry.build)(Value::Object(entry.filled(&Map::new(), 1)))?.needs();
     let matters = |key: &&Key| !is_table(&key.kind) && matters(key.path.split('.').next(), entry, needs);
@@ -99,7 +99,7 @@ fn matters(table: Option<&str>, entry: &Entry, needs: Needs) -> bool {
     }
 }
 
-/// A key for a terminal: name, default where it has one, type, and its meaning below.
+/// A key for the terminal: name, default, type, and its meaning below.
 pub fn explained(key: &Key) -> String {
     let default = match &key.default {
         _ if key.required => " (must be given)".into(),
@@ -112,7 +112,7 @@ pub fn explained(key: &Key) -> String {
     format!("  {}{default}    ({}{off})\n      {}\n", key.path, key.words(), key.about)
 }
 
-/// An algorithm's own metrics for a terminal.
+/// An algorithm's own metrics, for the terminal.
 pub fn metrics_explained(entry: &Entry) -> String {
     let line = |m: &Metric| format!("  {}\n      {}\n", m.name, m.about);
     entry.metrics.iter().copied().flatten().map(line).collect()

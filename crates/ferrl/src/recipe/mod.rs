@@ -1,7 +1,7 @@
-//! Recipes: one typed TOML file says everything about a run.
+//! Recipes: a typed TOML file describes a whole run.
 //!
-//! [`Recipe::load`] reads a file and the command line's overrides and gives a [`Resolved`]; [`Resolved::check`] refuses
-//! what cannot work. Unknown keys and wrong types are refused while loading, with place and nearest name.
+//! [`Recipe::load`] reads a file and the command line's overrides and returns a [`Resolved`]; [`Resolved::check`] refuses
+//! settings that cannot work. Unknown keys and wrong types are errors of loading, with place and the most similar name.
 
 mod adapter;
 mod algorithm;
@@ -54,10 +54,10 @@ pub use warn::warn;
 use ferrl_engine::Error;
 use ferrl_kernels::DType;
 
-/// The algorithm of a recipe that names none.
+/// The default algorithm.
 pub const DEFAULT_ALGORITHM: &str = crate::algo::DEFAULT.name;
 
-/// The value of a setting that has none.
+/// The value that unsets a setting.
 pub const OFF: &str = "off";
 
 impl Recipe {
@@ -66,7 +66,7 @@ impl Recipe {
         self.algo.get("name").and_then(|n| n.as_str()).unwrap_or(DEFAULT_ALGORITHM)
     }
 
-    /// The compute type; f32 where none is named.
+    /// The compute type; f32 by default.
     pub fn dtype(&self) -> ferrl_engine::Result<DType> {
         let Some(name) = self.model.dtype.as_deref() else { return Ok(DType::F32) };
         DType::compute(name).ok_or_else(|| {

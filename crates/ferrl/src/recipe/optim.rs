@@ -1,4 +1,4 @@
-//! What `[optim]` means: the engine's options, and the bytes of its moments.
+//! `[optim]` as the engine's options, and the bytes of its moments.
 
 use super::settings::Optim;
 use crate::fixes::unknown;
@@ -6,14 +6,14 @@ use ferrl_engine::Result;
 use ferrl_engine::model::ParamShape;
 use ferrl_engine::train::{OptimizerOptions, Rule, StateKind, is_coded};
 
-/// What may leave the card between steps.
+/// Choices of offloading.
 pub const OFFLOADS: &[&str] = &["none", "moments"];
 
-/// Optimizers, by the names that users give.
+/// Optimizers by name.
 pub const OPTIMIZERS: &[&str] = &["adamw", "adamw8", "sgd"];
 
 impl Optim {
-    /// As the engine takes them, for a model whose tensors with these names are frozen.
+    /// The engine's options, for a model with these frozen tensors.
     pub fn options(&self, frozen: Vec<String>) -> Result<OptimizerOptions> {
         let rule = match self.name.as_str() {
             "adamw" | "adamw8" => Rule::AdamW { beta1: self.beta1, beta2: self.beta2, eps: self.eps },
@@ -34,7 +34,7 @@ impl Optim {
         })
     }
 
-    /// Whether moments are in the machine's memory.
+    /// Whether moments are in host memory.
     pub fn offloads(&self) -> bool {
         self.offload == "moments"
     }
@@ -52,7 +52,7 @@ impl Optim {
         }
     }
 
-    /// Bytes of the moments of a parameter that is trained whole.
+    /// Bytes of the moments of a fully trained parameter.
     pub fn moment_bytes(&self, shape: &ParamShape) -> usize {
         let coded = self.name == "adamw8" && is_coded(shape, &[]);
         let bytes = |kind: StateKind| kind.range(&(0..shape.len())).len() * kind.dtype(coded).size();
@@ -67,7 +67,7 @@ impl Optim {
         kinds.iter().map(|&kind| bytes(kind)).sum()
     }
 
-    /// How moments are stored, in a few words.
+    /// Storage of the moments, as text.
     pub fn stored(&self) -> String {
         match self.name.as_str() {
             "adamw8" => "adamw8: 8-bit, in f32 outside matrices of layers".into(),

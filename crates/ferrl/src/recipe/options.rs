@@ -1,4 +1,4 @@
-//! Options that a task or a verifier checks itself: built before the run, so that an error has a line.
+//! Checks options of tasks and verifiers by building them, so that an error has a line of the recipe.
 
 use super::StageRecipe;
 use crate::setup;
@@ -6,7 +6,7 @@ use crate::verify::{self, VERIFIERS};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 
-/// What the tasks and verifiers of a stage say about their options: the key to blame, and the error.
+/// Errors of the options of a stage's tasks and verifiers, each with the key to blame.
 pub(super) fn problems(stage: &StageRecipe) -> Vec<(String, Error)> {
     let recipe = &stage.recipe;
     let mut found = Vec::new();
@@ -17,12 +17,12 @@ pub(super) fn problems(stage: &StageRecipe) -> Vec<(String, Error)> {
     };
     if let Err(error) = tasks(&recipe.data.task) {
         let key = blame(&recipe.data.task, &error, &tasks);
-        // Without options it is the task itself that is wrong.
+        // Without options the error is about the task itself.
         let key = key.map_or_else(|| "data.train".into(), |key| format!("data.task.{key}"));
         found.push((key, error));
     }
     for (i, reward) in recipe.reward.iter().enumerate() {
-        // A Python function is not started only to look at its options.
+        // Checking options does not start a Python function.
         let Some(name) = reward.verifier.as_ref().filter(|n| VERIFIERS.iter().any(|v| v.name == **n)) else {
             continue;
         };
@@ -40,7 +40,7 @@ pub(super) fn problems(stage: &StageRecipe) -> Vec<(String, Error)> {
     found
 }
 
-/// The option without which the error is not the same.
+/// The option whose removal changes the error.
 fn blame(
     options: &Map<String, Value>,
     error: &Error,

@@ -1,4 +1,4 @@
-//! The command line's words after a recipe: `key=value`, `+key=value`, `~key`, `@overlay.toml`.
+//! Overrides on the command line: `key=value`, `+key=value`, `~key`, `@overlay.toml`.
 
 use super::OFF;
 use super::keys;
@@ -9,7 +9,7 @@ use super::tree::{KeyPath, Place, ValueTree, dotted};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 
-/// Applies one of them.
+/// Applies one override.
 pub(super) fn apply(tree: &mut ValueTree, word: &str, order: usize) -> Result<()> {
     let place = Place { order: latest(order), text: format!("override {word}"), reference: None };
     let wrong = |what: &str, fix: String| Error::usage(what).at(&place.text).fix(fix);
@@ -42,7 +42,7 @@ pub(super) fn apply(tree: &mut ValueTree, word: &str, order: usize) -> Result<()
         Value::Null if path.ends_with(&["kl".into(), "type".into()]) && !path.contains(&"algo".into()) => {
             tree.set(&path, "null".into(), place)
         }
-        // What may have no value has none, whatever its default is.
+        // Deleting a setting that may be unset unsets it, also if it has a default.
         Value::Null if keys::find(&path).is_some_and(|k| k.optional) => tree.set(&path, OFF.into(), place),
         Value::Null => {
             tree.take(&path);
@@ -60,8 +60,8 @@ pub(super) fn apply(tree: &mut ValueTree, word: &str, order: usize) -> Result<()
     }
 }
 
-/// `reward.0.verifier=x` makes the first reward where there is none. A stage is not made that way: it would change what
-/// the rest of the recipe means.
+/// Lets `reward.0.verifier=x` add the first reward. A stage is not added that way: it would change the meaning of the rest of the
+/// recipe.
 fn grow(tree: &mut ValueTree, path: &[String], place: &Place) -> Result<()> {
     for depth in 1..path.len() {
         let (list, entry) = (&path[..depth], path[depth].parse::<usize>());
@@ -97,8 +97,7 @@ fn read_key(key: &str, place: &Place) -> Result<KeyPath> {
     Ok(path)
 }
 
-/// A value, read as its key wants it: a text needs no quotes, whatever it begins with; anything else is read as TOML
-/// reads it, and is text where that cannot be.
+/// Parses a value by its key's type: a text needs no quotes; anything else is parsed as TOML, or taken as text if that fails.
 fn read_value(path: &[String], text: &str, adds: bool, place: &Place) -> Result<Value> {
     let kind = keys::find(path).map(|k| &k.kind);
     let entry = match kind {
@@ -141,7 +140,7 @@ fn read_value(path: &[String], text: &str, adds: bool, place: &Place) -> Result<
     }
 }
 
-/// The text as TOML under its own key, so that errors name it; `None` where it is more than one value (a line break).
+/// The text as TOML under its key, so that errors name the key; `None` if it is more than one value (a line break).
 fn parse(path: &[String], text: &str, place: &Place) -> Result<Option<Value>> {
     let tree = ValueTree::parse(&format!("{} = {text}", dotted(path)), 0, |_| place.text.clone())?;
     let alone =

@@ -1,4 +1,4 @@
-//! The `parallel` section: how the weights of a run lie over its ranks.
+//! The `parallel` section: how weights and sequences are split over ranks.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,9 +1,9 @@
-//! The numbers a setting may have: read from the interval that ends its comment, so that no key is without one.
+//! Ranges of settings, read from the interval at the end of their comments.
 
 use serde_json::{Number, Value};
 use std::fmt;
 
-/// An interval of numbers, each end inside (`[`, `]`) or outside (`(`, `)`).
+/// An interval of numbers, each end included (`[`, `]`) or excluded (`(`, `)`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
     /// The smallest number.
@@ -17,7 +17,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// A comment's text and the interval that it ends in, such as `Threads; 0 takes all cores. [0, 1024]`.
+    /// Splits a comment into text and interval, such as `Threads; 0 uses all cores. [0, 1024]`.
     pub(super) fn split(comment: &str) -> (&str, Option<Range>) {
         let read = |(text, interval): (&'_ str, &str)| Some((text.len(), Range::read(interval)?));
         let opens = comment.rfind(['[', '(']).filter(|_| comment.ends_with([']', ')']));
@@ -33,13 +33,13 @@ impl Range {
         Some(Range { low: low.parse().ok()?, high: high.parse().ok()?, above, below })
     }
 
-    /// Whether a number lies in it.
+    /// Whether the range contains a number.
     pub fn holds(&self, x: f64) -> bool {
         let low = if self.above { x > self.low } else { x >= self.low };
         low && if self.below { x < self.high } else { x <= self.high }
     }
 
-    /// A value that lies in it, for a fix: the default where that does, else the end that is nearest to what was given.
+    /// A value in the range, for a fix: the default if it is in the range, else the end nearest to `got`.
     pub(super) fn remedy(&self, default: &Value, got: f64) -> Option<String> {
         let usual = default.as_number().filter(|n| n.as_f64().is_some_and(|d| self.holds(d)));
         let end = if got < self.low { (self.low, self.above) } else { (self.high, self.below) };
@@ -47,7 +47,7 @@ impl Range {
     }
 }
 
-/// After "a number".
+/// The range as words that follow "a number".
 impl fmt::Display for Range {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (low, high) = (number(self.low), number(self.high));

@@ -1,9 +1,9 @@
-//! RL2's option names, in recipes and as overrides, mapped onto ours.
+//! Translates RL2's options, in recipes and overrides, to Ferrl's.
 //!
-//! Options with a counterpart are renamed. Those that together say which algorithm it is (`kl.*`, `adv.*`,
-//! `actor.avg_level`) are read together: where the recipe names no algorithm, a list that is OpenAI's PPO or DeepSeek's
-//! GRPO becomes `algo = "ppo"` or `algo = "grpo"`, and whatever differs from those defaults is kept as a setting. An option
-//! without a counterpart is accepted with a note where it changes nothing that is learned, and else refused with the difference.
+//! Options with a counterpart are renamed. Those that determine the algorithm (`kl.*`, `adv.*`, `actor.avg_level`) are read
+//! together: if the recipe names no algorithm, they become `algo = "ppo"` (OpenAI's PPO) or `algo = "grpo"` (DeepSeek's), with the
+//! differences from its defaults as settings. An option without a counterpart is accepted with a note if it does not affect what is
+//! learned, otherwise refused with the reason.
 
 mod names;
 
@@ -38,7 +38,7 @@ const ALGORITHM: &[&str] = &[
     "rollout.dynamic_filtering",
 ];
 
-/// Tables that only RL2 has.
+/// Tables of RL2 alone.
 const TABLES: &[&str] = &[
     "actor",
     "adv",
@@ -53,14 +53,14 @@ const TABLES: &[&str] = &[
     "rollout.train_sampling_params",
 ];
 
-/// Every option known here.
+/// The names of all known options.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     let mapped = RENAMED.iter().map(|r| r.0).chain(ALGORITHM.iter().copied());
     let other = SAME.iter().map(|r| r.0).chain(NOTED.iter().map(|r| r.0)).chain(REFUSED.iter().map(|r| r.0));
     mapped.chain(other).filter(|name| name.contains('.'))
 }
 
-/// The key of an override in the words that [`translate`] reads: `data.train.path`, where `data.train` is a list here.
+/// The key of an override as [`translate`] reads it: `data.train.path`, although `data.train` is a list here.
 pub(super) fn key(path: KeyPath) -> KeyPath {
     names::TABLES.iter().fold(path, |path, (from, to)| {
         let from = super::tree::path(from);
@@ -73,14 +73,14 @@ pub(super) fn key(path: KeyPath) -> KeyPath {
     })
 }
 
-/// An option that was accepted without effect, and what is so instead.
+/// An option accepted without effect, and what Ferrl does instead.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Note {
     pub option: &'static str,
     pub instead: &'static str,
 }
 
-/// Replaces RL2's options in a recipe or stage. Of two words for one thing the later wins.
+/// Replaces RL2's options in a recipe or stage. Of two names of a setting the later one wins.
 pub(super) fn translate(tree: &mut ValueTree) -> Result<Vec<Note>> {
     one_name(tree)?;
     let renamed: Vec<_> = RENAMED
@@ -104,7 +104,7 @@ pub(super) fn translate(tree: &mut ValueTree) -> Result<Vec<Note>> {
     Ok(notes)
 }
 
-/// Tables under the name that the lists of options have; those of RL2's reward model, its critic, are the policy's.
+/// Renames tables to the names in the lists of options; those of RL2's reward model trainer (`critic`) become the policy's.
 fn one_name(tree: &mut ValueTree) -> Result<()> {
     let mut tables: Vec<(&str, &str)> = names::TABLES.to_vec();
     if tree.get(&path("algo.name")).is_some_and(|name| name == algo::REWARD_MODEL.name) {
@@ -113,7 +113,7 @@ fn one_name(tree: &mut ValueTree) -> Result<()> {
     for (from, to) in tables {
         let at = path(from);
         if let Some(Value::Object(map)) = tree.get(&at) {
-            // What a recipe says of a critic of Ferrl's stays where it is.
+            // Ferrl's own settings of the critic are not moved.
             let ours = |key: &str| keys().iter().any(|k| k.path == format!("{from}.{key}"));
             for key in map.keys().filter(|key| !ours(key)).cloned().collect::<Vec<_>>() {
                 let inner: KeyPath = at.iter().cloned().chain([key.clone()]).collect();
@@ -127,7 +127,7 @@ fn one_name(tree: &mut ValueTree) -> Result<()> {
     Ok(())
 }
 
-/// PyTorch's names of types.
+/// Translates PyTorch's names of dtypes.
 fn dtype(value: Value) -> Value {
     match value.as_str() {
         Some("bfloat16") => "bf16".into(),
@@ -136,7 +136,7 @@ fn dtype(value: Value) -> Value {
     }
 }
 
-/// Options that repeat another, that change nothing, and that ask for something else than a setting.
+/// Options that repeat another, that have no effect, or that request something that is not a setting.
 fn without_key(tree: &mut ValueTree) -> Result<Vec<Note>> {
     for (theirs, ours, why) in SAME {
         let Some((value, place)) = tree.take(&path(theirs)) else { continue };
@@ -167,7 +167,7 @@ fn without_key(tree: &mut ValueTree) -> Result<Vec<Note>> {
     Ok(noted.map(|(option, instead)| Note { option, instead }).collect())
 }
 
-/// Makes the tokens of one device those of a micro-batch.
+/// Multiplies the tokens per device to those of a micro-batch.
 fn count_all_devices(tree: &mut ValueTree) -> Result<()> {
     let size = |key: &str| tree.get(&path(key)).and_then(Value::as_u64).unwrap_or(1).max(1);
     let ranks = size("parallel.sp_size").saturating_mul(size("parallel.tp_size"));
@@ -179,7 +179,7 @@ fn count_all_devices(tree: &mut ValueTree) -> Result<()> {
     }
 }
 
-/// Options that say which algorithm it is, and its settings.
+/// Options that determine the algorithm and its settings.
 fn algorithm(tree: &mut ValueTree) -> Result<()> {
     let given: BTreeMap<&str, (Value, Place)> =
         ALGORITHM.iter().filter_map(|name| Some((*name, tree.take(&path(name))?))).collect();
@@ -205,7 +205,7 @@ fn algorithm(tree: &mut ValueTree) -> Result<()> {
     Ok(())
 }
 
-/// Refuses one file that says a thing under both names, and not the same.
+/// Refuses a file with both names of a setting and different values.
 fn once(tree: &ValueTree, theirs: &str, ours: &str, value: &Value, place: &Place) -> Result<()> {
     let at = path(ours);
     let there = tree.get(&at).zip(tree.place(&at));
@@ -219,7 +219,7 @@ fn once(tree: &ValueTree, theirs: &str, ours: &str, value: &Value, place: &Place
     }
 }
 
-/// Sets unless a later source has.
+/// Sets a value unless a later source has set it.
 fn set(tree: &mut ValueTree, key: &str, value: Value, place: &Place) -> Result<()> {
     let at = path(key);
     let later = tree.get(&at).is_some() && tree.place(&at).is_some_and(|p| p.order > place.order);
@@ -233,7 +233,7 @@ fn same(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// What is left under RL2's tables is no option of it that is known here.
+/// Refuses the unknown options left under RL2's tables.
 fn refuse_leftovers(tree: &ValueTree) -> Result<()> {
     for table in TABLES {
         let mut at: KeyPath = path(table);
@@ -257,7 +257,7 @@ fn refuse_leftovers(tree: &ValueTree) -> Result<()> {
 
 struct Options {
     given: BTreeMap<&'static str, (Value, Place)>,
-    /// Whether the recipe names its algorithm; then only what is given is changed.
+    /// Whether the recipe names its algorithm; then only the given options are changed.
     named: bool,
 }
 
@@ -268,7 +268,7 @@ impl Options {
         self.given.get(name).is_some_and(|g| g.0 == value.into())
     }
 
-    /// The algorithm that the list is, or comes nearest to.
+    /// The algorithm nearest to the options.
     fn preset(&self) -> &'static str {
         let deepseek = self.is("actor.avg_level", "sequence")
             && self.is("kl.type", "loss")
@@ -281,7 +281,7 @@ impl Options {
         }
     }
 
-    /// A word out of a list.
+    /// One of a list of words.
     fn word(&self, name: &'static str, known: &[&'static str]) -> Result<Option<(String, Place)>> {
         let Some((value, place)) = self.given.get(name) else { return Ok(None) };
         if let Some(word) = known.iter().find(|k| value == **k) {
@@ -335,7 +335,7 @@ impl Options {
         let coef = self.given.get("kl.coef").cloned();
         let mut all: Vec<Setting> = Vec::new();
         let Some((kind, at)) = self.word("kl.type", &["null", "reward", "loss", "advantage"])? else {
-            // Without a type RL2 has no KL, whereas its nearest algorithm here may have.
+            // Without `kl.type` RL2 has no KL, but the preset's defaults may have.
             let none = (!self.named && coef.is_none()).then(|| self.given.values().next()).flatten();
             all.extend(none.map(|(_, place)| ("kl.coef", json!(0.0), place.clone())));
             all.extend(coef.map(|(value, place)| ("kl.coef", value, place)));
@@ -361,7 +361,7 @@ impl Options {
         Ok(all)
     }
 
-    /// What a return is compared with.
+    /// The baseline and normalisation of advantages.
     fn advantage(&self) -> Result<Vec<Setting>> {
         let estimator = self.word("adv.estimator", &[algo::WITHOUT_CRITIC.name, "gae"])?;
         let global = self.given.get("adv.global_norm").cloned();

@@ -1,6 +1,6 @@
-//! What the types say of a recipe's keys: fields, types, comments and ranges, from their JSON Schema.
+//! Fields, types, comments and ranges of a recipe's keys, from the JSON Schema of their types.
 //!
-//! The schema is derived from the types (`schemars`), so that errors, the manual and editors cannot drift from the code.
+//! The schema is derived from the types (`schemars`), so that errors, the manual and editors agree with the code.
 
 use super::OFF;
 use super::range::Range;
@@ -10,12 +10,12 @@ use schemars::{JsonSchema, schema_for};
 use serde_json::Value;
 use std::sync::LazyLock;
 
-/// What a key holds.
+/// Type of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyKind {
     /// Text.
     Text,
-    /// A whole number from 0 up.
+    /// A whole number of at least 0.
     Whole,
     /// A number.
     Number,
@@ -34,7 +34,7 @@ pub enum KeyKind {
 }
 
 impl KeyKind {
-    /// In words, after "expected"; numbers with the range they must lie in.
+    /// Words that follow "expected"; numbers with their range.
     pub fn words(&self, range: Option<Range>) -> String {
         let within = range.map_or(String::new(), |r| format!(" {r}"));
         match self {
@@ -64,18 +64,18 @@ impl KeyKind {
 pub(super) struct Field {
     pub name: String,
     pub kind: KeyKind,
-    /// Whether it may be left out without having a value then.
+    /// Whether it may be unset.
     pub optional: bool,
     /// Whether it must be given.
     pub required: bool,
-    /// Its value where nothing is given; null where it has none.
+    /// Its default; null if it has none.
     pub default: Value,
-    /// What a number, or the numbers of a list, must lie in.
+    /// The range of the number, or of the numbers of the list.
     pub range: Option<Range>,
     pub about: String,
 }
 
-/// A type and those of its fields.
+/// The schema of a type and of the types of its fields.
 #[derive(Debug)]
 pub(super) struct KeySchema {
     /// The type's name.
@@ -113,7 +113,7 @@ impl KeySchema {
         KeySchema { tables: own.chain(others).map(table).collect(), root: root.clone() }
     }
 
-    /// The fields of a type; none for a type that is not here.
+    /// The fields of a type; empty for an unknown type.
     pub fn fields(&self, table: &str) -> &[Field] {
         self.tables.iter().find(|t| t.0 == table).map_or(&[], |t| &t.2)
     }
@@ -130,7 +130,7 @@ impl KeySchema {
         found
     }
 
-    /// Takes out what is switched off in a table that fits the types.
+    /// Removes `"off"` values from a table.
     pub fn switch_off(&self, value: &mut Value, table: &str) {
         let Value::Object(map) = value else { return };
         for field in self.fields(table) {
@@ -169,7 +169,7 @@ fn text(schema: &Value) -> String {
     schema["description"].as_str().unwrap_or_default().replace('\n', " ")
 }
 
-/// What a schema describes, and whether it may be null.
+/// The type that a schema describes, and whether it may be null.
 fn kind(schema: &Value, root: &Value) -> (KeyKind, bool) {
     if let Some([inner, null]) = schema["anyOf"].as_array().map(Vec::as_slice)
         && null["type"] == "null"
@@ -202,7 +202,7 @@ fn kind(schema: &Value, root: &Value) -> (KeyKind, bool) {
     (kind, optional)
 }
 
-/// The words of a choice; none for another type.
+/// The words of an enum; empty for another type.
 fn words(schema: &Value) -> Vec<String> {
     let lists = std::iter::once(schema).chain(schema["oneOf"].as_array().into_iter().flatten());
     let of = |one: &Value| match &one["const"] {

@@ -1,4 +1,4 @@
-//! Everything a recipe may say, with defaults. The doc comments are the manual's text.
+//! All settings of a recipe, with defaults. The doc comments are the manual's text.
 
 use super::{AdapterSettings, EnvSettings, Parallel};
 use crate::credit::StepSplit;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 with_defaults! {
 /// A whole recipe, or one stage of it.
 pub struct Recipe {
-    /// Name of the run folder; the recipe file's name where absent.
+    /// Name of the run folder; the recipe file's name by default.
     pub name: Option<String> = None,
     /// Base recipe: a file relative to this one, whose settings this one overrides.
     pub base: Option<String> = None,
@@ -19,21 +19,21 @@ pub struct Recipe {
     pub seed: u64 = 0,
     /// Device: `cpu`, `cuda` or `cuda:N`; `auto` uses a GPU if there is one.
     pub device: String = "auto".into(),
-    /// Memory that the device is taken to have, such as `24GiB`: a card's with its context, or that of the CPU's buffers. What does not
-    /// fit is refused as on a device of that size. All of it when left out.
+    /// Maximum device memory, such as `24GiB`: on a card including its context, on the CPU of all buffers. Allocations beyond it fail, as
+    /// on a device of that size. All of the device's memory by default.
     pub device_memory: Option<String> = None,
     /// CPU threads; 0 uses all cores. [0, 1024]
     pub threads: usize = 0,
-    /// Bitwise equal log-probabilities in sampling and training. `false` is for GPUs only, where it may be a little faster;
-    /// a run stays reproducible bit by bit.
+    /// Bitwise equal log-probabilities in sampling and training. `false` may be slightly faster, on GPUs only; a run is
+    /// reproducible bit by bit with either.
     pub exact: bool = true,
     /// The policy: the model that is trained.
     pub model: ModelSettings = ModelSettings::default(),
-    /// A low-rank adapter (LoRA) that is trained instead of the weights; none where the section is absent.
+    /// Low-rank adapter (LoRA) that is trained instead of the weights; without this section all weights are trained.
     pub adapter: Option<AdapterSettings> = None,
     /// The critic, for algorithms that have one.
     pub critic: CriticSettings = CriticSettings::default(),
-    /// The reference, for algorithms that regularise towards the policy as it starts.
+    /// The reference model (the initial policy of the stage), for algorithms with KL regularisation or a log-ratio to it.
     pub reference: Reference = Reference::default(),
     /// The teacher model, for algorithms that distill one.
     pub teacher: Teacher = Teacher::default(),
@@ -41,23 +41,23 @@ pub struct Recipe {
     pub data: DataSettings = DataSettings::default(),
     /// The algorithm: `name` and its settings.
     pub algo: Map<String, Value> = Map::new(),
-    /// Sampling of completions, for algorithms that sample.
+    /// Rollouts: sampling of completions, for algorithms that sample.
     pub rollout: Rollout = Rollout::default(),
     /// Search in place of independent completions, in rollouts and evaluations.
     pub search: SearchSettings = SearchSettings::default(),
-    /// The environment of episodes with several turns, where it is not a generated task.
+    /// An environment of multi-turn episodes that is not a generated task.
     pub env: EnvSettings = EnvSettings::default(),
-    /// Rewards of sampled completions; several are added by weight.
+    /// Rewards of sampled completions; several form a weighted sum.
     pub reward: Vec<RewardSettings> = Vec::new(),
     /// Optimizer and learning-rate schedule.
     pub optim: Optim = Optim::default(),
     /// Steps, epochs and batch sizes.
     pub train: Train = Train::default(),
-    /// Evaluation while training.
+    /// Evaluation during training.
     pub eval: Eval = Eval::default(),
     /// Checkpoints.
     pub checkpoint: Checkpoint = Checkpoint::default(),
-    /// Weights and sequences split over ranks.
+    /// Parallelism: weights and sequences split over ranks.
     pub parallel: Parallel = Parallel::default(),
     /// Stages, run in order; each starts from the model of the previous one and may override any key above.
     pub stage: Vec<Map<String, Value>> = Vec::new(),
@@ -70,7 +70,7 @@ pub struct Recipe {
 pub struct ModelSettings {
     /// A Hugging Face directory, `org/name` in the Hugging Face cache, or `stage:NAME` for the model of an earlier stage.
     pub path: Option<String>,
-    /// A randomly initialised model instead.
+    /// A randomly initialised model instead of `path`.
     pub init: Option<InitSettings>,
     /// Compute type: `f32` or `bf16`; master weights are f32.
     pub dtype: Option<String>,
@@ -87,7 +87,7 @@ pub struct ModelSettings {
 with_defaults! {
 /// A randomly initialised model and its tokenizer.
 pub struct InitSettings {
-    /// Model family, one of `ferrl doctor`.
+    /// Model family; `ferrl doctor` lists them.
     pub family: String = ferrl_engine::model::FAMILIES[0].name().into(),
     /// Hidden size. [1, 131072]
     pub hidden: usize = 128,
@@ -99,7 +99,7 @@ pub struct InitSettings {
     pub kv_heads: Option<usize> = None,
     /// Intermediate size of the feed-forward network. [1, 1048576]
     pub ffn: Option<usize> = None,
-    /// Experts of a layer, in a family that has them; 8 by default. [1, 4096]
+    /// Experts per layer, in families that have them; 8 by default. [1, 4096]
     pub experts: Option<usize> = None,
     /// Experts per token; 2 by default. [1, 4096]
     pub experts_per_token: Option<usize> = None,
@@ -120,7 +120,7 @@ pub struct InitSettings {
 pub struct CriticSettings {
     /// A value head on the policy's trunk instead of a separate model.
     pub shared: bool,
-    /// Initial weights: a directory or `stage:NAME`; the policy's by default.
+    /// Model that initialises the critic: a directory or `stage:NAME`; the policy by default.
     pub path: Option<String>,
     /// Learning rate of the critic; five times the policy's by default. [1e-12, 10]
     pub lr: Option<f64>,
@@ -132,15 +132,15 @@ pub struct CriticSettings {
 pub struct Teacher {
     /// A Hugging Face directory with the policy's tokenizer, or `stage:NAME` for the model of an earlier stage.
     pub path: Option<String>,
-    /// Keep the teacher in the machine's memory during rollouts, for cards.
+    /// Offload the teacher to host memory during rollouts (GPUs).
     pub offload: bool,
 }
 
-/// The reference: the policy as the stage starts.
+/// The reference: the initial policy of the stage.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reference {
-    /// Keep the reference in the machine's memory while its log-probabilities are not computed, for cards.
+    /// Offload the reference to host memory while it is not used (GPUs).
     pub offload: bool,
 }
 
@@ -150,12 +150,12 @@ pub struct DataSettings {
     /// Files, directories, globs, `split@path`, `org/name` in the Hugging Face cache, and generated tasks such as
     /// `task:countdown`, mixed.
     pub train: Vec<String> = Vec::new(),
-    /// Sampling weight of each source: how often its rows occur in an epoch. A task of weight 1 gives as many examples as all
-    /// files have rows. (0, 1000]
+    /// Sampling weight of each source: how often its rows occur in an epoch. A generated task of weight 1 adds as many examples as
+    /// all files have rows. (0, 1000]
     pub weights: Vec<f64> = Vec::new(),
-    /// Settings of a generated task; under its name where there are several.
+    /// Settings of the generated task; with several tasks a table for each, under its name.
     pub task: Map<String, Value> = Map::new(),
-    /// Column mapping: new name = the name in the files.
+    /// Column mapping: new name = name in the files.
     pub columns: Map<String, Value> = Map::new(),
     /// Prompt template over the row's columns.
     pub template: Option<String> = None,
@@ -167,7 +167,7 @@ pub struct DataSettings {
     pub examples: Vec<Map<String, Value>> = Vec::new(),
     /// Separator of few-shot examples where the prompt is raw text.
     pub separator: String = "\n\n".into(),
-    /// Put text prompts into the model's chat template as a user's message. Absent: messages are rendered, text is not.
+    /// Apply the model's chat template to text prompts too, as a user message. By default only messages are rendered with it.
     pub apply_chat_template: Option<bool> = None,
     /// Date for chat templates (`strftime_now`), such as `2026-01-31`; the day the run started by default.
     pub date: Option<String> = None,
@@ -178,11 +178,10 @@ pub struct DataSettings {
     pub overlong: String = "error".into(),
     /// Shuffle the rows in every epoch.
     pub shuffle: bool = true,
-    /// Draw every row at random from all rows, so that some come twice in an epoch and some not at all (sampling with
-    /// replacement). An epoch is as many draws as there are rows.
+    /// Sample rows with replacement: an epoch is as many draws as there are rows, so that some occur twice and others not at all.
     pub replacement: bool = false,
-    /// What happens to training rows that evaluation rows overlap with (the same prompt, or 13 words in a row): `warn`,
-    /// `drop` (they are not trained on), `error` or `off`.
+    /// What happens to training rows that overlap with evaluation rows (the same prompt, or 13 consecutive words): `warn`, `drop`
+    /// (they are not trained on), `error` or `off`.
     pub overlap: String = "warn".into(),
 }
 }
@@ -202,7 +201,7 @@ pub struct Rollout {
     pub top_k: usize = 0,
     /// Nucleus (top-p) sampling; 1 disables it. (0, 1]
     pub top_p: f64 = 1.0,
-    /// Stop strings; they are removed from the completion, as in vLLM and SGLang.
+    /// Stop strings; removed from the completion, as in vLLM and SGLang.
     pub stop: Vec<String> = Vec::new(),
     /// Keep the stop string at the end of the completion (vLLM's `include_stop_str_in_output`).
     pub include_stop: bool = false,
@@ -210,16 +209,16 @@ pub struct Rollout {
     pub allow_off_policy: bool = false,
     /// Size of the KV cache in MiB. [1, 16777216]
     pub cache_mib: usize = 256,
-    /// Free the KV cache while the policy trains (vLLM's sleep mode): activations and cache then share memory, for an allocation and new
-    /// CUDA graphs in every step.
+    /// Free the KV cache during training (as vLLM's sleep mode), so that activations can use its memory. Costs an allocation and the
+    /// capture of CUDA graphs in every step.
     pub release_cache: bool = false,
     /// Maximum number of actions per episode, for tasks with several turns. [1, 65535]
     pub max_turns: usize = 100,
     /// Off-policy lag: completions may be sampled up to this many steps before they are trained on; 0 is on-policy.
     /// [0, 100]
     pub max_lag: usize = 0,
-    /// Partial rollouts: a completion gets at most this many tokens in a step and goes on in the next one; 0 completes all in their
-    /// step. [0, 1048576]
+    /// Partial rollouts: maximum tokens of a completion per step; unfinished completions continue in the next step. 0 disables them.
+    /// [0, 1048576]
     pub partial_tokens: usize = 0,
     /// Tensor parallelism of sampling; 0 is `parallel.tp_size`. [0, 1000000]
     pub tp_size: usize = 0,
@@ -229,33 +228,33 @@ pub struct Rollout {
 with_defaults! {
 /// Search in place of independent completions.
 pub struct SearchSettings {
-    /// Strategy, one of `ferrl search --list`; unset disables search.
+    /// Search strategy; `ferrl search --list` lists them. Unset disables search.
     pub strategy: Option<String> = None,
     /// Options of the strategy and its expander.
     pub options: Map<String, Value> = Map::new(),
     /// Scorer of the search: `reward` (the recipe's rewards), `step_oracle` (its verifier, after every step), `logp` (the model's
-    /// own probabilities), or the folder of a model that rewards, `stage:NAME` for that of an earlier stage.
+    /// own probabilities), or a reward model: a directory, or `stage:NAME` for the model of an earlier stage.
     pub scorer: String = "reward".into(),
-    /// Options of a model that rewards, as those of `[[reward]]`.
+    /// Options of the reward model, as in `[[reward]]`.
     pub scorer_options: Map<String, Value> = Map::new(),
-    /// Tokens to sample for each prompt, up to the end of the round that reaches them; unset leaves it to the strategy.
+    /// Token budget per prompt: the search ends after the round that reaches it; by default the strategy decides.
     /// [1, 1000000000000]
     pub budget: Option<u64> = None,
-    /// Learn from trees: every path is a completion, and with `algo.advantage.baseline = "steps"` each step has the advantage of its
+    /// Train on trees: every path is a completion, and with `algo.advantage.baseline = "steps"` each step has the advantage of its
     /// node. `rollout.samples` is not used.
     pub train: bool = false,
-    /// Evaluate by search too: `eval/search` is the accuracy of its results. With `scorer = "reward"` that is an upper bound.
+    /// Also evaluate with search: `eval/search` is the accuracy of its results, with `scorer = "reward"` an upper bound.
     pub eval: bool = false,
 }
 }
 
-/// A reward; several are added by weight.
+/// A reward; several form a weighted sum.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewardSettings {
     /// Name of a built-in verifier.
     pub verifier: Option<String>,
-    /// Options of the verifier; with `model`, how it rewards: `kind = "generative"`, `"implicit"` or `"decision"`.
+    /// Options of the verifier or reward model; for a language model `kind = "generative"`, `"implicit"` or `"decision"`.
     pub options: Map<String, Value>,
     /// A Python file with a function `reward(prompts, completions, **columns)`.
     pub python: Option<PathBuf>,
@@ -263,25 +262,25 @@ pub struct RewardSettings {
     pub function: Option<String>,
     /// Reward model: a directory, or `stage:NAME` for the model of an earlier stage.
     pub model: Option<String>,
-    /// Keep the reward model in the machine's memory while nothing is scored, for cards.
+    /// Offload the reward model to host memory while it is not used (GPUs).
     pub offload: bool,
     /// Weight, 1 by default; 0 only logs the reward. [-1000000, 1000000]
     pub weight: Option<f64>,
     /// Reward of truncated completions: `wrong` (0, the default) or `score` (the verifier's score of the truncated text).
     /// Python functions and reward models always score them; with `wrong` they never count as right.
     pub truncated: Option<String>,
-    /// Reward every step of a completion, each on its last token: how it is split into steps. What rewards: a Python function that
-    /// returns a list for each completion, a verifier that finds the first wrong step, or a model.
+    /// Process rewards: how a completion is split into steps, each rewarded on its last token. The source is a Python function that
+    /// returns a list per completion, a verifier that finds the first wrong step, or a reward model.
     pub steps: Option<StepSplit>,
     /// Tokens of a step with `steps = "tokens"`, 16 by default. [1, 1048576]
     pub step_tokens: Option<usize>,
 }
 
-/// Values of `search.scorer` that are no models.
+/// Values of `search.scorer` other than models.
 const SCORERS: [&str; 3] = ["reward", "step_oracle", "logp"];
 
 impl SearchSettings {
-    /// The folder of the model that scores, where one does.
+    /// The folder of the reward model, if the scorer is one.
     pub fn model(&self) -> Option<&str> {
         Some(self.scorer.as_str()).filter(|name| self.strategy.is_some() && !SCORERS.contains(name))
     }
@@ -290,7 +289,7 @@ impl SearchSettings {
         let model = Some(self.model()?.to_string());
         Some(RewardSettings { model, options: self.scorer_options.clone(), ..Default::default() })
     }
-    /// Whether the scorer has values for prefixes.
+    /// Whether the scorer can score prefixes.
     pub fn judges_steps(&self) -> bool {
         self.scorer != SCORERS[0]
     }
@@ -318,11 +317,11 @@ pub const MODEL_KINDS: [&str; 3] = ["generative", "implicit", "decision"];
 /// Options of `[[reward]]` that name a model.
 pub(crate) const OPTION_MODELS: [&str; 2] = ["extractor", "reference"];
 
-/// Tokens of a step, where nothing else is said.
+/// Default tokens per step.
 const STEP_TOKENS: usize = 16;
 
 impl RewardSettings {
-    /// All directories of models that it loads.
+    /// The directories of all models of the reward.
     pub fn model_paths(&self) -> impl Iterator<Item = &str> {
         self.model.as_deref().into_iter().chain(self.models().map(|(_, path)| path))
     }
@@ -339,20 +338,20 @@ impl RewardSettings {
         self.options.iter_mut().filter(named).map(|(_, value)| value)
     }
 
-    /// How completions are split into steps, where each step is rewarded, and the tokens of a step.
+    /// With process rewards: how completions are split into steps, and the tokens per step.
     pub fn steps(&self) -> Option<(StepSplit, usize)> {
         self.steps.map(|split| (split, self.step_tokens.unwrap_or(STEP_TOKENS)))
     }
 
-    /// What a language model rewards with: `generative` (its verdict) or `implicit` (its log-ratio); `decision` for a forecaster
-    /// beside an extractor; none for a score head alone.
+    /// Kind of the reward model: `generative` (a verdict), `implicit` (a log-ratio), `decision` (a forecaster with an extractor); `None`
+    /// for a score head.
     pub fn model_kind(&self) -> Option<&'static str> {
         let kind = self.options.get("kind").filter(|_| self.model.is_some())?;
         MODEL_KINDS.iter().copied().find(|known| kind == known)
     }
 
-    /// Refuses options that its model cannot be used with, before anything is loaded. `scores` says whether the model has a score
-    /// head; `option` is how an option is given there, such as `--judge `.
+    /// Refuses options that do not fit the model, before it is loaded. `scores`: the model has a score head; `option`: prefix of an
+    /// option in fixes, such as `--judge `.
     pub fn check_model(&self, scores: bool, option: &str) -> Result<()> {
         let usage = |what: String, fix: String| Err(Error::usage(what).fix(fix));
         let given = |key: &str| self.options.get(key).and_then(Value::as_str).is_some_and(|v| !v.is_empty());
@@ -364,12 +363,10 @@ impl RewardSettings {
                 usage(what, format!("{option}kind={near}"))
             }
             (None, None) if !scores => {
-                let what = "a language model does not score answers".into();
+                let what = "a language model has no score head".into();
                 usage(
                     what,
-                    format!(
-                        "{option}kind=generative, which asks it for its verdict; or a model with a score head"
-                    ),
+                    format!("{option}kind=generative, which makes it a judge; or a model with a score head"),
                 )
             }
             (None, None) => match self.options.keys().next() {
@@ -380,7 +377,7 @@ impl RewardSettings {
                 None => Ok(()),
             },
             (Some("implicit"), _) if !given("reference") => usage(
-                "an implicit reward is measured against a reference".into(),
+                "an implicit reward needs a reference model".into(),
                 format!("{option}reference=DIR, the model that training started from"),
             ),
             (Some("decision"), _) if !given("extractor") => usage(
@@ -397,11 +394,11 @@ with_defaults! {
 pub struct Optim {
     /// Peak learning rate. [1e-12, 10]
     pub lr: f64 = 1e-5,
-    /// Optimizer: `adamw`, `adamw8` (AdamW whose moments of the layers' matrices are 8-bit codes: 10 bytes a weight in training
-    /// instead of 16) or `sgd`.
+    /// Optimizer: `adamw`, `adamw8` (8-bit AdamW for the layers' matrices: 10 bytes a weight in training instead of 16) or
+    /// `sgd`.
     pub name: String = "adamw".into(),
-    /// What lives in the machine's memory instead of the card's: `none`, or `moments`, which steps read and write through the bus
-    /// (8 bytes a weight less on the card with `adamw`, the same bits, slower updates). On the CPU moments are there anyway.
+    /// Optimizer state to offload to host memory: `none` or `moments` (8 bytes a weight less on the GPU with `adamw`, the same bits,
+    /// slower updates). No effect on the CPU.
     pub offload: String = "none".into(),
     /// Decay rate of the first moment; momentum of SGD. [0, 1)
     pub beta1: f64 = 0.9,
@@ -427,7 +424,7 @@ pub struct Optim {
 with_defaults! {
 /// Steps, epochs and batch sizes.
 pub struct Train {
-    /// Number of steps; `epochs` apply where unset. [1, 1000000000]
+    /// Number of steps; overrides `epochs`. [1, 1000000000]
     pub steps: Option<u64> = None,
     /// Epochs over the data. (0, 1000000]
     pub epochs: f64 = 1.0,
@@ -445,7 +442,7 @@ pub struct Eval {
     pub every: u64 = 0,
     /// Evaluate before the first step too.
     pub at_start: bool = false,
-    /// Held-out data, as in `data.train`; a generated task's own held-out part where empty.
+    /// Held-out data, as in `data.train`; by default the held-out part of a generated task.
     pub data: Vec<String> = Vec::new(),
     /// Fraction of `data.train` to hold out instead: drawn by the seed, never trained on. [0, 1)
     pub split: f64 = 0.0,
@@ -461,7 +458,7 @@ pub struct Eval {
 with_defaults! {
 /// Checkpoints.
 pub struct Checkpoint {
-    /// Steps between checkpoints; 0 leaves it to `minutes`. The end of a stage is always saved. [0, 1000000000]
+    /// Steps between checkpoints; with 0 only `minutes` counts. The end of a stage is always saved. [0, 1000000000]
     pub every: u64 = 0,
     /// Minutes between checkpoints, written at the end of a step; 0 disables them. [0, 100000]
     pub minutes: f64 = 10.0,

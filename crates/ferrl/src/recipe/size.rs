@@ -4,10 +4,10 @@ use super::Recipe;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Backend;
 
-/// The most memory that anything is planned for: 1024 TiB.
+/// Maximum memory of a plan: 1024 TiB.
 const MOST_BYTES: f64 = 1125899906842624.0;
 
-/// The least memory that a device is taken to have: less is a unit forgotten.
+/// Minimum of `device_memory`: a smaller number lacks its unit.
 const LEAST_DEVICE: u64 = 64 << 10;
 
 /// A number of bytes with a unit: `22GiB`, `900MiB`.
@@ -24,7 +24,7 @@ pub fn bytes(text: &str) -> std::result::Result<u64, String> {
         "mb" => 1e6,
         "gb" => 1e9,
         "tb" => 1e12,
-        other => return Err(format!("{other:?} is no unit; write 22GiB, 900MiB or a number of bytes")),
+        other => return Err(format!("unknown unit {other:?}; write 22GiB, 900MiB or a number of bytes")),
     };
     match number.trim().parse::<f64>() {
         Ok(n) if n * factor >= 1.0 && n * factor <= MOST_BYTES => Ok((n * factor) as u64),
@@ -33,7 +33,7 @@ pub fn bytes(text: &str) -> std::result::Result<u64, String> {
     }
 }
 
-/// The same of a device's memory.
+/// The same for the memory of a device.
 pub fn device_bytes(text: &str) -> std::result::Result<u64, String> {
     match bytes(text)? {
         size if size < LEAST_DEVICE => Err(format!("{text:?} is {size} bytes, expected at least 64KiB")),
@@ -42,13 +42,13 @@ pub fn device_bytes(text: &str) -> std::result::Result<u64, String> {
 }
 
 impl Recipe {
-    /// Bytes that the device is taken to have, where the recipe says so.
+    /// `device_memory` in bytes.
     pub fn device_bytes(&self) -> Result<Option<u64>> {
         let wrong = |what: String| Error::usage(what).at("device_memory").fix("device_memory = \"24GiB\"");
         self.device_memory.as_deref().map(device_bytes).transpose().map_err(wrong)
     }
 
-    /// Takes the device to have no more memory than the recipe says.
+    /// Limits the device to `device_memory`.
     pub fn limit(&self, device: &dyn Backend) -> Result<()> {
         device.set_memory_limit(self.device_bytes()?.map(|bytes| bytes as usize));
         Ok(())

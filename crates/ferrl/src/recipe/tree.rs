@@ -1,7 +1,7 @@
-//! Values under dotted keys, each with the place it was written at.
+//! Values under dotted keys, each with the place where it was written.
 //!
-//! Files and overrides become trees; trees are merged, later over earlier. A place outlives every merge, so that an
-//! error about any value can say where it came from.
+//! Files and overrides become trees, which are merged, later over earlier. Merges keep the places, so that an error about a value
+//! can name its source.
 
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Number, Value};
@@ -19,7 +19,7 @@ pub(super) struct Place {
     pub order: usize,
     /// `file:line`, or the override.
     pub text: String,
-    /// What was written where the value is a variable's: `${NAME}`.
+    /// The reference `${NAME}`, if the value is a variable's.
     pub reference: Option<String>,
 }
 
@@ -65,14 +65,14 @@ pub(super) fn describe(value: &Value) -> String {
 }
 
 impl ValueTree {
-    /// Reads TOML; `name` says where a line is.
+    /// Reads TOML; `name` returns the place of a line.
     pub fn parse(text: &str, order: usize, name: impl Fn(usize) -> String) -> Result<Self> {
         let mut tree = ValueTree::default();
         let document = DeTable::parse(text).map_err(|e| {
             let line = e.span().map_or(1, |s| line_of(&line_starts(text), &s));
             let error = Error::usage(e.message().to_string()).at(name(line));
             match e.message().starts_with("cannot extend value") {
-                // Such as `algo = "grpo"` with `algo.clip_low = 0.1` below it.
+                // For example `algo = "grpo"` with `algo.clip_low = 0.1` below it.
                 true => error.fix("write the table whole: algo = { name = \"grpo\", clip_low = 0.1 }"),
                 false => error,
             }
@@ -99,12 +99,12 @@ impl ValueTree {
         around.or_else(|| within().map(|(_, place)| place))
     }
 
-    /// What was written for values that are variables', by path.
+    /// The references to variables, by path.
     pub fn references(&self) -> impl Iterator<Item = (&KeyPath, &String)> {
         self.places.iter().filter_map(|(path, place)| Some((path, place.reference.as_ref()?)))
     }
 
-    /// The same path with entries of lists by number where they were given by their `name`.
+    /// The path with list entries by number instead of by their `name`.
     pub fn numbered(&self, path: &[String]) -> KeyPath {
         let mut out: KeyPath = Vec::new();
         for key in path {
@@ -117,7 +117,7 @@ impl ValueTree {
         out
     }
 
-    /// Replaces whatever is there, making tables on the way.
+    /// Sets a value, creating the tables of its path.
     pub fn set(&mut self, path: &[String], value: Value, place: Place) -> Result<()> {
         let wrong = |what: String| Err(Error::usage(what).at(&place.text));
         let mut at = &mut self.root;
@@ -147,7 +147,7 @@ impl ValueTree {
         Ok(())
     }
 
-    /// Adds to the end of a list, which is made where there is none.
+    /// Appends to a list, which is created if absent.
     pub fn push(&mut self, path: &[String], value: Value, place: Place) -> Result<()> {
         match self.get(path) {
             None => self.set(path, Value::Array(vec![value]), place),
@@ -168,7 +168,7 @@ impl ValueTree {
         }
     }
 
-    /// Takes a value out, with its place; tables that are left empty go too.
+    /// Removes a value and the tables that become empty; returns it with its place.
     pub fn take(&mut self, path: &[String]) -> Option<(Value, Place)> {
         let (last, parents) = path.split_last()?;
         let mut at = &mut self.root;
@@ -196,7 +196,7 @@ impl ValueTree {
         Some((value, place))
     }
 
-    /// Lays another tree over this one: tables are joined, all else is replaced.
+    /// Merges another tree over this one: tables are merged, other values replaced.
     pub fn merge(&mut self, over: &ValueTree) -> Result<()> {
         let Value::Object(map) = &over.root else { return Ok(()) };
         map.iter().try_for_each(|(key, value)| self.merge_at(vec![key.clone()], value, over))
@@ -215,7 +215,7 @@ impl ValueTree {
         Ok(())
     }
 
-    /// The tree below a key, its paths starting anew.
+    /// The tree below a key, with relative paths.
     pub fn below(&self, path: &[String]) -> ValueTree {
         let root = self.get(path).cloned().unwrap_or(Value::Object(Map::new()));
         let places =
@@ -243,7 +243,7 @@ impl ValueTree {
     }
 }
 
-/// From TOML's values to ours, noting lines.
+/// Converts TOML's values and stores their lines.
 struct TomlReader<'a> {
     /// Where each line begins.
     lines: Vec<usize>,

@@ -1,4 +1,4 @@
-//! Unknown keys, wrong types and numbers out of range, at any depth, with place and nearest name.
+//! Finds unknown keys, wrong types and numbers out of range, at any depth, with place and the most similar name.
 
 use super::keys::{self, nearest_to};
 use super::schema::{Field, KeyKind, KeySchema, RECIPE};
@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// What the keys below a type are checked against.
+/// What keys are checked against.
 pub(super) struct TypeRules<'a> {
     /// The types.
     pub schema: &'a KeySchema,
@@ -17,22 +17,22 @@ pub(super) struct TypeRules<'a> {
     pub full: &'a dyn Fn(&[String]) -> KeyPath,
     /// The error for a key that a type does not have.
     pub unknown: &'a dyn Fn(&ValueTree, &[String], &str) -> Error,
-    /// A key's value where the recipe says nothing.
+    /// A key's default.
     pub default: &'a dyn Fn(&[String]) -> Value,
     /// Where a value was written.
     pub place: &'a dyn Fn(&ValueTree, &[String]) -> String,
 }
 
-/// What was found beside errors that end the search.
+/// Findings that do not end the check.
 #[derive(Default)]
 pub(super) struct CheckFindings {
-    /// Lone values where a list is expected.
+    /// Single values instead of lists.
     lone: Vec<KeyPath>,
     /// Numbers out of range: all are reported at once.
     pub outside: Vec<Error>,
 }
 
-/// Refuses what the types of a recipe do not allow; gives the numbers that are out of range.
+/// Refuses what the types of a recipe do not allow; returns errors for numbers out of range.
 pub(super) fn check(tree: &mut ValueTree) -> Result<Vec<Error>> {
     let rules = TypeRules {
         schema: &RECIPE,
@@ -44,9 +44,8 @@ pub(super) fn check(tree: &mut ValueTree) -> Result<Vec<Error>> {
     rules.check(tree)
 }
 
-/// Settings of a type. Unknown keys, wrong types, numbers out of the range that ends a comment and missing values are
-/// refused; `place` names the settings in errors. `"off"` is no value where there need be none, and a lone value is a list
-/// of one.
+/// Reads settings of a type. Unknown keys, wrong types, numbers outside of the range at the end of a comment and missing values are
+/// errors; `place` names the settings in them. `"off"` unsets an optional setting, and a single value is a list of one.
 pub(crate) fn read_settings<T: DeserializeOwned + JsonSchema>(
     place: &str,
     values: &Map<String, Value>,
@@ -78,7 +77,7 @@ pub(crate) fn read_settings<T: DeserializeOwned + JsonSchema>(
     serde_json::from_value(tree.root).map_err(|e| Error::usage(e.to_string()).at(place))
 }
 
-/// The error for a key that is none of these; `full` writes one out.
+/// The error for an unknown key; `full` returns the full name of a key.
 pub(crate) fn unknown_key(place: &str, key: &str, known: &[&str], full: &dyn Fn(&str) -> String) -> Error {
     let what = format!("unknown key {:?}, expected one of {}", full(key), known.join(", "));
     let error = Error::usage(what).at(place);
@@ -89,8 +88,7 @@ pub(crate) fn unknown_key(place: &str, key: &str, known: &[&str], full: &dyn Fn(
 }
 
 impl TypeRules<'_> {
-    /// Checks a whole tree; gives the numbers that are out of range. A lone value where a list is expected becomes a list of
-    /// one.
+    /// Checks a whole tree; returns errors for numbers out of range. A single value instead of a list becomes a list of one.
     fn check(&self, tree: &mut ValueTree) -> Result<Vec<Error>> {
         let mut found = CheckFindings::default();
         self.table(tree, &mut Vec::new(), &self.schema.root, &mut found)?;
@@ -102,7 +100,7 @@ impl TypeRules<'_> {
         Ok(found.outside)
     }
 
-    /// Checks the table there, whose keys are the fields of a type.
+    /// Checks the table at a path, whose keys are the fields of a type.
     pub fn table(
         &self,
         tree: &ValueTree,
@@ -209,7 +207,7 @@ impl TypeRules<'_> {
         Ok(())
     }
 
-    /// The error for a value of another type, with a fix where it is plain what was meant.
+    /// The error for a value of another type, with a fix if the intention is clear.
     fn misfit(&self, tree: &ValueTree, at: &[String], kind: &KeyKind, words: &str, value: &Value) -> Error {
         let (error, key) = (self.wrong(tree, at, words, value), dotted(&(self.full)(at)));
         match (kind, value) {
@@ -243,7 +241,7 @@ impl TypeRules<'_> {
     }
 }
 
-/// Where the value was written, for people.
+/// The place where the value was written.
 pub(super) fn place(tree: &ValueTree, at: &[String]) -> String {
     tree.place(at).map_or_else(|| "recipe".into(), |p: &Place| p.text.clone())
 }

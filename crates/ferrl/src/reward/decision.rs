@@ -1,10 +1,10 @@
-//! The decision-based reward of linguistic calibration (Band et al., 2024, arXiv 2404.00474): how well somebody who reads a
-//! paragraph could bet on its answers.
+//! The decision-based reward of linguistic calibration (Band et al., 2024, arXiv 2404.00474): a proper scoring rule on the
+//! forecasts of a reader of the paragraph.
 //!
-//! One model lists the answers that a paragraph names, another forecasts how probable each is for a reader of the paragraph.
+//! An extractor lists the answers that a paragraph names, a forecaster predicts their probabilities given the paragraph.
 //! `R = log max(p(y*), 1e-4) - lambda |sum_k p_k - 1| + constant`: the forecast of the right answer, and the sum over the
-//! extracted ones. The forecaster is a classifier that learned soft targets (`algo.name = "classifier"`), the extractor a
-//! language model that learned to write `red; blue` or `No Answer`; `task:calibration` has data for both.
+//! extracted ones. The forecaster is a classifier trained on soft targets (`algo.name = "classifier"`), the extractor a
+//! language model trained to write `red; blue` or `No Answer`; `task:calibration` has data for both.
 
 use super::{Reward, RewardModel};
 use crate::recipe::read_settings;
@@ -24,30 +24,30 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 with_defaults! {
-/// How a paragraph is read: `options` of a `[[reward]]` whose `model` is the forecaster.
+/// `options` of a `[[reward]]` whose `model` is the forecaster.
 pub struct DecisionOptions {
     /// `decision`: forecasts of the answers that a paragraph names.
     pub kind: String = "decision".into(),
-    /// Directory of the model that lists the answers of a paragraph, or `stage:NAME`.
+    /// Extractor: directory of the model that lists the answers of a paragraph, or `stage:NAME`.
     pub extractor: String = String::new(),
     /// Column of the right answer: a text or a list of texts.
     pub column: String = "answer".into(),
-    /// Text behind the paragraph, before answers.
+    /// Text between the paragraph and the answers.
     pub asked: String = ASKED.into(),
-    /// Weight of the distance of the sum of forecasts from 1. [0, 1000]
+    /// Weight of the penalty on a sum of forecasts other than 1. [0, 1000]
     pub lambda: f64 = 5.0,
     /// Added to every reward. [-1000, 1000]
     pub constant: f64 = 5.0,
     /// Temperature of the extractor; 0 is greedy. [0, 100]
     pub temperature: f64 = 0.0,
-    /// Length of a list of answers in tokens, at most. [1, 1048576]
+    /// Maximum tokens of a list of answers. [1, 1048576]
     pub max_new_tokens: usize = 64,
-    /// Room for the KV cache of the extractor in MiB. [1, 1048576]
+    /// Size of the extractor's KV cache in MiB. [1, 1048576]
     pub cache_mib: usize = 16,
 }
 }
 
-/// An extractor and a forecaster, which together say what a paragraph is worth.
+/// An extractor and a forecaster, which together reward a paragraph.
 pub struct DecisionReward {
     forecaster: RewardModel,
     extractor: Frozen,
@@ -60,7 +60,7 @@ pub struct DecisionReward {
 }
 
 impl DecisionReward {
-    /// The forecaster in a directory, and the extractor that the options of the `[[reward]]` name.
+    /// Opens the forecaster of a directory and the extractor of the options.
     pub fn open(
         dir: &Path,
         source: &Source,
@@ -70,7 +70,7 @@ impl DecisionReward {
     ) -> Result<Self> {
         let reader: DecisionOptions = read_settings("reward.options", &source.options)?;
         if reader.extractor.is_empty() {
-            return Err(Error::usage("a decision reward needs a model that extracts answers")
+            return Err(Error::usage("a decision reward needs an extractor")
                 .at("reward.options.extractor")
                 .fix("the directory of a language model that lists the answers of a paragraph"));
         }
@@ -84,7 +84,7 @@ impl DecisionReward {
         let (bytes, most) = (reader.cache_mib << 20, backend.busy_tokens());
         let cache = CacheOptions { bytes, max_batch_tokens: most, ..Default::default() };
         let sampler = Sampler::new(&extractor, cache)?.with_tokenizer(Arc::new(Tokenizer::from_dir(path)?));
-        // What a recipe puts before completions is no part of what the forecaster reads.
+        // The recipe's prefill is not part of the forecaster's input.
         let mut own = recipe.clone();
         own.data.prefill = None;
         Ok(DecisionReward {
@@ -99,7 +99,7 @@ impl DecisionReward {
         })
     }
 
-    /// Under another name in metrics.
+    /// Sets its name in metrics.
     pub fn named(self, name: String) -> Self {
         DecisionReward { name, ..self }
     }
@@ -113,10 +113,10 @@ impl DecisionReward {
             seed: self.seed,
             ..Default::default()
         };
-        // A paragraph with characters that the extractor never saw names nothing for it.
+        // A paragraph with characters outside of the extractor's vocabulary has no answers.
         let prompt = |text: &&str| self.tokenizer.encode_prompt(&format!("{text}{}", self.reader.asked)).ok();
         let prompts: Vec<Option<Vec<u32>>> = paragraphs.iter().map(prompt).collect();
-        // Random numbers depend on the paragraph, and not on those beside it.
+        // Random numbers depend on the paragraph alone, not on the batch.
         let request = |(text, prompt): (&&str, &Option<Vec<u32>>)| {
             let [first, second] = name_words(text);
             let stream = [step as u32, first, second];
@@ -135,7 +135,7 @@ impl DecisionReward {
         Ok(prompts.iter().map(read).collect())
     }
 
-    /// The forecast of each answer for a reader of each paragraph.
+    /// The forecast of each answer, given its paragraph.
     fn forecasts(&self, asked: &[(&Sample<'_>, &str)]) -> Result<Vec<f64>> {
         let prompts: Vec<String> =
             asked.iter().map(|(s, _)| format!("{}{}", s.completion, self.reader.asked)).collect();
@@ -156,7 +156,7 @@ impl DecisionReward {
     }
 }
 
-/// The answers of a list, each once; `No Answer` is none.
+/// The distinct answers of a list; empty for `No Answer`.
 fn listed(text: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for part in text.split(';').map(str::trim) {

@@ -1,9 +1,9 @@
 //! Generative verifiers (GenRM; Zhang et al., 2024, arXiv 2408.15240) and language models as judges.
 //!
-//! The model reads prompt, completion and a question, and the reward is the probability of its answer "Yes":
-//! `r = p(Yes | x, y, question)`. With `votes = K` it first writes `K` rationales (GenRM-CoT), each followed by the question,
-//! and the reward is the mean, `r = mean_k p(Yes | x, y, v_k, question)`. A model that was trained on verdicts
-//! (`ferrl data verdicts`) reads plain text; a prompted one its chat template (`chat = true`).
+//! The input is prompt, completion and a question, and the reward is the probability of the verdict "Yes":
+//! `r = p(Yes | x, y, question)`. With `votes = K` the model first writes `K` rationales (GenRM-CoT), each followed by the question,
+//! and the reward is the mean, `r = mean_k p(Yes | x, y, v_k, question)`. A model trained on verdicts (`ferrl data verdicts`) gets
+//! plain text, a prompted judge its chat template (`chat = true`).
 
 use super::Reward;
 use super::reading::Reading;
@@ -26,18 +26,18 @@ use ferrl_kernels::{Backend, DType, lock};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// What a verdict is asked with, where nothing else is said.
+/// Default question before the verdict.
 pub const QUESTION: &str = "\nIs the answer correct (Yes/No)? ";
 
-/// What a rationale follows, where nothing else is said.
+/// Default text before a rationale.
 pub const RATIONALE: &str = "\nLet's verify step by step.\n";
 
 with_defaults! {
-/// How a language model is asked for its verdict: `options` of a `[[reward]]` with a `model`.
+/// `options` of a `[[reward]]` whose `model` is a generative verifier.
 pub struct Judgement {
     /// `generative`: the verdict of a language model.
     pub kind: String = "generative".into(),
-    /// Text before the prompt, such as instructions to a judge.
+    /// Text before the prompt, such as instructions for a judge.
     pub instruction: String = String::new(),
     /// Text after the completion, or after a rationale.
     pub question: String = QUESTION.into(),
@@ -45,25 +45,25 @@ pub struct Judgement {
     pub yes: String = "Yes".into(),
     /// The other verdict.
     pub no: String = "No".into(),
-    /// Divide by the probability of both verdicts together.
+    /// Normalise by the sum of the probabilities of both verdicts.
     pub normalise: bool = false,
-    /// The text is a user's message in the model's chat template.
+    /// Apply the model's chat template to the text, as a user message.
     pub chat: bool = false,
-    /// Rationales that are sampled and averaged over (GenRM-CoT); 0 asks at once. [0, 4096]
+    /// Number of rationales that are sampled and averaged over (GenRM-CoT); 0 disables them. [0, 4096]
     pub votes: usize = 0,
-    /// Text that a rationale follows.
+    /// Text before a rationale.
     pub rationale: String = RATIONALE.into(),
-    /// Length of a rationale in tokens, at most. [1, 1048576]
+    /// Maximum tokens of a rationale. [1, 1048576]
     pub max_new_tokens: usize = 256,
     /// Sampling temperature of rationales. [0.0001, 100]
     pub temperature: f64 = 0.7,
-    /// Room for the KV cache of rationales in MiB. [1, 1048576]
+    /// Size of the KV cache for rationales in MiB. [1, 1048576]
     pub cache_mib: usize = 64,
 }
 }
 
-/// What ends a rationale: the question without what follows it. What stands before it belongs to it: the rationale that is
-/// asked about is then the text that was learned.
+/// The stop string of a rationale: the question, trimmed at its end. Leading white space is kept, so that prompts have the form of
+/// the training data.
 fn rationale_end(question: &str) -> &str {
     match question.trim_end() {
         "" => question,
@@ -83,7 +83,7 @@ pub struct GenerativeVerifier {
 }
 
 impl GenerativeVerifier {
-    /// The model in a directory, asked as the options of its `[[reward]]` say.
+    /// Opens the model of a directory with the options of its `[[reward]]`.
     pub fn open(
         dir: &Path,
         source: &Source,
@@ -100,7 +100,7 @@ impl GenerativeVerifier {
         }
         let tokenizer = Tokenizer::from_dir(dir)?;
         for (name, word) in [("yes", &judgement.yes), ("no", &judgement.no)] {
-            let fix = || format!("{name}, and the question, in characters that the model's tokenizer has");
+            let fix = || format!("{name} and question in characters of the model's tokenizer");
             let at = format!("reward.options.{name}");
             if tokenizer.encode_text(word).map_err(|e| e.at(&at).fix(fix()))?.is_empty() {
                 return Err(Error::usage(format!("{word:?} has no tokens")).at(at));
@@ -133,12 +133,12 @@ impl GenerativeVerifier {
         })
     }
 
-    /// Under another name in metrics.
+    /// Sets its name in metrics.
     pub fn named(self, name: String) -> Self {
         GenerativeVerifier { name, ..self }
     }
 
-    /// The probability of a good verdict on each completion, in their order; the mean over rationales where it writes them.
+    /// The probability of a good verdict for each completion, in order; with rationales the mean over them.
     pub fn verdicts(&self, completions: &[Sample<'_>], step: u64) -> Result<Vec<f64>> {
         let j = &self.judgement;
         let text =
@@ -160,7 +160,7 @@ impl GenerativeVerifier {
         Ok(each.chunks(j.votes).map(|votes| votes.iter().sum::<f64>() / votes.len() as f64).collect())
     }
 
-    /// The tokens up to the verdict, behind a rationale.
+    /// The tokens up to the verdict, with a rationale.
     fn after_rationale(&self, text: &str, thought: &str) -> Result<Vec<u32>> {
         let j = &self.judgement;
         if j.chat {
@@ -171,8 +171,8 @@ impl GenerativeVerifier {
         Ok(self.reading.encoder.first(&format!("{text}{}{thought}{}", j.rationale, j.question))?.0)
     }
 
-    /// `votes` rationales on each text. Random numbers depend on the seed, the step, the text and the vote alone, so that neither
-    /// the texts beside it nor the ranks that share them change a verdict.
+    /// `votes` rationales for each text. Random numbers depend on the seed, the step, the text and the vote alone, so that verdicts
+    /// do not depend on the batch or the ranks.
     fn rationales(&self, sampler: &Mutex<Sampler>, texts: &[String], step: u64) -> Result<Vec<Vec<String>>> {
         let j = &self.judgement;
         let params = SamplingParams {
@@ -205,7 +205,7 @@ impl GenerativeVerifier {
         Ok(texts.chunks(j.votes).map(<[String]>::to_vec).collect())
     }
 
-    /// The probability of a good verdict behind each prefix.
+    /// The probability of a good verdict after each prefix.
     fn ask(&self, prefixes: &[Vec<u32>]) -> Result<Vec<f64>> {
         let yes = self.probabilities(prefixes, &self.judgement.yes)?;
         if !self.judgement.normalise {
@@ -215,7 +215,7 @@ impl GenerativeVerifier {
         Ok(yes.into_iter().zip(no).map(|(yes, no)| yes / (yes + no).max(f64::MIN_POSITIVE)).collect())
     }
 
-    /// The probability of a word behind each prefix: the product over its tokens.
+    /// The probability of a word after each prefix: the product over its tokens.
     fn probabilities(&self, prefixes: &[Vec<u32>], word: &str) -> Result<Vec<f64>> {
         let word = self.reading.tokenizer().encode_text(word)?;
         let sequence = |prefix: &Vec<u32>| {
@@ -247,7 +247,7 @@ impl Reward for GenerativeVerifier {
     fn scores_steps(&self) -> bool {
         true
     }
-    /// The verdict on every prefix; a step's reward is what it adds.
+    /// The reward of a step is the difference of the verdicts on the prefixes after and before it.
     fn score_steps(
         &self,
         completions: &[Sample<'_>],

@@ -17,23 +17,23 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 
-/// How steps become one reward.
+/// Reduction of the rewards of steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Reduce {
     /// The sum of the rewards of the steps, which is the outcome reward.
     #[default]
     Sum,
-    /// The smallest reward of a step: a completion is as good as its weakest step.
+    /// The minimum reward of its steps.
     Min,
 }
 
 with_defaults! {
-/// How an implicit reward is computed: `options` of a `[[reward]]` with a `model`.
+/// `options` of a `[[reward]]` whose `model` is an implicit PRM.
 pub struct Implicit {
     /// `implicit`: the log-ratio of a trained model to its reference.
     pub kind: String = "implicit".into(),
-    /// Directory of the reference: the model that training started from.
+    /// Directory of the reference: the initial model of the training.
     pub reference: String = String::new(),
     /// Scale of the log-ratio. (0, 1000]
     pub beta: f64 = 0.05,
@@ -41,7 +41,7 @@ pub struct Implicit {
     pub split: StepSplit = StepSplit::Lines,
     /// Tokens of a step with `split = "tokens"`. [1, 1048576]
     pub step_tokens: usize = 16,
-    /// How the rewards of steps become one.
+    /// How the rewards of steps are reduced to one.
     pub reduce: Reduce = Reduce::Sum,
 }
 }
@@ -56,7 +56,7 @@ pub struct ImplicitReward {
 }
 
 impl ImplicitReward {
-    /// The model in a directory and its reference, as the options of the `[[reward]]` say.
+    /// Opens the model of a directory and the reference of the options.
     pub fn open(
         dir: &Path,
         source: &Source,
@@ -66,7 +66,7 @@ impl ImplicitReward {
     ) -> Result<Self> {
         let options: Implicit = read_settings("reward.options", &source.options)?;
         if options.reference.is_empty() {
-            return Err(Error::usage("an implicit reward is measured against a reference")
+            return Err(Error::usage("an implicit reward needs a reference model")
                 .at("reward.options.reference")
                 .fix("the directory of the model that training started from"));
         }
@@ -90,12 +90,12 @@ impl ImplicitReward {
         Ok(ImplicitReward { model, reference, reading, options, name: "implicit".into() })
     }
 
-    /// Under another name in metrics.
+    /// Sets its name in metrics.
     pub fn named(self, name: String) -> Self {
         ImplicitReward { name, ..self }
     }
 
-    /// The reward of each step of each completion; those of a completion add up to its outcome reward.
+    /// The reward of each step of each completion; their sum is the outcome reward.
     pub fn step_rewards(&self, completions: &[Sample<'_>]) -> Result<Vec<Vec<f64>>> {
         let tokens: Vec<MaskedTokens> =
             completions.iter().map(|c| self.reading.tokens(c)).collect::<Result<_>>()?;
@@ -130,7 +130,7 @@ impl ImplicitReward {
             let logp = stats(model, batch, 1.0)?.logp;
             Ok(batch.segments().iter().map(|rows| logp[rows].to_vec()).collect())
         };
-        // One model after the other: where both lie in the machine's memory, one at a time is on the device.
+        // One model after the other: if both are offloaded, only one at a time is on the device.
         let under =
             |frozen: &Frozen| frozen.with(|model| self.reading.packed(&sequences, |b, _| logps(model, b)));
         let (own, reference): (Vec<Vec<f32>>, _) = (under(&self.model)?, under(&self.reference)?);
@@ -170,7 +170,7 @@ impl Reward for ImplicitReward {
             let start = start(tokens);
             let starts = split::starts(&tokens.ids[start..], self.reading.tokenizer())?;
             let mut steps = vec![0.0; ends.len()];
-            // A token belongs to the step of its first character; those behind the text to the last.
+            // A token belongs to the step of its first character; tokens after the text to the last step.
             for (from, ratio) in starts.iter().zip(ratios) {
                 let step = ends.partition_point(|end| end + self.reading.prefill.len() <= *from);
                 if let Some(reward) = steps.get_mut(step.min(ends.len().saturating_sub(1))) {

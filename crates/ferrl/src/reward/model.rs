@@ -1,4 +1,4 @@
-//! A reward model in process: its score at the last token of prompt and completion.
+//! A reward model: its score at the last token of prompt and completion.
 
 use super::Reward;
 use super::reading::{Reading, start};
@@ -15,8 +15,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A sequence classifier with one label. It reads text with its own tokenizer and chat template, which need not be the
-/// policy's.
+/// A sequence classifier with one label. It uses its own tokenizer and chat template, which need not be the policy's.
 pub struct RewardModel {
     model: Frozen,
     reading: Reading,
@@ -24,12 +23,12 @@ pub struct RewardModel {
 }
 
 impl RewardModel {
-    /// The model in a directory; the recipe says how completions begin and how many tokens are computed at once.
+    /// Opens the model of a directory; the recipe has the prefill and the size of micro-batches.
     pub fn open(dir: &Path, recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>) -> Result<Self> {
         RewardModel::open_at(dir, recipe, dtype, backend, false)
     }
 
-    /// The same; with `offload` it lies in the machine's memory between uses.
+    /// The same; with `offload` it is in host memory between uses.
     pub fn open_at(
         dir: &Path,
         recipe: &Recipe,
@@ -39,9 +38,9 @@ impl RewardModel {
     ) -> Result<Self> {
         let opened = ModelDir::open(dir)?;
         if opened.config.head != Head::Score {
-            return Err(Error::model("a language model does not score answers").at(dir.display()).fix(
+            return Err(Error::model("a language model has no score head").at(dir.display()).fix(
                 "a sequence classifier with one label, such as a stage that trains a reward model leaves; or \
-                     reward.0.options.kind = \"generative\", which asks the model for its verdict",
+                     reward.0.options.kind = \"generative\", which makes the model a judge",
             ));
         }
         let model = Model::load(backend.clone(), &opened, Options { dtype, ..Default::default() })?;
@@ -49,7 +48,7 @@ impl RewardModel {
         Ok(RewardModel { model, reading: Reading::open(dir, recipe)?, name: "model".into() })
     }
 
-    /// Under another name in metrics.
+    /// Sets its name in metrics.
     pub fn named(self, name: String) -> Self {
         RewardModel { name, ..self }
     }
@@ -60,13 +59,13 @@ impl RewardModel {
         Ok(all.into_iter().map(|(_, values)| values.last().copied().unwrap_or(0.0)).collect())
     }
 
-    /// Whether it has tokens for a prompt and a completion.
+    /// Whether its tokenizer can encode a prompt and a completion.
     pub(crate) fn reads(&self, sample: &Sample<'_>) -> bool {
         self.reading.tokens(sample).is_ok()
     }
 
-    /// Tokens of each completion with its prompt, and the score behind every one of them: one pass over a completion scores all
-    /// its prefixes.
+    /// Tokens of each completion with its prompt, and the score at each of them: one forward pass scores all
+    /// prefixes.
     fn token_values(&self, completions: &[Sample<'_>]) -> Result<Vec<(MaskedTokens, Vec<f64>)>> {
         let encoded: Vec<MaskedTokens> =
             completions.iter().map(|c| self.reading.tokens(c)).collect::<Result<_>>()?;

@@ -1,4 +1,4 @@
-//! How a model that gives rewards reads completions: with its own tokenizer and chat template, which need not be the policy's.
+//! Input of models that reward: with their own tokenizer and chat template, which need not be the policy's.
 
 use crate::data::prompt::PromptSettings;
 use crate::data::schema::RowKind;
@@ -16,7 +16,7 @@ use std::path::Path;
 /// From completions to the micro-batches of a model.
 pub(super) struct Reading {
     pub encoder: Encoder,
-    /// What the recipe puts before every completion.
+    /// The recipe's prefill.
     pub prefill: String,
     /// Tokens of a micro-batch.
     budget: usize,
@@ -48,7 +48,7 @@ impl Reading {
         let Some(Example::Text(mut tokens)) = encoded.map(|s| s.example) else {
             return Err(Error::data("a completion has no tokens for the reward model"));
         };
-        // A truncated completion has no end token: it is scored where it was cut.
+        // A truncated completion has no stop token: it is scored at its last token.
         let ended = |ids: &[u32]| ids.last().is_some_and(|&id| self.tokenizer().is_special(id));
         if sample.truncated && ended(&tokens.ids) && tokens.ids.len() > 1 {
             tokens.ids.pop();

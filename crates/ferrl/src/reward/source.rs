@@ -1,12 +1,12 @@
-//! What can be a reward: a verifier, a Python file, a model, or a function of yours.
+//! Sources of rewards: a verifier, a Python file, a model, or a closure.
 
 use crate::verify::{self, Outcome, Progress, Sample, Score, Truncated, Verifier};
 use ferrl_engine::{Error, Result};
 
 /// A source of rewards.
 ///
-/// `Fn(&Sample) -> f64` is one, so a closure serves as a reward. What concerns one completion alone is an
-/// [`Outcome::Lost`]; an error is a mistake in the recipe or the data and ends the run.
+/// Closures `Fn(&Sample) -> f64` implement it. A failure for a single completion is an [`Outcome::Lost`]; an error is a mistake in
+/// the recipe or the data and ends the run.
 pub trait Reward: Send + Sync {
     /// Its name in metrics (`rewards/NAME/mean`) and messages.
     fn name(&self) -> &str;
@@ -16,8 +16,8 @@ pub trait Reward: Send + Sync {
     fn scores_steps(&self) -> bool {
         false
     }
-    /// The score of each completion with the rewards of its steps, which end at these bytes of its text and whose rewards add
-    /// up to the completion's.
+    /// The score of each completion with the rewards of its steps, which end at these bytes of its text; their sum is the
+    /// completion's reward.
     fn score_steps(
         &self,
         _completions: &[Sample<'_>],
@@ -26,12 +26,12 @@ pub trait Reward: Send + Sync {
     ) -> Result<Vec<Outcome>> {
         Err(Error::usage(format!("{} rewards whole completions, not steps", self.name())).at("reward"))
     }
-    /// Whether completions to this prompt could be scored: its row has the columns that are needed. The sample's
-    /// completion is empty, and code of users is not called.
+    /// Checks that the row of this prompt has the columns that scoring needs. The sample's completion is empty, and user code is
+    /// not called.
     fn check(&self, _prompt: &Sample<'_>) -> Result<()> {
         Ok(())
     }
-    /// The verifier, where it is one: a verifier's score says whether a completion is right.
+    /// The verifier, if it is one: its score decides whether a completion is right.
     fn verifier(&self) -> Option<&dyn Verifier> {
         None
     }
@@ -46,7 +46,7 @@ impl<F: Fn(&Sample<'_>) -> f64 + Send + Sync> Reward for F {
     }
 }
 
-/// A verifier, and what truncated completions get.
+/// A verifier with the scoring of truncated completions.
 pub struct Verified {
     /// Scores texts.
     pub verifier: Box<dyn Verifier>,

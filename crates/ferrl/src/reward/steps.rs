@@ -1,8 +1,7 @@
-//! Rewards of the steps of a completion: where steps end, and which token gets the reward of each.
+//! Process rewards: where the steps of a completion end, and which token gets the reward of each.
 //!
-//! A step's reward stands on the step's last token, and what a source gives the completion beyond its steps on the last token
-//! of all. The rewards of the steps of a completion add up to its reward, so that a method which looks at returns alone sees
-//! no difference.
+//! A step's reward is placed on the step's last token, the rest of the completion's reward on its last token. The sum is the
+//! completion's reward, so that methods on whole returns are not affected.
 
 use crate::credit::{StepSplit, split};
 use crate::experience::Sequence;
@@ -10,7 +9,7 @@ use crate::rollout::RolloutCompletion;
 use ferrl_engine::Result;
 use ferrl_engine::tokenizer::Tokenizer;
 
-/// How a source's completions are split into steps: the rule, and the tokens of a step where it counts tokens.
+/// How a source's completions are split into steps: the rule, and the tokens per step of the rule `tokens`.
 pub(super) type StepRule = (StepSplit, usize);
 
 /// The steps of one completion.
@@ -18,7 +17,7 @@ pub(super) type StepRule = (StepSplit, usize);
 pub(super) struct CompletionSteps {
     /// Where each ends, in bytes of the text.
     pub ends: Vec<usize>,
-    /// Where each ends, in tokens of the completion; empty where the tokens are not known.
+    /// Where each ends, in tokens of the completion; empty if the tokens are unknown.
     pub tokens: Vec<usize>,
 }
 
@@ -30,7 +29,7 @@ impl CompletionSteps {
         ids: &[u32],
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Self> {
-        let text = answer.said();
+        let text = answer.scored_text();
         let one = CompletionSteps { ends: vec![text.len()], tokens: Vec::new() };
         let Some(tokenizer) = tokenizer.filter(|_| answer.played.is_none() && !ids.is_empty()) else {
             let found = split::texts(rule.0, &text).filter(|parts| !parts.is_empty());
@@ -40,7 +39,7 @@ impl CompletionSteps {
             return Ok(CompletionSteps { tokens: vec![ids.len()], ..one });
         };
         let mut all = ends(found.iter().map(|s| s.text.as_str()));
-        // What special tokens add is in no step's text.
+        // The text of special tokens belongs to no step.
         if let Some(last) = all.last_mut() {
             *last = text.len();
         }
@@ -57,8 +56,8 @@ fn ends<'a>(parts: impl IntoIterator<Item = &'a str>) -> Vec<usize> {
     parts.into_iter().scan(0, add).collect()
 }
 
-/// Adds rewards to the last tokens of their steps, and marks these; `placed` are numbers of tokens with what stands there.
-/// The sum of what was placed.
+/// Adds rewards to the last tokens of steps and marks these tokens; `placed` are pairs of a number of tokens and a reward.
+/// Returns the sum of the rewards.
 pub(super) fn place(s: &mut Sequence, placed: &[(usize, f64)]) -> f64 {
     let at: Vec<usize> = s.actions().collect();
     let mut sum = 0.0;

@@ -1,4 +1,4 @@
-//! Training data of generative verifiers: completions with rewards become questions with their verdict.
+//! Training data of generative verifiers: completions with rewards become prompts with a verdict.
 //!
 //! GenRM's loss is `L(verdicts) + lambda L(right completions)`, both the mean of a supervised loss. Rows carry their weight as
 //! `advantage`, which `mle` multiplies the loss of a row with: 1 for verdicts, and for right completions `lambda` times the
@@ -10,10 +10,10 @@ use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-/// How rows become verdicts.
+/// Options of verdicts.
 #[derive(Clone, Debug)]
 pub struct VerdictOptions {
-    /// What is asked, and the two verdicts.
+    /// The question and the two verdicts.
     pub judgement: Judgement,
     /// A completion with at least this reward is right.
     pub threshold: f64,
@@ -21,7 +21,7 @@ pub struct VerdictOptions {
     pub lambda: f64,
 }
 
-/// What was made of the rows.
+/// The training data and its counts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdicts {
     /// Rows for `mle`.
@@ -30,11 +30,11 @@ pub struct Verdicts {
     pub each: usize,
     /// Right completions among the rows.
     pub correct: usize,
-    /// Rows whose rationale ends with the other verdict.
+    /// Number of rows whose rationale contradicts the reward.
     pub contradicted: usize,
 }
 
-/// A completion that was judged.
+/// A completion with its reward.
 struct JudgedCompletion {
     prompt: String,
     completion: String,
@@ -42,8 +42,8 @@ struct JudgedCompletion {
     right: bool,
 }
 
-/// Rows with `prompt`, `completion` and `reward` as verdicts: as many good as bad ones, equal completions once. A row may have
-/// a `rationale`; it stands before the verdict, and rows whose rationale says the opposite are left out.
+/// Converts rows with `prompt`, `completion` and `reward` to verdicts: the same number of good and bad ones, without duplicates. A
+/// row's `rationale`, if any, precedes the verdict; rows whose rationale contradicts the reward are left out.
 pub fn verdicts(rows: &[(String, Row)], options: &VerdictOptions) -> Result<Verdicts> {
     let (mut seen, mut judged, mut out) = (HashSet::new(), Vec::new(), Verdicts::default());
     for (place, row) in rows {
@@ -60,8 +60,8 @@ pub fn verdicts(rows: &[(String, Row)], options: &VerdictOptions) -> Result<Verd
     let count = |right: bool| judged.iter().filter(|j| j.right == right).count();
     out.each = count(true).min(count(false));
     if out.each == 0 {
-        let what = format!("{} right and {} wrong completions make no verdicts", count(true), count(false));
-        return Err(Error::data(what).fix("rollouts of a model that is sometimes right, and sometimes not"));
+        let what = format!("{} right and {} wrong completions, both are needed", count(true), count(false));
+        return Err(Error::data(what).fix("rollouts of a model that is sometimes right and sometimes wrong"));
     }
     let (mut left, mut right) = ([out.each; 2], Vec::new());
     for one in &judged {
@@ -95,13 +95,13 @@ fn verdict(one: &JudgedCompletion, j: &Judgement) -> Value {
     }
 }
 
-/// Whether a rationale ends with the verdict that the reward does not give.
+/// Whether a rationale ends with the verdict that contradicts the reward.
 fn contradicts(rationale: &str, right: bool, j: &Judgement) -> bool {
     let other = if right { &j.no } else { &j.yes };
     rationale.trim_end().trim_end_matches(['.', '!']).ends_with(other.as_str())
 }
 
-/// A row with a reward; none where the reward was lost.
+/// A row with a reward; `None` if the reward was lost.
 fn read(row: &Row, threshold: f64) -> Result<Option<JudgedCompletion>> {
     let text = |name: &str| match row.get(name) {
         Some(Value::String(text)) => Ok(text.clone()),

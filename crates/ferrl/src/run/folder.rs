@@ -107,7 +107,7 @@ impl RunFolder {
         }
         if !path.join("recipe.toml").is_file() {
             return Err(Error::usage(
-                "not a run's folder, or its start was cut short: recipe.toml is missing",
+                "not a run folder, or its start was interrupted: recipe.toml is missing",
             )
             .at(path.display())
             .fix("remove the folder and start the run again"));
@@ -203,9 +203,9 @@ impl RunFolder {
     pub fn still_there(&self) -> Result<()> {
         let path = self.path.join("lock");
         let gone = |what: String| {
-            Err(Error::data(format!("the folder of this run is gone: {what}"))
+            Err(Error::data(format!("the folder of this run is missing: {what}"))
                 .at(self.path.display())
-                .fix("put it back and resume from its last checkpoint, or start the run again"))
+                .fix("restore it and resume from its last checkpoint, or start the run again"))
         };
         match fs::metadata(&path) {
             Ok(now) if self.lock.as_ref().is_none_or(|lock| same_file(&now, lock)) => Ok(()),
@@ -247,7 +247,7 @@ pub fn check_name(name: &str) -> Result<()> {
         return refuse(&format!("it contains {c:?}"));
     }
     if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
-        return refuse("it begins with a sign");
+        return refuse("it starts with a punctuation mark");
     }
     if name.ends_with('.') {
         return refuse("it ends with a full stop");
@@ -267,7 +267,7 @@ fn taken(root: &Path, name: &str) -> Error {
     let free = (2..).map(|n| format!("{name}-{n}")).find(|n| fs::symlink_metadata(root.join(n)).is_err());
     Error::usage("this run exists already, and a run is never overwritten")
         .at(root.join(name).display())
-        .fix(format!("--resume to go on with it, or --name {} for a new one", free.unwrap_or_default()))
+        .fix(format!("--resume to resume it, or --name {} for a new one", free.unwrap_or_default()))
 }
 
 /// How often a lock is tried, 10 ms apart: a process that was killed holds it until the system has cleared it away, and a

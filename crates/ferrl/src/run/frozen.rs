@@ -1,8 +1,8 @@
-//! What a run reads and never writes: what is on disk must stay what it was.
+//! Detects changes of a run's inputs.
 //!
-//! A resumed run builds its reference, its critic's start and its tokenizer from model directories again, draws rows from the
-//! same files and calls the same functions. Were one of them another by now, the run would continue with another objective and
-//! go unnoticed. A checkpoint stores a checksum of each.
+//! A resumed run builds its reference, its initial critic and its tokenizer from model directories again, draws rows from the
+//! same files and calls the same functions. If one of them had changed, the run would silently continue with another objective. A
+//! checkpoint stores a checksum of each.
 
 use super::files::error;
 use super::manifest::hex;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-/// A checksum of everything in a model's directory that decides what the model says.
+/// A checksum of all files of a model's directory that determine the model.
 pub fn fingerprint(dir: &Path) -> Result<String> {
     let mut files = Vec::new();
     // An adapter and its base.
@@ -56,8 +56,7 @@ fn checksum(files: &[PathBuf]) -> Result<(String, u64)> {
     Ok((hex(hash.digest128()), bytes))
 }
 
-/// Everything that a stage reads, by what it is to the stage: where it is, its bytes and its checksum. The recipe's paths are
-/// directories by now.
+/// The inputs of a stage by their purpose: path, bytes and checksum. The recipe's paths are resolved to directories.
 pub fn describe(recipe: &Recipe, start: &Path) -> Result<Value> {
     let mut out = Map::new();
     let own = [("critic", &recipe.critic.path), ("teacher", &recipe.teacher.path)];
@@ -179,7 +178,7 @@ fn local_imports(file: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// What is not what it was when the checkpoint was made, in words.
+/// Changes since the checkpoint, as text.
 pub fn changed(now: &Value, saved: &Value) -> Vec<String> {
     let mut out = Vec::new();
     for (what, was) in saved.as_object().into_iter().flatten() {
@@ -188,7 +187,7 @@ pub fn changed(now: &Value, saved: &Value) -> Vec<String> {
             continue;
         }
         if what == SETTINGS {
-            // Where the recipe reads as before, it is the latter.
+            // If the recipe's text is the same, it is the variable.
             out.push(
                 "settings of the stage, or a variable of the environment that they refer to (${NAME})".into(),
             );
@@ -215,14 +214,13 @@ fn path_of<'a>(is: &'a Value, was: &'a Value) -> &'a str {
     is["path"].as_str().or(was["path"].as_str()).unwrap_or_default()
 }
 
-/// Refuses to go on where something is not what it was.
+/// The error for changed inputs.
 pub fn refuse(changes: &[String]) -> Result<()> {
     if changes.is_empty() {
         return Ok(());
     }
-    Err(Error::data(format!("what this run learns from has changed: {}", changes.join("; "))).fix(
-        "put it back as it was, start a new run with --name, or go on with what is there now: --allow-changed",
-    ))
+    Err(Error::data(format!("inputs of this run have changed: {}", changes.join("; ")))
+        .fix("restore them, start a new run with --name, or resume with the changes: --allow-changed"))
 }
 
 #[cfg(test)]

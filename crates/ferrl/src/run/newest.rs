@@ -1,4 +1,4 @@
-//! The newest model of a run, wherever the run stands.
+//! The newest model of a run.
 
 use super::manifest::Manifest;
 use super::resume::{names, step_of};
@@ -13,12 +13,12 @@ pub struct Newest {
     pub model: PathBuf,
     /// The stage it is of, from 0.
     pub stage: usize,
-    /// The step of the checkpoint it lies in, counted over all stages; `None` for what a finished stage left.
+    /// The step of its checkpoint, counted over all stages; `None` for the result of a finished stage.
     pub step: Option<u64>,
 }
 
-/// What the last finished stage left, or the newest checkpoint of a stage after it. A checkpoint whose model is damaged is
-/// passed over. A run without either is an error.
+/// The result of the last finished stage, or the newest checkpoint of a later stage. Checkpoints with a damaged model are
+/// skipped. An error if there is neither.
 pub fn newest_model(run: &Path) -> Result<Newest> {
     let finished = finished_stages(run).into_iter().max();
     let after = |stage: usize| finished.is_none_or(|last| stage > last);

@@ -1,4 +1,4 @@
-//! Finding the checkpoint to go on from, and putting it back.
+//! Finds and loads the checkpoint to resume from.
 
 use super::files::error;
 use super::manifest::{FilePart, Manifest};
@@ -9,16 +9,16 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The checkpoint to go on from.
+/// The checkpoint to resume from.
 #[derive(Clone, Debug, Default)]
 pub struct ResumePoint {
-    /// The newest that is whole.
+    /// The newest undamaged one.
     pub path: Option<PathBuf>,
-    /// Newer ones that are not, and why.
+    /// Newer, damaged ones with the reason.
     pub skipped: Vec<(PathBuf, Error)>,
 }
 
-/// The newest checkpoint of a folder of which every byte is as it was written.
+/// The newest undamaged checkpoint of a folder.
 pub fn latest(dir: &Path) -> Result<ResumePoint> {
     let mut steps: Vec<(u64, bool)> = Vec::new();
     for name in names(dir)? {
@@ -40,8 +40,8 @@ pub fn latest(dir: &Path) -> Result<ResumePoint> {
     Ok(found)
 }
 
-/// Checks every byte of a checkpoint, then puts it into the trainers; its `value`. After an error from the check
-/// the trainers are as they were. A generator that has sampled from a model must forget its cache afterwards.
+/// Verifies every byte of a checkpoint, then loads it into the trainers; returns its `value`. If the verification fails, the
+/// trainers are not changed. Generators must invalidate their caches afterwards.
 pub fn load(path: &Path, roles: &mut [(&str, &mut ModelTrainer)]) -> Result<Value> {
     let manifest = Manifest::read(path)?;
     // Of ranks that read their own part, the first checks all the rest.

@@ -1,4 +1,4 @@
-//! `rollouts/step_N.jsonl`: what the policy wrote at each step and what it got for it.
+//! `rollouts/step_N.jsonl`: prompts, completions and rewards of each step.
 
 use super::files::{Files, error};
 use super::metrics::number;
@@ -15,19 +15,19 @@ use std::path::{Path, PathBuf};
 /// One completion and its reward.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RolloutRecord {
-    /// What the policy was given.
+    /// The prompt.
     pub prompt: String,
-    /// What it wrote.
+    /// The completion.
     pub completion: String,
-    /// The whole reward; absent where it was lost.
+    /// The reward; `None` if it was lost.
     pub reward: Option<f64>,
     /// Its named parts.
     pub components: Vec<(String, f64)>,
-    /// How much better than expected it was.
+    /// Advantage.
     pub advantage: f64,
     /// Length of the completion in tokens.
     pub tokens: usize,
-    /// Whether it was cut off by the length limit.
+    /// Whether it was truncated at the length limit.
     pub truncated: bool,
     /// Temperature it was sampled at; absent where it was given.
     pub temperature: Option<f64>,
@@ -149,7 +149,7 @@ impl Rollouts {
                         mark.bytes
                     ))
                     .at(path.display())
-                    .fix("the file was changed by hand or is damaged; remove it to go on"));
+                    .fix("the file was changed by hand or is damaged; remove it to continue"));
                 }
                 self.files.truncate(&path, mark.bytes)?;
             }

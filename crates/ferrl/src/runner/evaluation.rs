@@ -1,4 +1,4 @@
-//! Evaluations of a run: held-out examples and held-out prompts, measured while it trains.
+//! Evaluations during a run, on held-out examples and prompts.
 
 use super::OneStage;
 use crate::algo::Feed;
@@ -16,7 +16,7 @@ use ferrl_engine::{Error, Result, nearest};
 use std::cell::RefMut;
 
 impl OneStage<'_> {
-    /// Held-out examples, and held-out questions where something says what their answers are worth.
+    /// Evaluates on held-out examples, and on held-out prompts if there are rewards.
     pub(super) fn evaluate(&self, stage: &mut Stage) -> Result<Evaluation> {
         (stage.waits)("evaluate");
         stage.gather_weights()?;
@@ -35,8 +35,8 @@ impl OneStage<'_> {
         Ok(all)
     }
 
-    /// Held-out examples from their first on. They are opened once: a file that is changed or removed later does not change
-    /// what is measured.
+    /// Held-out examples from the first on. They are opened once, so that later changes of the file do not change the
+    /// evaluation.
     fn held_out(&self, stage: &Stage, feed: Feed) -> Result<RefMut<'_, Box<dyn ExampleSource>>> {
         let mut opened = self.opened.borrow_mut();
         let at = match opened.iter().position(|o| o.0 == feed) {
@@ -53,9 +53,9 @@ impl OneStage<'_> {
         Ok(RefMut::map(opened, |opened| &mut opened[at].2))
     }
 
-    /// Held-out questions, sampled and graded.
+    /// Samples and scores completions of held-out prompts.
     fn ask(&self, stage: &mut Stage, recipe: &Recipe) -> Result<Evaluation> {
-        // There is one KV cache at a time: the rollouts' own, or one that is gone when the evaluation ends.
+        // There is one KV cache: that of the rollouts, or one that is freed after the evaluation.
         let mut searcher = stage.searcher.take();
         let asked = self.ask_once(stage, searcher.as_mut(), recipe);
         stage.searcher = searcher;
@@ -127,7 +127,7 @@ impl OneStage<'_> {
     }
 }
 
-/// Whether an evaluation decides which checkpoints are the best; one that lacks the metric it should is an error.
+/// Whether an evaluation ranks checkpoints; an error if it lacks their metric.
 pub(super) fn rates(recipe: &Recipe, evaluation: &Evaluation) -> Result<bool> {
     let Some(metric) = recipe.checkpoint.metric.as_ref().filter(|m| m.starts_with("eval/")) else {
         return Ok(false);

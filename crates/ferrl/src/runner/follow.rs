@@ -1,9 +1,9 @@
-//! Runs on several ranks: rank 0 leads, and the others do with it whatever needs all of them.
+//! Runs on several ranks: rank 0 leads, and the others follow in everything that needs all ranks.
 //!
-//! The leader runs the recipe as a lone process would, writes every file and decides when to evaluate, save and stop. Before
-//! anything that all ranks do together it sends an [`Order`]. A follower obeys until the run ends. Weights, data and random
-//! numbers are the same on all ranks, so nothing but orders and the results of shared work has to travel. An error of any rank
-//! becomes the error of that order on all of them; the leader saves, says so and ends the run.
+//! The leader runs the recipe like a single process, writes every file and decides when to evaluate, save and stop. Before
+//! collective work it sends an [`Order`], which the followers execute until the run ends. Weights, data and random numbers are
+//! the same on all ranks, so that only orders and results of shared work are communicated. An error of any rank becomes the error of
+//! that order on all ranks; the leader saves, reports it and ends the run.
 
 use super::{OneStage, RunOptions, RunWatch, with_directories};
 use crate::ranks::SentError;
@@ -21,29 +21,29 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// What the leader wants done.
+/// An order of the leader.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Order {
     /// Build a stage, from a model and a checkpoint's state.
     Begin { folder: PathBuf, stage: usize, model: PathBuf, checkpoint: Option<(PathBuf, Value)> },
-    /// Take a step.
+    /// Run a step.
     Step,
     /// Evaluate.
     Evaluate,
-    /// Give the leader, which saves, what it asks for.
+    /// Send this rank's part to the leader, which saves.
     Serve,
     /// Write a checkpoint's state and models together.
     Save(PathBuf),
     /// Write the policy's model together.
     SaveModel(PathBuf),
-    /// Take weights and moments from a checkpoint.
+    /// Load weights and moments of a checkpoint.
     Load(PathBuf),
-    /// The run is over, or has failed.
+    /// The run has ended or failed.
     End(Option<SentError>),
 }
 
 impl Order {
-    /// To all followers, where there are any.
+    /// Sends the order to all followers.
     pub(super) fn send(self, ranks: &Ranks) -> Result<()> {
         if ranks.is_alone() {
             return Ok(());
@@ -59,7 +59,7 @@ impl Order {
     }
 }
 
-/// Does what rank 0 of a run does, and sends the others home afterwards, however it ended.
+/// Runs `work` on rank 0, and ends the followers afterwards, also after an error.
 pub fn lead<T>(ranks: &Ranks, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let done = work();
     let error = done.as_ref().err();
@@ -74,11 +74,11 @@ pub fn lead<T>(ranks: &Ranks, work: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-/// What a follower needs.
+/// Data of a follower.
 pub struct Follower {
     /// The recipe.
     pub resolved: Resolved,
-    /// Where this rank computes.
+    /// The device of this rank.
     pub backend: Arc<dyn Backend>,
     /// As for the leader.
     pub options: RunOptions,
@@ -98,7 +98,7 @@ pub fn follow(ranks: &Ranks, prepare: impl FnOnce() -> Result<Follower>) -> Resu
 }
 
 impl Follower {
-    /// Obeys to the last order.
+    /// Executes orders to the last.
     fn obey(&self, ranks: &Ranks) -> Result<Order> {
         let mut order = Order::receive(ranks)?;
         while let Order::Begin { folder, stage, model, checkpoint } = order {
@@ -108,7 +108,7 @@ impl Follower {
     }
 }
 
-/// Where a stage stands.
+/// A stage and its position.
 struct StagePosition {
     folder: PathBuf,
     stage: usize,
@@ -117,7 +117,7 @@ struct StagePosition {
 }
 
 impl StagePosition {
-    /// Obeys until an order that is not of this stage.
+    /// Executes orders until one for another stage.
     fn follow(self, follower: &Follower, ranks: &Ranks) -> Result<Order> {
         let Follower { resolved, backend, options } = follower;
         let folder = RunFolder::guest(&self.folder)?;
@@ -145,7 +145,7 @@ impl StagePosition {
         let mut stage = opened.ok();
         loop {
             let order = match Order::receive(ranks) {
-                Err(e) if e.class != Class::Rank => continue, // everyone knows, and the leader ends the run
+                Err(e) if e.class != Class::Rank => continue, // all ranks have the error, and the leader ends the run
                 received => received?,
             };
             let Some(stage) = &mut stage else { return Ok(order) };
@@ -156,7 +156,7 @@ impl StagePosition {
                 Order::Evaluate => ranks.together(|| one.evaluate(stage).map(drop)),
                 Order::Load(path) => ranks.together(|| stage.load(path)),
                 Order::Serve | Order::Save(_) | Order::SaveModel(_) => {
-                    let _ = ranks.together(|| stage.help_to_save(&order)); // the leader says what became of it
+                    let _ = ranks.together(|| stage.help_to_save(&order)); // the leader reports errors
                     continue;
                 }
             };
@@ -196,12 +196,14 @@ impl OneStage<'_> {
         if ranks.is_alone() { Ok(()) } else { stage.join(ranks) }
     }
 
-    /// Says how gradients and weights of cards travel; a detour through host memory is a warning.
+    /// Shows the transport between cards; warns if it goes through host memory.
     pub(super) fn show_exchange(&self, stage: &Stage, watch: &mut dyn RunWatch) {
         match self.options.ranks.cards() {
-            Some(Ok(mover)) => watch.note(&format!("gradients and weights go from card to card by {mover}")),
+            Some(Ok(mover)) => {
+                watch.note(&format!("gradients and weights are exchanged between cards by {mover}"))
+            }
             Some(Err(why)) => {
-                let what = format!("gradients and weights go through host memory: {why}");
+                let what = format!("gradients and weights are exchanged through host memory: {why}");
                 stage.warnings.raise("exchange-through-host", what, "see docs/ranks.md, From card to card");
                 self.warn(&stage.warnings, watch);
             }
@@ -209,7 +211,7 @@ impl OneStage<'_> {
         }
     }
 
-    /// Does what reads all of a stage's state: where it is split over ranks, the others give their parts, or write them with
+    /// Runs work that reads the whole state of a stage: if it is split over ranks, the others send their parts, or write them with
     /// `order`.
     pub(super) fn saving<T>(
         &self,

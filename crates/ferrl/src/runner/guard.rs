@@ -1,19 +1,19 @@
-//! Work whose failure must not cost what was learned before it, panics included.
+//! Catches errors and panics of work, so that the run can be saved.
 
 use ferrl_engine::Error;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Why work ended early.
+/// Why work failed.
 pub(super) enum Failed {
-    /// As the work itself says.
+    /// An error.
     Error(Error),
-    /// A bug: what the panic carried.
+    /// A bug: the payload of the panic.
     Panic(Box<dyn Any + Send>),
 }
 
-/// What guarded work gives.
+/// Result of guarded work.
 pub(super) type Guarded<T> = Result<T, Failed>;
 
 impl From<Error> for Failed {
@@ -38,16 +38,15 @@ impl Failed {
 
 static GUARDED: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether a panic, in whichever thread, will be caught so that a run can be saved: a panic hook should not end the process
-/// then.
+/// Whether a panic of any thread will be caught to save the run: a panic hook should not end the process then.
 pub fn guarded() -> bool {
     GUARDED.load(Ordering::SeqCst) > 0
 }
 
-/// Does the work; returns a panic as a failure.
+/// Runs the work; returns a panic as a failure.
 pub(super) fn guard<T>(work: impl FnOnce() -> ferrl_engine::Result<T>) -> Guarded<T> {
     GUARDED.fetch_add(1, Ordering::SeqCst);
-    // What the work leaves half done is put back by its caller, or not used again.
+    // State left half changed is restored by the caller, or not used again.
     let done = catch_unwind(AssertUnwindSafe(work));
     GUARDED.fetch_sub(1, Ordering::SeqCst);
     match done {

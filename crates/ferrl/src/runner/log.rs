@@ -1,4 +1,4 @@
-//! Everything that is written step by step, and how a disk that fails is met.
+//! Files that are written at each step, and failures of the disk.
 
 use crate::run::{EventWriter, Mark, MetricsLog, Rollouts, RunFolder, StepRecord};
 use ferrl_engine::Result;
@@ -9,16 +9,16 @@ use std::time::Instant;
 pub(super) struct Log {
     pub metrics: MetricsLog,
     pub rollouts: Rollouts,
-    /// Derived from the metrics: once it cannot be written it is left alone until the run is resumed.
+    /// The TensorBoard file; after a failed write it is not written until the run is resumed.
     events: Option<EventWriter>,
     start: Instant,
-    /// What the run had taken when it was last stopped.
+    /// Seconds of the run before it was resumed.
     before: f64,
-    /// Tokens learned from so far, all stages together.
+    /// Trained tokens so far, over all stages.
     pub num_tokens: u64,
 }
 
-/// How long the files are; a checkpoint keeps it.
+/// Lengths of the files, stored in checkpoints.
 #[derive(Clone, Copy)]
 pub(super) struct LogLengths {
     pub metrics: u64,
@@ -26,7 +26,7 @@ pub(super) struct LogLengths {
 }
 
 impl Log {
-    /// Opens all of it, cut back to what was written when the checkpoint was made.
+    /// Opens the files, truncated to their lengths at the checkpoint.
     pub fn open(folder: &RunFolder, state: &Value) -> Result<Self> {
         let mut metrics = MetricsLog::open(&folder.metrics(), folder.files())?;
         metrics.truncate_to(state["metrics_bytes"].as_u64().unwrap_or(0))?;
@@ -40,12 +40,12 @@ impl Log {
         Ok(Log { metrics, rollouts, events: Some(events), start: Instant::now(), before, num_tokens })
     }
 
-    /// Since the run began, interruptions left out.
+    /// Seconds of the run, without interruptions.
     pub fn seconds(&self) -> f64 {
         self.before + self.start.elapsed().as_secs_f64()
     }
 
-    /// How long the files are now.
+    /// Current lengths of the files.
     pub fn marks(&self) -> LogLengths {
         LogLengths { metrics: self.metrics.byte_len(), rollouts: self.rollouts.mark() }
     }
@@ -60,7 +60,7 @@ impl Log {
         Ok(())
     }
 
-    /// Adds a step to the TensorBoard file; why that is over, where it just failed.
+    /// Adds a step to the TensorBoard file; returns the first error.
     pub fn append_event(&mut self, record: &StepRecord) -> Option<ferrl_engine::Error> {
         let failed = self.events.as_mut()?.append(record).err()?;
         self.events = None;

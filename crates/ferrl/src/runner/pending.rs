@@ -1,4 +1,4 @@
-//! A step that was taken and is not written yet: its evaluation or its lines may fail, and a checkpoint then keeps it.
+//! A completed step that is not written yet: if its evaluation or its writes fail, a checkpoint stores it.
 
 use crate::experience::Metrics;
 use crate::run::metrics::{number, read_number};
@@ -7,7 +7,7 @@ use crate::train::StepReport;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 
-/// What is left to be written of a step.
+/// Pending writes of a step.
 #[derive(Clone)]
 pub(super) struct PendingWrites {
     pub metrics: Metrics,
@@ -22,14 +22,14 @@ impl PendingWrites {
         PendingWrites { metrics: report.metrics, epoch: report.epoch, rollouts }
     }
 
-    /// As a checkpoint keeps it.
+    /// Its form in a checkpoint.
     pub fn to_json(&self) -> Value {
         let metrics: Map<String, Value> =
             self.metrics.means().map(|(name, value)| (name.to_string(), number(value))).collect();
         json!({ "metrics": metrics, "epoch": number(self.epoch), "rollouts": self.rollouts })
     }
 
-    /// What a checkpoint kept; `None` for a checkpoint between two steps.
+    /// The pending step of a checkpoint; `None` for a checkpoint between two steps.
     pub fn from_json(value: &Value) -> Result<Option<PendingWrites>> {
         if value.is_null() {
             return Ok(None);

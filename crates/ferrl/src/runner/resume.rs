@@ -1,8 +1,7 @@
 //! The state of a run, and which changes of its recipe allow it to resume.
 //!
-//! What has been learned stays as it was learned: a stage that has begun keeps its settings. Stages that have not begun may be
-//! any other, a stage may get more steps as long as none after it has begun, and how often things are saved may change at any
-//! time.
+//! A stage that has started keeps its settings. Stages that have not started may change, a stage may get more steps as long as no
+//! later one has started, and the settings of checkpoints may change at any time.
 
 use super::finished;
 use crate::recipe::{Recipe, Resolved, StageRecipe, changes_no_bit, differences};
@@ -10,25 +9,25 @@ use crate::run::{ResumePoint, RunFolder, latest};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
-/// Where a run stands.
+/// Position of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunPosition {
     pub(super) found: ResumePoint,
     pub(super) state: Value,
     /// The stage of the last checkpoint.
     pub stage: usize,
-    /// Steps of this stage; 0 where nothing has been saved yet.
+    /// Steps of this stage; 0 without a checkpoint.
     pub step: u64,
-    /// Whether all that the recipe asked of this stage is done.
+    /// Whether this stage is finished.
     pub finished: bool,
 }
 
 impl RunPosition {
-    /// Of the run in a folder.
+    /// The position of the run in a folder.
     pub fn of(folder: &RunFolder) -> Result<RunPosition> {
         let found = latest(&folder.checkpoints())?;
         if let (None, Some((path, problem))) = (&found.path, found.skipped.first()) {
-            return Err(Error::data(format!("no checkpoint of this run is whole: {problem}"))
+            return Err(Error::data(format!("all checkpoints of this run are damaged: {problem}"))
                 .at(path.display())
                 .fix("remove the damaged checkpoints to start the run from its beginning"));
         }
@@ -42,7 +41,7 @@ impl RunPosition {
         Ok(RunPosition { finished: finished(folder, stage), found, state, stage, step })
     }
 
-    /// The first stage that has something left to do.
+    /// The first stage that is not finished.
     pub fn next(&self) -> usize {
         self.stage + usize::from(self.finished)
     }
@@ -57,13 +56,13 @@ impl RunPosition {
 pub struct Accepted {
     /// The recipe.
     pub resolved: Resolved,
-    /// What differs from the one that the run has had so far, in words.
+    /// Differences from the run's recipe, as text.
     pub changes: Vec<String>,
-    /// Stages that have not begun and differ.
+    /// Changed stages that have not started.
     pub(super) anew: Vec<usize>,
 }
 
-/// The recipe `now` for a run that was started with another, or the same. `allow` accepts changes of what has begun.
+/// Checks the recipe `now` of a resumed run against the one it was started with. `allow` accepts changes of started stages.
 pub fn accept(
     folder: &RunFolder,
     now: Resolved,
@@ -85,9 +84,9 @@ pub fn accept(
         let begun = position.step > 0 && old.index <= position.stage;
         let Some(new) = now.stages.get(old.index) else {
             if begun {
-                return refuse(format!("stage {} has begun and is not in it", old.name));
+                return refuse(format!("stage {} has started and is missing", old.name));
             }
-            changes.push(format!("stage {} is gone", old.name));
+            changes.push(format!("stage {} was removed", old.name));
             continue;
         };
         for (key, was, is) in differences(&plain(old), &plain(new)) {

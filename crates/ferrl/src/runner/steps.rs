@@ -1,7 +1,7 @@
-//! The steps of a stage, one after the other, and what is saved when one of them fails.
+//! The loop over the steps of a stage, and checkpoints after failures.
 //!
-//! Between any two lines of [`Steps`] the same holds: the stage, the marks of the logs and the step that is not written yet
-//! belong together, so that a checkpoint can be made of them. A step that fails puts itself back first.
+//! Invariant between any two lines of [`Steps`]: the stage, the lengths of the logs and the pending step are consistent, so that a
+//! checkpoint can be written. A failed step is rolled back first.
 
 use super::evaluation::rates;
 use super::follow::Order;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// A stage on its way.
+/// A running stage.
 pub(super) struct Steps<'a> {
     pub one: &'a OneStage<'a>,
     pub stage: Stage,
@@ -28,19 +28,19 @@ pub(super) struct Steps<'a> {
     pub checkpoints: Checkpoints,
     /// The `config.json` that its models came with.
     pub config_json: Value,
-    /// What the stage reads and never writes.
+    /// Fingerprint of data, rewards and models.
     pub frozen: Value,
     pub total: u64,
     /// Of this stage, the first and the last.
     pub first: Option<Evaluation>,
     pub last: Option<Evaluation>,
-    /// Measured before the first step, written with it.
+    /// Evaluation before the first step, written with it.
     pub at_start: Metrics,
-    /// A step that was taken and is not written.
+    /// A completed step that is not written yet.
     pub pending: Option<PendingWrites>,
-    /// How long the logs were when the stage stood where it stands.
+    /// Lengths of the logs at the stage's current position.
     pub marks: LogLengths,
-    /// The last step that was saved, over all stages, and when.
+    /// The last saved step, over all stages, and its time.
     pub saved: Option<u64>,
     pub saved_at: Instant,
 }
@@ -48,14 +48,14 @@ pub(super) struct Steps<'a> {
 /// How the steps ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StageEnd {
-    /// All are done, or patience is used up.
+    /// All steps are done, or stopped early.
     Over,
-    /// Asked to stop; everything is saved.
+    /// Interrupted; everything is saved.
     Stopped,
 }
 
 impl Steps<'_> {
-    /// Evaluates before the first step, where that is wanted.
+    /// Evaluates before the first step, with `eval.at_start`.
     fn start(&mut self) -> Guarded<()> {
         if !self.stage.recipe.eval.at_start || self.stage.step > 0 {
             return Ok(());
@@ -69,7 +69,7 @@ impl Steps<'_> {
         Ok(())
     }
 
-    /// Takes steps to the end. Whatever fails, what was learned is saved before the error is returned.
+    /// Runs the steps to the end. After a failure a checkpoint is saved before the error is returned.
     pub fn run(&mut self) -> Result<StageEnd> {
         self.all().or_else(|failed| self.leave(failed))
     }
@@ -83,7 +83,7 @@ impl Steps<'_> {
         }
     }
 
-    /// One step: taken, evaluated, written, saved.
+    /// One step with evaluation, writes and checkpoint.
     fn once(&mut self) -> Guarded<Option<StageEnd>> {
         if self.pending.is_none() {
             self.step()?;
@@ -96,13 +96,13 @@ impl Steps<'_> {
         let stop = self.watch.interrupted();
         let planned = self.due(self.stage.recipe.checkpoint.every) || judged || over;
         if planned || stop || self.time_is_up() {
-            // When a checkpoint is made by the clock must not decide which is the best.
+            // The best checkpoint must not depend on the times of checkpoints.
             let best = if planned { self.best(&record) } else { None };
             self.save(best)?;
         }
         if over && !ends {
             let (name, step) = (self.one.name, self.stage.step);
-            self.watch.note(&format!("{name} ends at step {step}: its patience is used up"));
+            self.watch.note(&format!("{name} stops early at step {step}: checkpoint.patience is reached"));
         }
         Ok(if over { Some(StageEnd::Over) } else { stop.then_some(StageEnd::Stopped) })
     }
@@ -116,7 +116,7 @@ impl Steps<'_> {
         minutes > 0.0 && self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes
     }
 
-    /// Takes a step; one that fails leaves the stage as it was.
+    /// Runs a step; a failed one is rolled back.
     fn step(&mut self) -> Guarded<()> {
         let before = self.stage.before_step();
         match self.together(Order::Step, |_, stage| stage.step()) {
@@ -128,7 +128,7 @@ impl Steps<'_> {
             }
             Err(failed) => {
                 let whole = guard(|| self.stage.go_back(before));
-                self.stage.updating = !matches!(whole, Ok(true)); // what cannot be put back is not saved
+                self.stage.updating = !matches!(whole, Ok(true)); // changed weights are not saved
                 Err(failed)
             }
         }
@@ -138,7 +138,7 @@ impl Steps<'_> {
         self.together(Order::Evaluate, |one, stage| one.evaluate(stage))
     }
 
-    /// Does what all ranks do together; a failure of this one, a panic too, becomes that of all.
+    /// Runs collective work; a failure or panic of this rank becomes the error of all.
     fn together<T>(
         &mut self,
         order: Order,
@@ -157,7 +157,7 @@ impl Steps<'_> {
         done
     }
 
-    /// Evaluates where that is due; whether it decides which checkpoint is the best.
+    /// Evaluates if due; returns whether the evaluation ranks checkpoints.
     fn judge(&mut self, metrics: &mut Metrics, ends: bool) -> Guarded<bool> {
         let recipe = self.stage.recipe.clone();
         let (e, c) = (&recipe.eval, &recipe.checkpoint);
@@ -174,18 +174,18 @@ impl Steps<'_> {
         Ok(judged)
     }
 
-    /// Writes the step down.
+    /// Writes the step to the logs.
     fn write(&mut self, pending: &PendingWrites) -> Guarded<StepRecord> {
         let step = self.one.before + self.stage.step;
         let (name, seconds) = (self.one.name, self.log.seconds());
         let record = StepRecord::new(step, name, pending.epoch, seconds, &pending.metrics);
         self.one.folder.still_there()?;
-        patiently(self.watch, || self.log.append(&record, &pending.rollouts))?;
+        retry_on_full_disk(self.watch, || self.log.append(&record, &pending.rollouts))?;
         self.marks = self.log.marks();
         self.pending = None;
         if let Some(e) = self.log.append_event(&record) {
             let warnings = &self.stage.warnings;
-            warnings.raise("tensorboard", e.to_string(), "the file is written anew when the run is resumed");
+            warnings.raise("tensorboard", e.to_string(), "the file is rewritten when the run is resumed");
         }
         self.watch.step(name, self.stage.step, self.total, &record);
         self.one.warn(&self.stage.warnings, self.watch);
@@ -198,13 +198,13 @@ impl Steps<'_> {
         Some(Best { value: record.get(&metric)?, metric, lower: c.lower_is_better })
     }
 
-    /// A checkpoint of where the stage stands.
+    /// Saves a checkpoint.
     fn save(&mut self, best: Option<Best>) -> Result<PathBuf> {
         let step = self.one.before + self.stage.step;
         self.log.metrics.sync()?;
         let began = Instant::now();
         let state = self.one.state(&self.stage, self.marks, self.pending.as_ref(), &self.frozen);
-        let saved = patiently(self.watch, || {
+        let saved = retry_on_full_disk(self.watch, || {
             self.one.folder.still_there()?;
             self.one.checkpoint(&self.checkpoints, (&self.stage, &self.config_json), &state, best.clone())
         })?;
@@ -216,8 +216,7 @@ impl Steps<'_> {
         Ok(saved)
     }
 
-    /// Saves what can be saved after a failure, says so, and passes the failure on; work that was given up because somebody
-    /// asked for it is no failure.
+    /// Saves what can be saved after a failure, reports it, and returns the failure; an interrupt is not a failure.
     fn leave(&mut self, failed: Failed) -> Result<StageEnd> {
         let asked = matches!(&failed, Failed::Error(e) if is_interruption(e));
         let step = self.one.before + self.stage.step;
@@ -226,21 +225,21 @@ impl Steps<'_> {
             folder.note("error", &failed.text());
         }
         let kept = if self.stage.updating {
-            Err("the step that failed had changed weights already".to_string())
+            Err("the failed step had changed weights already".to_string())
         } else if self.stage.step == 0 || (self.saved == Some(step) && self.pending.is_none()) {
             Ok(self
                 .saved
-                .map_or_else(String::new, |saved| format!("saved: --resume goes on after step {saved}")))
+                .map_or_else(String::new, |saved| format!("saved: --resume continues after step {saved}")))
         } else {
             match guard(|| self.save(None)) {
-                Ok(_) => Ok(format!("saved: --resume goes on after step {step}")),
+                Ok(_) => Ok(format!("saved: --resume continues after step {step}")),
                 Err(e) => self.rescue(&e.text()),
             }
         };
         let (kept, told) = match (kept, self.saved) {
             (Ok(told), _) => (true, told),
             (Err(why), Some(saved)) => {
-                (false, format!("{why}; --resume goes on from the last checkpoint, step {saved}"))
+                (false, format!("{why}; --resume continues from the last checkpoint, step {saved}"))
             }
             (Err(why), None) => (false, format!("{why}, and there is no checkpoint yet")),
         };
@@ -257,7 +256,7 @@ impl Steps<'_> {
 }
 
 impl Steps<'_> {
-    /// Saves a checkpoint to `--rescue` where the run folder cannot take it; returns the message for the user.
+    /// Saves a checkpoint to `--rescue` if the run folder cannot store it; returns the message for the user.
     fn rescue(&mut self, why: &str) -> std::result::Result<String, String> {
         let why = format!("the state cannot be saved: {why}");
         let Some(root) = self.one.options.rescue.clone() else { return Err(why) };
@@ -269,8 +268,8 @@ impl Steps<'_> {
     }
 }
 
-/// Tries again as long as the disk is full and the watcher wants to wait.
-fn patiently<T>(watch: &mut dyn RunWatch, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+/// Retries while the disk is full and the watcher waits.
+fn retry_on_full_disk<T>(watch: &mut dyn RunWatch, mut work: impl FnMut() -> Result<T>) -> Result<T> {
     let began = Instant::now();
     loop {
         match work() {

@@ -1,4 +1,4 @@
-//! Ferrl's side of a supervisor: started, asked under a deadline, and ended with whatever it runs.
+//! Client of a supervisor process: starts it, sends requests with a deadline, and ends it with its program.
 
 use super::protocol::{DoneFrame, Hello, OpenFrame, RunFrame, VERSION, receive, send};
 use super::{ProgramEnd, Ran, SandboxProgram, launcher};
@@ -11,12 +11,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often a wait looks whether it is to end.
+/// Interval of interrupt checks.
 const LOOK: Duration = Duration::from_millis(50);
-/// What a supervisor may take beyond the program's own time.
+/// Additional time of a supervisor beyond the program's limit.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The kind of error of a read that was given up; `Interrupted` would only be tried again.
+/// Error kind of a cancelled read; `Interrupted` would be retried.
 const INTERRUPTED: ErrorKind = ErrorKind::ConnectionAborted;
 
 /// A running supervisor.
@@ -30,7 +30,7 @@ pub(super) struct SupervisorClient {
 
 /// Why an exchange failed.
 pub(super) enum ExchangeFailed {
-    /// Somebody asked this process to stop.
+    /// The process was interrupted.
     Interrupted,
     /// The supervisor does not work.
     Broken(String),

@@ -3,16 +3,16 @@
 /// How the descendants of a program are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProcessFamily {
-    /// They live in a pid namespace whose first process is the program: they die with it.
+    /// In a pid namespace whose first process is the program: they die with it.
     Namespace,
-    /// This process is their subreaper and has no other children: they are its descendants, whoever left whom.
+    /// This process is their subreaper and has no other children, so that orphans are its descendants too.
     #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
     Descendants,
     /// The program's process group, and those of its descendants that can still be found.
     Group,
 }
 
-/// What a family uses.
+/// Resources that a family uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FamilyUsage {
     /// Processes and threads.
@@ -68,7 +68,7 @@ mod unix {
             }
         }
 
-        /// What it uses now.
+        /// Its current use.
         pub(in super::super) fn usage(self, program: i32) -> FamilyUsage {
             let page = rustix::param::page_size() as u64;
             let mut sum = FamilyUsage::default();

@@ -1,5 +1,5 @@
-//! The user's Python, as a confined program can start it: the interpreter itself, not a wrapper of a version manager, and
-//! the folders that it reads.
+//! The Python interpreter for confined programs: the executable itself, not a wrapper of a version manager, and the folders that
+//! it reads.
 
 use super::SandboxProgram;
 use ferrl_engine::{Error, Result};
@@ -31,7 +31,7 @@ const ASK: &str = "import json, sys; print(json.dumps({'executable': sys.executa
     'path': [p for p in sys.path if p]}))";
 
 impl Interpreter {
-    /// Asks a command such as `python3` which interpreter it is.
+    /// Finds the interpreter of a command such as `python3`.
     pub fn find(command: &str) -> Result<Self> {
         let fix = "python = \"/usr/bin/python3\", or install Python 3.8 or later";
         let failed = |why: String| Error::usage(format!("cannot run {command}: {why}")).at("python").fix(fix);
@@ -45,7 +45,7 @@ impl Interpreter {
                 said.lines().last().unwrap_or("it says nothing of itself")
             ))
         })?;
-        // The file itself: links to it, of virtual environments and version managers, may stand where programs cannot look.
+        // The executable itself: links of virtual environments and version managers may be in folders that programs cannot read.
         // Modules are found all the same, because the script sets `sys.path`.
         let real = std::fs::canonicalize(&about.executable)
             .map_err(|e| failed(format!("{}: {e}", about.executable)))?;
@@ -65,7 +65,7 @@ impl Interpreter {
         Ok(Interpreter { executable: real.display().to_string(), path, reads })
     }
 
-    /// A program that runs a script of ours; what it reads comes on its stdin.
+    /// A program that runs one of Ferrl's scripts, with its input on stdin.
     ///
     /// Start-up files of sites (`-S`) are left out, which takes most of the time of a start; `sys.path` is for the script to
     /// set from its first argument.

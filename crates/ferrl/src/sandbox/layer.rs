@@ -1,4 +1,4 @@
-//! The layers of confinement: what each is called, and what it stops.
+//! The layers of confinement: names, and what each prevents.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -77,7 +77,7 @@ impl fmt::Display for Confinement {
     }
 }
 
-/// What confines programs here, and what does not.
+/// Active and missing layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfinementReport {
     /// Layers in force.
@@ -100,8 +100,8 @@ impl ConfinementReport {
         self.in_force.contains(&layer)
     }
 
-    /// The first layer that mode `on` cannot do without. The scopes are not needed where namespaces hide other processes
-    /// and sockets.
+    /// The first missing layer that mode `on` requires. Scopes are not required if namespaces hide other processes and
+    /// sockets.
     pub fn hole(&self) -> Option<&(Confinement, String)> {
         let covered = |l: Confinement| {
             l == Confinement::Scope && self.has(Confinement::Pid) && self.has(Confinement::Net)

@@ -1,4 +1,4 @@
-//! What a program may use.
+//! Resource limits of a program.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;

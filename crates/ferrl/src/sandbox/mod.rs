@@ -1,9 +1,8 @@
 //! Runs untrusted programs: code that a model wrote.
 //!
 //! A program gets its stdin and returns its stdout, stderr and status, within [`Limits`]. It has no network, sees the
-//! system's libraries read-only and a scratch folder that goes away with it, and leaves no process behind. Which
-//! mechanisms of the kernel see to that is said by [`Sandbox::report`]: mode `auto` uses those there are, `on` refuses to
-//! run with less than all of them.
+//! system's libraries read-only and a scratch folder that is removed with it, and leaves no process behind. [`Sandbox::report`] lists
+//! the mechanisms of the kernel that enforce this: mode `auto` uses those that are available, `on` requires all of them.
 //!
 //! ```text
 //! ferrl ── frames ──► supervisor (namespaces, root, clock, limits) ──► stage (Landlock, seccomp, rlimits) ─exec─► program
@@ -51,20 +50,20 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// How much confinement is asked for.
+/// Requested confinement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxMode {
-    /// Every layer there is; which are missing is said.
+    /// Every layer that the kernel supports; missing ones are reported.
     #[default]
     Auto,
-    /// Every layer, or an error that names the one that is missing.
+    /// Every layer, or an error that names a missing one.
     On,
     /// None: limits of time and output, and a scratch folder as the working directory.
     Off,
 }
 
-/// How a sandbox is made.
+/// Options of a sandbox.
 #[derive(Clone, Debug)]
 pub struct SandboxOptions {
     /// How much confinement.
@@ -73,7 +72,7 @@ pub struct SandboxOptions {
     pub reads: Vec<PathBuf>,
     /// Layers to leave out, as if the kernel did not have them.
     pub without: Vec<Confinement>,
-    /// Ends every run when it is raised.
+    /// Ends all runs when raised.
     pub interrupt: Arc<AtomicBool>,
 }
 
@@ -112,7 +111,7 @@ pub enum ProgramEnd {
     Output,
     /// A signal, or a limit not named above.
     Killed(String),
-    /// It never ran.
+    /// It could not be started.
     CannotStart(String),
     /// Ferrl was asked to stop.
     Stopped,
@@ -137,9 +136,9 @@ impl fmt::Display for ProgramEnd {
 pub struct Ran {
     /// How it ended.
     pub end: ProgramEnd,
-    /// What it wrote, up to the limit.
+    /// Its stdout, up to the limit.
     pub stdout: Vec<u8>,
-    /// What it wrote to stderr, up to the limit.
+    /// Its stderr, up to the limit.
     pub stderr: Vec<u8>,
     /// Seconds it took.
     pub seconds: f64,
@@ -159,11 +158,11 @@ const SYSTEM: [&str; 10] = [
     "/nix/store",
 ];
 
-/// Runs programs, several at a time where several threads ask.
+/// Runs programs, concurrently from several threads.
 pub struct Sandbox {
     report: ConfinementReport,
     interrupt: Arc<AtomicBool>,
-    /// The executable that confines, unless nothing does.
+    /// The launcher executable; `None` without confinement.
     launcher: Option<PathBuf>,
     reads: Vec<PathBuf>,
     /// Folder of mount points and scratch folders; a supervisor has one of its own in it.
@@ -208,7 +207,7 @@ impl Sandbox {
         &self.report
     }
 
-    /// Runs a program to its end. An error is a fault of the sandbox or an interruption, never the program's.
+    /// Runs a program to its end. An error is a failure of the sandbox or an interrupt, never of the program.
     pub fn run(&self, program: &SandboxProgram, limits: &Limits) -> Result<Ran> {
         if self.interrupt.load(Ordering::SeqCst) {
             return Err(interrupted("running a program"));

@@ -1,4 +1,4 @@
-//! What Ferrl and its supervisor process say to each other: frames on the supervisor's stdin and stdout.
+//! Protocol between Ferrl and its supervisor process: frames on the supervisor's stdin and stdout.
 //!
 //! A frame is a header in JSON and bytes: two lengths of 8 bytes, little-endian, then both.
 
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::path::PathBuf;
 
-/// Both sides have the same one, or nothing is run: a launcher of another version is refused.
+/// Version of the protocol: a launcher of another version is refused.
 pub(super) const VERSION: u32 = 1;
 
-/// First frame: what the supervisor is to set up.
+/// First frame: settings of the supervisor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct OpenFrame {
     pub(super) version: u32,

@@ -5,7 +5,7 @@ use ferrl_engine::{Error, Result};
 
 const RUNNER: &str = include_str!("runner.py");
 
-/// What is done with code.
+/// How code is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PythonTask {
     /// The text is work of the verifier `code`: a function is called and its values returned.
@@ -29,7 +29,7 @@ impl PythonSandbox {
         let interpreter = Interpreter::find(command)?;
         options.reads.extend(interpreter.reads.iter().cloned());
         let python = PythonSandbox { sandbox: Sandbox::new(options)?, interpreter, limits };
-        // Whatever prevents Python from starting is said now, and not once for every completion.
+        // Reports a Python that cannot start now, instead of once per completion.
         let patient = Limits { wall_s: 60.0, ..python.limits.clone() };
         let ran = python.sandbox.run(&python.interpreter.program("pass", Vec::new()), &patient)?;
         match ran.end {

@@ -1,8 +1,8 @@
-//! The system calls that a confined program is refused: what changes the machine, looks into other processes, makes
-//! namespaces or sockets, or takes memory that no limit counts.
+//! System calls that are refused to confined programs: those that change the machine, inspect other processes, create namespaces
+//! or sockets, or allocate memory that no limit counts.
 //!
-//! A refused call returns EPERM and the program goes on; `clone3` returns ENOSYS, for which the C library has `clone` to fall
-//! back on, whose flags a filter can read. Calls of another architecture (`int 0x80`) end the program.
+//! A refused call returns EPERM and the program continues; `clone3` returns ENOSYS, so that the C library falls back on `clone`, whose
+//! flags a filter can read. Calls of another architecture (`int 0x80`) end the program.
 
 use libc::*;
 use seccompiler::{
@@ -105,8 +105,7 @@ const REFUSED_HERE: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const REFUSED_HERE: &[c_long] = &[];
 
-/// What changes a file's mode, owner, times or attributes, which Landlock does not look at: refused where no read-only mount
-/// does.
+/// Calls that change a file's mode, owner, times or attributes, which Landlock does not check: refused without a read-only mount.
 const METADATA: &[c_long] = &[
     SYS_fchmod,
     SYS_fchmodat,

@@ -20,7 +20,7 @@ pub(super) struct SandboxStage {
     pub(super) layers: Vec<Confinement>,
     /// Report on stdout which layers could be applied, instead of becoming a program.
     pub(super) probe: bool,
-    /// Stands before a message about a failure, so that no program can fake one: only this process has seen it.
+    /// Secret prefix of failure messages, so that no program can fake one.
     pub(super) nonce: String,
     pub(super) argv: Vec<String>,
     pub(super) limits: Limits,
@@ -36,7 +36,7 @@ pub(super) struct SandboxStage {
 /// Exit status of a stage that failed.
 pub(super) const FAILED: i32 = 125;
 
-/// Applies the layers and runs the program; returns only to say what failed.
+/// Applies the layers and runs the program; returns only after a failure.
 pub(super) fn main(config: &str) -> ! {
     let failed = |nonce: &str, why: String| -> ! {
         let _ = std::io::stderr().write_all(format!("{nonce}{why}").as_bytes());
@@ -106,7 +106,7 @@ impl SandboxStage {
         set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
     }
 
-    /// The program dies with the supervisor, also where that is killed.
+    /// Makes the program die with the supervisor, even if that is killed.
     fn tie_to_supervisor(&self) -> rustix::io::Result<()> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         set_parent_process_death_signal(Some(Signal::KILL))?;

@@ -1,7 +1,7 @@
 //! The supervisor: a process that starts confined programs, one at a time, and outlives none of them.
 //!
-//! It makes the namespaces and the root that all its programs share, has a pid namespace made for each, and ends when
-//! Ferrl closes its stdin, with whatever runs then.
+//! It creates the namespaces and the root that all its programs share, and a pid namespace for each; it ends, with its running
+//! program, when Ferrl closes its stdin.
 
 use super::family::ProcessFamily;
 use super::layer::{Confinement, ConfinementReport};
@@ -113,7 +113,7 @@ impl Supervisor {
         }
     }
 
-    /// Layers that a stage could not apply, or all of them where it said nothing.
+    /// Layers that a stage could not apply, or all of them without a report.
     fn probe(&mut self) -> Vec<(Confinement, String)> {
         let mut missing = Vec::new();
         let limits = Limits { wall_s: 30.0, ..Default::default() };
@@ -140,7 +140,7 @@ impl Supervisor {
         missing
     }
 
-    /// Runs what it is asked to run.
+    /// Runs a requested program.
     fn programs(&mut self, input: &mut impl Read, output: &mut impl Write) -> Result<()> {
         while let Some((request, stdin)) = receive::<RunFrame>(input)? {
             let start = Instant::now();

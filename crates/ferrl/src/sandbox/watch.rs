@@ -1,5 +1,5 @@
-//! Runs one command under its limits: feeds its stdin, collects its output, looks at its memory and the clock, and kills
-//! it with all its descendants at the end.
+//! Runs one command within its limits: writes its stdin, collects its output, checks memory and time, and kills it with all its
+//! descendants at the end.
 
 use super::ProgramEnd;
 use super::family::ProcessFamily;
@@ -13,9 +13,9 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often memory, processes and the scratch folder are looked at.
+/// Interval of checks of memory, processes and the scratch folder.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long output is waited for that somebody outside of the family holds open.
+/// How long to wait for pipes that a process outside of the family holds open.
 const DRAIN: Duration = Duration::from_millis(200);
 
 /// What surrounds a run.
@@ -23,7 +23,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) family: ProcessFamily,
     /// End of file (the other side is closed) ends the run.
     pub(super) control: Option<BorrowedFd<'a>>,
-    /// Says that the run is to end.
+    /// Requests the end of the run.
     pub(super) stopped: &'a dyn Fn() -> bool,
     /// A scratch folder whose size nothing else limits.
     pub(super) scratch: Option<&'a Path>,
@@ -140,7 +140,7 @@ impl<'a> Running<'a> {
                 if let Some(end) = self.excess(around) {
                     return Some(end);
                 }
-                // A look at many processes or files takes a tenth of the time at most.
+                // Checks of many processes or files take at most a tenth of the time.
                 look = Instant::now() + LOOK.max(begun.elapsed() * 10);
             }
         }
@@ -227,7 +227,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// A limit that only looking can enforce.
+    /// Checks the limits that need polling.
     fn excess(&self, around: &Surroundings<'_>) -> Option<ProgramEnd> {
         let usage = around.family.usage(self.pid());
         if usage.resident > self.limits.memory() {

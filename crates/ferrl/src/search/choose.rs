@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A rule that chooses.
+/// A selection rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ChoiceRule {
@@ -20,7 +20,7 @@ pub enum ChoiceRule {
 }
 
 impl ChoiceRule {
-    /// The completion that it chooses; none where there is no whole completion.
+    /// The selected completion; `None` if there is no whole completion.
     pub fn of(self, tree: &Tree) -> Option<usize> {
         match self {
             ChoiceRule::Best => best(tree),
@@ -58,7 +58,7 @@ pub fn majority(tree: &Tree) -> Option<usize> {
     vote(tree, |_| 1.0)
 }
 
-/// The completion of the highest score among those whose answer has the largest sum of scores.
+/// The completion with the highest score among those whose answer has the largest sum of scores.
 pub fn weighted(tree: &Tree) -> Option<usize> {
     let winner = vote(tree, |n| n.score.unwrap_or(0.0))?;
     let answer = &tree.node(winner).answer;
@@ -78,7 +78,7 @@ fn vote(tree: &Tree, weight: impl Fn(&Node) -> f64) -> Option<usize> {
     winner.or_else(|| best(tree))
 }
 
-/// Follows the most visited child from the root; where a path stops short of an end, its best rollout.
+/// The end of the path of most visited children from the root, or the best rollout of its last node.
 pub fn most_visited(tree: &Tree) -> Option<usize> {
     let mut at = 0;
     while !tree.node(at).terminal {

@@ -1,8 +1,8 @@
-//! The driver: many questions at once over one generator.
+//! The driver: searches for many prompts concurrently on one generator.
 //!
-//! Each question advances as soon as its own draws are there, so that all of them share the decode batches; what a question's
-//! tree becomes depends on its own draws alone. A draw is a branch of an episode, of one turn where nothing plays: its prompt is
-//! the prefix, a generator with a prefix cache computes none of it again, and `shared` counts what it found.
+//! Each search advances as soon as its own samples are complete, so that all share the decode batches; a tree depends on its own
+//! samples alone. A sample is a branch of an episode (of one turn without an environment) whose prompt is the prefix: a generator
+//! with a prefix cache does not recompute it, and `shared` counts the cached tokens.
 
 use super::extract::{AnswerReader, Extractor};
 use super::grow::{BranchDraft, BranchSlot, Live, Sampling};
@@ -22,29 +22,29 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How a search samples, and how much.
+/// Sampling parameters and budget of a search.
 #[derive(Clone, Debug)]
 pub struct SearchBudget {
     /// Of a whole completion, or of an action of an episode: its length, temperature, stops and seed.
     pub params: SamplingParams,
-    /// Tokens to sample for a question at most, up to the end of the round under way.
+    /// Token budget per prompt: the search ends after the round that reaches it.
     pub budget: Option<u64>,
-    /// Questions under way at once.
+    /// Maximum number of concurrent searches.
     pub at_once: usize,
 }
 
 /// A prompt's token ids with another system message.
 pub type WithSystem<'a> = &'a dyn Fn(&Prompt, &str) -> Result<Vec<u32>>;
 
-/// Searches for many questions.
+/// Searches for many prompts.
 pub struct Driver<'a> {
     /// The policy.
     pub actor: Actor<'a>,
-    /// What says whether a completion is right, where something does.
+    /// The rewards that decide whether a completion is right, if any.
     pub rewards: Option<&'a Rewards>,
     /// Scores prefixes and completions for the search.
     pub scorer: &'a mut dyn Scorer,
-    /// How much to sample.
+    /// Sampling parameters and budget.
     pub settings: SearchBudget,
     /// The strategy.
     pub entry: &'static Entry,
@@ -55,13 +55,13 @@ pub struct Driver<'a> {
 }
 
 impl Driver<'_> {
-    /// Searches for every prompt; `done` gets each result as it is there. Ctrl-C ends it early, without an error.
+    /// Searches for every prompt; calls `done` with each result. Ctrl-C ends it early, without an error.
     pub fn run(&mut self, prompts: &[Prompt], done: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
         self.run_numbered(prompts, &|prompt, _| prompt.index, &mut |record, _| done(record))
     }
 
-    /// The same for questions whose random numbers have another number than their prompt's; `done` also gets the prompt as
-    /// its environment began it.
+    /// The same with the numbers that determine the random numbers; `done` also gets the prompt, with its environment's first
+    /// observation.
     pub(super) fn run_numbered(
         &mut self,
         prompts: &[Prompt],
@@ -86,7 +86,7 @@ impl Driver<'_> {
         result
     }
 
-    /// What decides that the options do not.
+    /// Facts that determine defaults of options.
     pub fn facts(&self) -> Facts {
         Facts {
             budgeted: self.settings.budget.is_some(),
@@ -97,7 +97,7 @@ impl Driver<'_> {
     }
 }
 
-/// A search under way.
+/// A running search.
 struct ActiveSearch<'s, 'a> {
     episodes: EpisodeLoop<'s, 'a>,
     prompts: &'s [Prompt],
@@ -108,14 +108,14 @@ struct ActiveSearch<'s, 'a> {
     options: &'s Map<String, Value>,
     with_system: Option<WithSystem<'s>>,
     facts: Facts,
-    /// The branches under way: question, and what they are for there.
+    /// Running branches: their search and purpose.
     under_way: HashMap<usize, (usize, BranchSlot)>,
 }
 
-/// Questions under way, by their places.
+/// Running searches by index.
 type LiveQuestions = BTreeMap<usize, Live>;
 
-/// Shares the time since the last call among the questions under way.
+/// Divides the time since the last call among the running searches.
 fn spend(live: &mut LiveQuestions, since: &mut Instant) {
     let share = since.elapsed().as_secs_f64() / live.len().max(1) as f64;
     *since = Instant::now();
@@ -165,7 +165,7 @@ impl ActiveSearch<'_, '_> {
         }
     }
 
-    /// A question whose environment, where it has one, is about to say what it begins with.
+    /// Starts a search; an environment, if any, first returns its initial observation.
     fn begin(&mut self, place: usize, number: u64) -> Result<Live> {
         let prompt = &self.prompts[place];
         let turns = self.episodes.actor.environments.plays(prompt);
@@ -183,11 +183,11 @@ impl ActiveSearch<'_, '_> {
         Ok(question)
     }
 
-    /// The prompt of a question has its tokens: with it those of the expander's system messages.
+    /// Sets the tokens of the prompt, and of the prompt with each of the expander's system messages.
     fn open(&self, question: &mut Live) -> Result<()> {
         let with = |system: &String| match self.with_system {
             Some(with) => with(&question.prompt, system),
-            None => Err(Error::usage("system messages are tried by `ferrl search` alone")
+            None => Err(Error::usage("expanders with system messages work in `ferrl search` only")
                 .at("search.options.expander")
                 .fix("search.options.expander = \"iid\"")),
         };
@@ -196,7 +196,7 @@ impl ActiveSearch<'_, '_> {
         Ok(())
     }
 
-    /// Begins a branch of a question's episode.
+    /// Starts a branch of an episode.
     fn submit(&mut self, place: usize, slot: BranchSlot, draft: BranchDraft) -> Result<()> {
         let prompt = &self.prompts[place];
         let environment = self.episodes.actor.environments.open(prompt)?;
@@ -209,7 +209,7 @@ impl ActiveSearch<'_, '_> {
         Ok(())
     }
 
-    /// Takes in the draws of questions that wait for none, scores what is new, and submits what they want next.
+    /// Adds the samples of searches whose round is complete to their trees, scores the new nodes, and submits the next round.
     fn settle(&mut self, live: &mut LiveQuestions, ready: &[usize]) -> Result<Vec<(Record, Prompt)>> {
         let params = self.settings.params.clone();
         let (tokenizer, stops) = (self.episodes.actor.tokenizer, self.episodes.actor.stops);
@@ -239,7 +239,7 @@ impl ActiveSearch<'_, '_> {
         Ok(records)
     }
 
-    /// Grades and scores the new nodes of some questions together.
+    /// Grades and scores the new nodes of some searches in one batch.
     fn judge(&mut self, live: &mut LiveQuestions, ready: &[usize], sampling: Sampling<'_>) -> Result<()> {
         let mut fresh = Vec::new();
         for place in ready {
@@ -323,7 +323,7 @@ impl ActiveSearch<'_, '_> {
 }
 
 impl BranchDraft {
-    /// A branch that only begins.
+    /// A branch that only starts its environment.
     fn opening(params: &SamplingParams) -> Self {
         let (first, opening, stream) = (None, None, [0; 3]);
         BranchDraft {

@@ -1,4 +1,4 @@
-//! Extractors: which part of a completion is its answer, for votes and tables. Each is a line of [`EXTRACTORS`].
+//! Extractors of the answer of a completion, for votes and tables. Each is a line of [`EXTRACTORS`].
 
 use super::Judged;
 use crate::evaluate::estimate::vote;
@@ -9,7 +9,7 @@ use ferrl_engine::Result;
 use ferrl_engine::generate::{GenerationRequest, SamplingParams};
 use serde_json::json;
 
-/// What an extractor may read.
+/// Input of extractors.
 pub struct AnswerReader<'r, 'a> {
     /// The policy, for extractors that ask it.
     pub actor: &'r mut Actor<'a>,
@@ -23,28 +23,28 @@ pub struct AnswerReader<'r, 'a> {
 pub struct Extractor {
     /// The name of option `extractor`.
     pub name: &'static str,
-    /// One line for people.
+    /// One-line description.
     pub about: &'static str,
     how: How,
 }
 
 enum How {
-    /// From the text, and what the verifier takes as the answer.
+    /// A function of the text and of the verifier's extracted answer.
     Text(fn(&str, Option<&Rewards>) -> Option<String>),
-    /// The model is asked for the answer in a turn of its own, and this is read in its reply.
+    /// A follow-up turn asks the model for the answer, which is read from its reply.
     Turn { ask: &'static str, read: fn(&str) -> Option<String> },
 }
 
-/// What comes before a solution in the plain prompts of openrl.
+/// Text before a solution in openrl's plain prompts.
 const SOLUTION: &str = "Solution:";
-/// Tokens of a reply that only states an answer.
+/// Maximum tokens of a reply.
 const REPLY: usize = 128;
 
 /// Every extractor.
 pub const EXTRACTORS: &[Extractor] = &[
     Extractor {
         name: "verifier",
-        about: "what the verifier takes as the answer, else as tagged",
+        about: "the answer extracted by the verifier, else the same as tagged",
         how: How::Text(|text, rewards| {
             rewards.and_then(|r| r.extract(text)).or_else(|| Some(vote(text).to_string()))
         }),
@@ -61,12 +61,12 @@ pub const EXTRACTORS: &[Extractor] = &[
     },
     Extractor {
         name: "identity_with_solution_prefix",
-        about: "the whole text, behind the word Solution",
+        about: "the whole text after the word Solution",
         how: How::Text(|text, _| Some(format!("{SOLUTION}{text}"))),
     },
     Extractor {
         name: "next_chat_turn",
-        about: "the model is asked for its final answer in a next turn",
+        about: "the reply to a follow-up turn that asks for the final answer",
         how: How::Turn {
             ask: "What is the final answer? Reply with the answer alone.",
             read: |reply| Some(reply.trim().to_string()).filter(|r| !r.is_empty()),
@@ -74,12 +74,12 @@ pub const EXTRACTORS: &[Extractor] = &[
     },
     Extractor {
         name: "next_chat_turn_code",
-        about: "the model is asked for its program in a next turn; the last block of code in the reply",
+        about: "the last code block of the reply to a follow-up turn that asks for the program",
         how: How::Turn { ask: "Write the final program in one block of code.", read: code },
     },
     Extractor {
         name: "next_chat_turn_ABCD_choices",
-        about: "the model is asked for a letter in a next turn; the first of A, B, C, D in the reply",
+        about: "the first of A, B, C, D in the reply to a follow-up turn that asks for a letter",
         how: How::Turn {
             ask: "Which choice is right: A, B, C or D? Reply with the letter alone.",
             read: letter,
@@ -96,7 +96,7 @@ impl Extractor {
         })
     }
 
-    /// The answers in whole completions, in their order; none for prefixes.
+    /// The answers of whole completions, in order; `None` for prefixes.
     pub fn answers(
         &self,
         all: &[Judged<'_>],
@@ -121,7 +121,7 @@ impl Extractor {
 }
 
 impl AnswerReader<'_, '_> {
-    /// Asks for the answer behind a completion: in the model's chat template where the prompt is a conversation.
+    /// The follow-up turn after a completion, in the model's chat template if the prompt is a conversation.
     fn request(&self, judged: &Judged<'_>, ask: &str) -> Result<GenerationRequest> {
         let mut prompt = judged.context.to_vec();
         let chat = self.actor.environments.encoder().filter(|_| !judged.prompt.messages.is_empty());
@@ -136,7 +136,7 @@ impl AnswerReader<'_, '_> {
     }
 }
 
-/// The last block between three backticks, without the name of its language.
+/// The last block between triple backticks, without the language.
 fn code(reply: &str) -> Option<String> {
     let Some(block) = reply.split("```").skip(1).step_by(2).last() else {
         return Some(reply.trim().to_string()).filter(|r| !r.is_empty());

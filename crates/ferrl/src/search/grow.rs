@@ -1,4 +1,4 @@
-//! One question under way: its tree, and the draws that its next round waits for.
+//! A running search: its tree, and the samples that its next round waits for.
 
 use super::expand::{ChildDraw, Drawn};
 use super::scorer::Judged;
@@ -11,7 +11,7 @@ use ferrl_engine::Result;
 use ferrl_engine::generate::{Completion, SamplingParams, StopReason, Stops};
 use ferrl_engine::tokenizer::Tokenizer;
 
-/// How completions are sampled and turned into text.
+/// Sampling parameters, and conversion of completions to text.
 #[derive(Clone, Copy)]
 pub(super) struct Sampling<'a> {
     /// Of a whole completion.
@@ -20,23 +20,23 @@ pub(super) struct Sampling<'a> {
     pub stops: &'a Stops,
 }
 
-/// An expansion under way.
+/// A running expansion.
 struct Growing {
     asked: Expansion,
-    /// Draws of this round, with the keys of their random numbers.
+    /// Samples of this round, with the keys of their random numbers.
     draws: Vec<(ChildDraw, u64)>,
     slots: Vec<Option<Box<Episode>>>,
     drawn: usize,
     accepted: Vec<usize>,
 }
 
-/// A question under way.
+/// A running search of one prompt.
 pub(super) struct Live {
-    /// Which of the prompts.
+    /// Index of the prompt.
     pub place: usize,
-    /// Its number, which decides its random numbers.
+    /// Its number, which determines its random numbers.
     pub number: u64,
-    /// Its prompt, as the environment began it where there is one.
+    /// Its prompt, with the environment's first observation if there is one.
     pub prompt: Prompt,
     pub tree: Tree,
     pub built: Built,
@@ -45,46 +45,46 @@ pub(super) struct Live {
     /// Token ids of the prompt, and of the prompt with each of the expander's system messages.
     prompts: Vec<Vec<u32>>,
     growing: Vec<Growing>,
-    /// Draws that are still being sampled.
+    /// Samples that are not complete.
     pub outstanding: usize,
-    /// Nodes that were made and not scored yet.
+    /// New nodes without scores.
     pub fresh: Vec<usize>,
     pub generated: u64,
     pub shared: u64,
     pub seconds: f64,
-    /// Whether the search is over and only its result is missing.
+    /// Whether the search has ended, but for its result.
     finishing: bool,
 }
 
-/// What a branch is for.
+/// Purpose of a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BranchSlot {
-    /// What the environment says first.
+    /// The environment's first observation.
     Opening,
-    /// A draw: expansion and number there.
+    /// A sample: its expansion and its index there.
     ChildDraw(usize, usize),
 }
 
-/// A branch to begin.
+/// A branch to start.
 pub(super) struct BranchDraft {
     pub prefix: Prefix,
     pub reach: Reach,
-    /// How the action is sampled that the prefix ends in.
+    /// Sampling parameters of the action at the end of the prefix.
     pub first: Option<SamplingParams>,
-    /// Tokens the episode begins with, where they are not the prompt's.
+    /// First tokens of the episode, if they are not the prompt's.
     pub opening: Option<Vec<u32>>,
-    /// How every later action is sampled.
+    /// Sampling parameters of all later actions.
     pub params: SamplingParams,
     pub stream: [u32; 3],
 }
 
-/// What of a node is read by those who judge it.
+/// Texts of a node for scorers.
 pub(super) struct BranchTexts {
-    /// The completion; of an episode its last action.
+    /// The completion, or the last action of an episode.
     completion: String,
-    /// The completion; of an episode everything that was said.
+    /// The completion, or the whole text of an episode.
     transcript: String,
-    /// Tokens that the next one would follow.
+    /// Tokens of prompt and prefix.
     context: Vec<u32>,
 }
 
@@ -108,13 +108,13 @@ impl Live {
         }
     }
 
-    /// The prompt has its tokens.
+    /// Sets the tokens of the prompt.
     pub fn open(&mut self, systems: Vec<Vec<u32>>) {
         self.prompts = vec![self.prompt.ids.clone()];
         self.prompts.extend(systems);
     }
 
-    /// A branch has reached its end; returns whether it opened the question.
+    /// Adds a completed branch; returns whether it was the first observation.
     pub fn fill(&mut self, slot: BranchSlot, mut episode: Episode) -> bool {
         self.outstanding -= 1;
         match slot {
@@ -134,7 +134,7 @@ impl Live {
         }
     }
 
-    /// What those read who judge a node.
+    /// The texts of a node for scorers.
     pub fn texts(&self, id: usize, sampling: Sampling<'_>) -> Result<BranchTexts> {
         let Some(reached) = &self.tree.node(id).drawn.reached else {
             let text = completion_text(&self.tree, id, sampling)?;
@@ -148,7 +148,7 @@ impl Live {
         Ok(BranchTexts { completion, transcript: self.tree.text(id), context })
     }
 
-    /// A node to be judged.
+    /// A node as scorers get it.
     pub fn judged<'l>(&'l self, id: usize, texts: &'l BranchTexts) -> Judged<'l> {
         let node = self.tree.node(id);
         Judged {
@@ -164,7 +164,7 @@ impl Live {
         }
     }
 
-    /// Turns the sampled draws into nodes, in the order of expansions and draws.
+    /// Converts samples to nodes, in the order of expansions and samples.
     pub fn take_in(&mut self, sampling: Sampling<'_>) -> Result<()> {
         for growing in &mut self.growing {
             let draws = std::mem::take(&mut growing.draws);
@@ -177,7 +177,7 @@ impl Live {
                 };
                 node.drawn.tempered = draw.temperature.is_some_and(|t| t != sampling.params.temperature);
                 let node = Node { rollout: growing.asked.rollout, system: draw.system, ..node };
-                // A step that the node has already, of this expansion or an earlier one.
+                // An equal step of this or an earlier expansion: merged.
                 let same = self.tree.steps(growing.asked.node).find(|&a| alike(self.tree.node(a), &node));
                 if let Some(same) = same.filter(|_| growing.asked.merge) {
                     self.tree.node_mut(same).samples += 1;
@@ -197,7 +197,7 @@ impl Live {
         Ok(())
     }
 
-    /// What to sample next: more draws of the expansions under way, else the strategy's next round. None: the search is over.
+    /// What to sample next: more samples of running expansions, else the strategy's next round. Empty: the search has ended.
     pub fn advance(
         &mut self,
         sampling: Sampling<'_>,
@@ -215,7 +215,7 @@ impl Live {
             let grown: Vec<Vec<usize>> =
                 std::mem::take(&mut self.growing).into_iter().map(|g| g.accepted).collect();
             if self.finishing {
-                // It is no evaluation that the strategy asked for, but better than none.
+                // A fallback: the strategy did not request this evaluation.
                 let none = self.tree.node(0).visits == 0;
                 for id in grown.into_iter().flatten().filter(|_| none) {
                     let score = self.tree.node(id).score.unwrap_or(0.0);
@@ -233,7 +233,7 @@ impl Live {
                 if self.tree.terminals().next().is_some() {
                     return Ok(None);
                 }
-                // Every search has a result: the most promising prefix goes to its end.
+                // Every search has a result: the most promising prefix is completed.
                 self.finishing = true;
                 asked.push(Expansion::completions(self.most_promising(), 1));
             }
@@ -241,7 +241,7 @@ impl Live {
         }
     }
 
-    /// The draws that expanders still want.
+    /// The next samples of the expanders.
     fn draw(&mut self, sampling: Sampling<'_>) -> Vec<(BranchSlot, BranchDraft)> {
         let mut wanted = Vec::new();
         for (e, growing) in self.growing.iter_mut().enumerate() {
@@ -252,7 +252,7 @@ impl Live {
                 draws: growing.drawn,
                 accepted: &accepted,
             };
-            // Rollouts estimate what the policy itself would do.
+            // Rollouts are sampled with the policy's parameters, not the expander's.
             let draws = match growing.asked.rollout {
                 true => vec![ChildDraw::default(); growing.asked.samples - growing.drawn],
                 false => self.built.expander.draws(&so_far),
@@ -269,7 +269,7 @@ impl Live {
                     false => self.tree.sampled(growing.asked.node).0,
                 };
                 let first = params(sampling.params, &self.built.common, &draw, (until, used));
-                // The root's key is the question's number: together they are the stream's three words.
+                // The root's key is the prompt's number: together they are the stream's three words.
                 let stream = [self.tree.question() as u32, (key >> 32) as u32, key as u32];
                 let reach = if until == Until::Step { Reach::Step } else { Reach::End };
                 let params = SamplingParams { temperature: first.temperature, ..sampling.params.clone() };
@@ -282,7 +282,7 @@ impl Live {
         wanted
     }
 
-    /// The prefix with the most visits; of equal ones the most probable.
+    /// The prefix with the most visits; ties go to the most probable.
     fn most_promising(&self) -> usize {
         let key = |n: &Node| (n.visits, n.mean_logprob());
         let leaves = self.tree.nodes().iter().filter(|n| self.tree.children(n.id).is_empty());
@@ -300,7 +300,7 @@ impl Growing {
     }
 }
 
-/// What a child of a node continues.
+/// The prefix that a child of a node continues.
 fn prefix(tree: &Tree, node: usize, opening: &[u32], plays: bool) -> Prefix {
     match &tree.node(node).drawn.reached {
         Some(reached) => reached.prefix.clone(),
@@ -314,12 +314,12 @@ fn alike(a: &Node, b: &Node) -> bool {
     a.tokens == b.tokens && a.terminal == b.terminal && a.system == b.system
 }
 
-/// The place of the prompt with a system message, or without one.
+/// Index of the prompt's tokens with a system message, or without one.
 fn opening(system: Option<usize>) -> usize {
     system.map_or(0, |s| s + 1)
 }
 
-/// How one child is sampled: a step ends at its separator or its limit of tokens.
+/// Sampling parameters of a child: a step ends at its separator or its maximum number of tokens.
 fn params(
     whole: &SamplingParams,
     common: &super::Common,
@@ -340,7 +340,7 @@ fn params(
     params
 }
 
-/// The node that a sampled completion makes below another.
+/// A node from a sampled completion.
 fn node(tree: &Tree, parent: usize, c: Completion, sampling: Sampling<'_>) -> Result<Node> {
     let (used, _) = tree.sampled(parent);
     let full = used + c.ids.len() >= sampling.params.max_new_tokens;
@@ -362,7 +362,7 @@ fn node(tree: &Tree, parent: usize, c: Completion, sampling: Sampling<'_>) -> Re
     })
 }
 
-/// The text that tokens add below a node. A character may span two nodes: it is what they add to the text so far.
+/// The text that tokens add below a node. A character may span two nodes, so it is the difference of decoded texts.
 pub(super) fn text(tree: &Tree, parent: usize, ids: &[u32], sampling: Sampling<'_>) -> Result<String> {
     let before = tree.tokens(parent);
     let (before_text, own) =
@@ -371,7 +371,7 @@ pub(super) fn text(tree: &Tree, parent: usize, ids: &[u32], sampling: Sampling<'
     Ok(all.strip_prefix(before_text.as_str()).map_or(own, str::to_string))
 }
 
-/// The text of a whole completion as verifiers read it, or of a prefix as it stands.
+/// The text of a whole completion for verifiers (without stop strings), or of a prefix unchanged.
 fn completion_text(tree: &Tree, id: usize, sampling: Sampling<'_>) -> Result<String> {
     let node = tree.node(id);
     let ids = tree.tokens(id);

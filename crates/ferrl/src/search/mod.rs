@@ -1,12 +1,12 @@
-//! Search: more than one completion of a prompt, and a way to decide among them.
+//! Search: several completions of a prompt, and the selection of one (test-time search).
 //!
-//! A [`Strategy`] says which prefixes to continue; the [`Driver`] samples the continuations of many questions in the same
-//! decode batches, on a KV cache that shares their prefixes, and a [`Scorer`] scores the results. A strategy never sees
-//! a model, so a saved [`Tree`] is replayed without one. The random numbers of a step depend on the seed, the question, the
-//! path to its node and the number of the draw there: the tree is the same for any number of threads and any decode batch.
+//! A [`Strategy`] decides which prefixes to continue; the [`Driver`] samples the continuations of many prompts in the same
+//! decode batches, on a KV cache with shared prefixes, and a [`Scorer`] scores the results. A strategy does not use a model, so a
+//! saved [`Tree`] is replayed without one. The random numbers of a step depend on the seed, the prompt, the path to its node and
+//! the index of the sample: the tree is the same for any number of threads and any decode batch.
 //!
-//! An environment with several turns is searched the same way: a node is a prefix of an episode, and a child plays the
-//! actions of its parent again in a fresh environment ([`crate::episode`]) before the policy goes on.
+//! Environments with several turns are searched the same way: a node is a prefix of an episode, and a child replays the actions of
+//! its parent in a fresh environment ([`crate::episode`]) before the policy continues.
 
 mod choose;
 mod driver;
@@ -24,19 +24,19 @@ mod turns;
 pub use choose::{ChoiceRule, best, majority, most_visited, weighted};
 pub use driver::{Driver, SearchBudget, WithSystem};
 pub use record::{Facts, Figures, Record, Replayed, has_trees, replay, tree_files};
-pub use rollout::{Searcher, path_share};
+pub use rollout::{Searcher, path_frequency};
 pub use scorer::{Judged, LogpScorer, Oracle, RewardScorer, SCORERS, Scorer, StepOracle};
 pub use strategy::{Common, Entry, STRATEGIES, build, find, resolved};
 pub use tree::{Backup, DrawnTokens, Node, NodeTurn, Prior, Tree};
 
 use ferrl_engine::Result;
 
-/// How far a continuation goes.
+/// Where a continuation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// To the end of a step: in an episode that of a turn at the latest.
+    /// At the end of a step, or of a turn of an episode.
     Step,
-    /// To the end of the completion or the episode.
+    /// At the end of the completion or the episode.
     End,
 }
 
@@ -45,15 +45,15 @@ pub enum Until {
 pub struct Expansion {
     /// The node to continue.
     pub node: usize,
-    /// Children wanted.
+    /// Number of children.
     pub samples: usize,
-    /// How far each goes.
+    /// Where each ends.
     pub until: Until,
     /// Whether the children are rollouts that evaluate the node, and not steps.
     pub rollout: bool,
-    /// Whether children that are no whole completions are scored too.
+    /// Whether children that are not whole completions are scored too.
     pub score: bool,
-    /// Whether equal children become one.
+    /// Whether equal children are merged.
     pub merge: bool,
 }
 
@@ -76,23 +76,23 @@ impl Expansion {
 pub struct Round<'a> {
     /// The tree so far. Every whole completion has its score.
     pub tree: &'a mut Tree,
-    /// The children that each expansion of the last round brought, in order.
+    /// The children of each expansion of the last round, in order.
     pub grown: &'a [Vec<usize>],
-    /// Tokens that may still be sampled; none without a budget.
+    /// Remaining tokens; `None` without a budget.
     pub left: Option<u64>,
 }
 
-/// A way to search. One value searches for one question.
+/// A search strategy. One value searches for one prompt.
 pub trait Strategy: Send {
-    /// Takes in the last round and says what to sample next; nothing ends the search.
+    /// Processes the last round and returns what to sample next; an empty list ends the search.
     fn next(&mut self, round: &mut Round<'_>) -> Result<Vec<Expansion>>;
-    /// The whole completion that is the result. It depends on the tree alone.
+    /// The result: a whole completion, selected from the tree alone.
     fn answer(&self, tree: &Tree) -> Option<usize>;
-    /// How values of inner nodes follow from those below.
+    /// How values of inner nodes are computed.
     fn backup(&self) -> Backup {
         Backup::Visits
     }
-    /// How siblings get their prior.
+    /// How priors of siblings are computed.
     fn prior(&self) -> Prior {
         Prior::Logp
     }

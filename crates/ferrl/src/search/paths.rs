@@ -38,8 +38,8 @@ pub struct TreePath {
     pub steps: Vec<PathStep>,
     /// Whether the completion is right.
     pub correct: bool,
-    /// How many completions of a full tree it stands for: `b^(D - d)` for a path of depth `d` that ended early in a tree of
-    /// depth `D` and branching factor `b`.
+    /// Number of completions of a full tree that it represents: `b^(D - d)` for a path that ended at depth `d` in a tree of depth
+    /// `D` and branching factor `b`.
     pub weight: f64,
 }
 
@@ -57,8 +57,7 @@ impl TreePath {
     }
 }
 
-/// The paths of a tree, in the order of their ends. Weights are those of a tree that branches as this one does where it is
-/// deepest.
+/// The paths of a tree, in the order of their ends. Weights assume the branching factors of the deepest paths.
 pub fn paths(tree: &Tree) -> Vec<TreePath> {
     let deepest = tree.terminals().map(|n| n.depth).max().unwrap_or(0);
     // The branching factor at each depth: that of the node with the most children.
@@ -88,7 +87,7 @@ pub fn paths(tree: &Tree) -> Vec<TreePath> {
 pub struct Entry<F> {
     /// Its name.
     pub name: &'static str,
-    /// One line for people.
+    /// One-line description.
     pub about: &'static str,
     /// What it does.
     pub apply: F,
@@ -107,12 +106,12 @@ pub fn find<'a, F>(kind: &str, registry: &'a [Entry<F>], name: &str) -> Result<&
     })
 }
 
-/// What to make of the paths of a tree.
+/// Filter, aggregator and post-processors of paths.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pipeline {
     /// A filter's name.
     pub filter: String,
-    /// An aggregator's name and its number: per cent, or paths.
+    /// An aggregator's name and its parameter: a percentage or a number of paths.
     pub aggregator: (String, f64),
     /// Names of post-processors, in their order.
     pub post: Vec<String>,

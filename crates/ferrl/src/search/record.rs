@@ -1,4 +1,4 @@
-//! What is kept of a search: its tree and figures, as `tree-N.json`, and the replay of such files without a model.
+//! Saved searches: tree and figures as `tree-N.json`, and the replay of such files without a model.
 
 use super::strategy;
 use super::{ChoiceRule, Node, Tree};
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-/// The search for one question.
+/// The search for one prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// The question's number.
+    /// The prompt's number.
     pub index: u64,
     /// Its text.
     pub prompt: String,
@@ -19,38 +19,38 @@ pub struct Record {
     pub strategy: String,
     /// Its options, defaults filled in.
     pub options: Map<String, Value>,
-    /// What the search went by.
+    /// The scorer's name.
     pub scorer: String,
-    /// What else decided the defaults of options.
+    /// Facts that determined defaults of options.
     pub facts: Facts,
-    /// Of the random numbers.
+    /// The random seed.
     pub seed: u64,
     /// All nodes, the root first.
     pub nodes: Tree,
-    /// The answer in the completion that was chosen.
+    /// The answer of the selected completion.
     pub answer: String,
     /// The node where that completion ends.
     pub answer_node: Option<usize>,
     /// Its reward.
     pub reward: Option<f64>,
-    /// Whether it is right, where that is known.
+    /// Whether it is right, if known.
     pub correct: Option<bool>,
     /// Tokens sampled, those of rejected and merged draws included.
     pub generated_tokens: u64,
-    /// Prefix tokens that the KV cache had already.
+    /// Prefix tokens found in the KV cache.
     pub shared_tokens: u64,
-    /// Its share of the time: questions that are searched concurrently share each moment equally.
+    /// Its time in seconds: that of concurrent searches is divided equally.
     pub seconds: f64,
 }
 
-/// Facts that choose defaults.
+/// Facts that determine defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Facts {
     /// A budget of tokens ended the search.
     pub budgeted: bool,
-    /// The scorer judges prefixes.
+    /// The scorer scores prefixes.
     pub judges_steps: bool,
-    /// The scorer says more than the model itself believes.
+    /// The scorer is not the model's own probability.
     pub informed: bool,
     /// An episode of several turns was searched.
     #[serde(default)]
@@ -79,8 +79,8 @@ impl Record {
         })
     }
 
-    /// The same numbers from the nodes alone: visits, values and priors from the evaluations, the result by the strategy's
-    /// rule. An error where the file says something else.
+    /// Recomputes the record from the nodes: visits, values and priors from the evaluations, the result by the strategy's rule. An
+    /// error if the file differs.
     pub fn replayed(&self) -> Result<Record> {
         let entry = strategy::find(&self.strategy)?;
         // Defaults that depend on facts are empty among the stored options.
@@ -96,7 +96,7 @@ impl Record {
         if again.answer_node != self.answer_node {
             let named = |node: Option<usize>| node.map_or("none".into(), |id| format!("node {id}"));
             let what = format!(
-                "the result is {}, the nodes give {}",
+                "the saved result is {}, the recomputed one {}",
                 named(self.answer_node),
                 named(again.answer_node)
             );
@@ -105,13 +105,13 @@ impl Record {
         Ok(again)
     }
 
-    /// The record with another result: what `rule` chooses among the completions.
+    /// The record with the completion that `rule` selects as its result.
     pub fn rechosen(mut self, rule: ChoiceRule) -> Record {
         self.set_result(rule.of(&self.nodes));
         self
     }
 
-    /// The search with its first `count` completions alone; of independent completions only.
+    /// The search with only its first `count` completions, which must be independent.
     pub fn first(mut self, count: usize) -> Result<Record> {
         let nodes = self.nodes.nodes();
         let ends = nodes.len() - 1;
@@ -140,7 +140,7 @@ impl Record {
 
 /// The trees of a folder.
 pub struct Replayed {
-    /// In the order of their questions.
+    /// In the order of their prompts.
     pub records: Vec<Record>,
 }
 
@@ -168,7 +168,7 @@ pub fn tree_files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads all `tree-N.json` of a folder, or one file, and computes their numbers again.
+/// Reads all `tree-N.json` of a folder, or one file, and recomputes their numbers.
 pub fn replay(path: &Path) -> Result<Replayed> {
     let files = if path.is_file() { vec![path.to_path_buf()] } else { tree_files(path)? };
     if files.is_empty() {
@@ -182,18 +182,18 @@ pub fn replay(path: &Path) -> Result<Replayed> {
     Ok(Replayed { records })
 }
 
-/// Figures over the questions of a search.
+/// Figures over the prompts of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figures {
     /// Questions.
     pub prompts: usize,
-    /// Fraction of results that are right, where that is known, with its standard error.
+    /// Fraction of results that are right, if known, with its standard error.
     pub accuracy: Option<(f64, Option<f64>)>,
     /// 95 % confidence interval of it.
     pub interval: Option<(f64, f64)>,
     /// Fraction of all whole completions that are right: the accuracy of one sample of the search.
     pub mean_completion: Option<f64>,
-    /// Fraction of questions with a right completion anywhere in the tree.
+    /// Fraction of prompts with a right completion anywhere in the tree.
     pub any: Option<f64>,
     /// Nodes of all trees.
     pub nodes: usize,
@@ -232,7 +232,7 @@ impl Figures {
         }
     }
 
-    /// For machines.
+    /// The figures as JSON.
     pub fn json(&self) -> Map<String, Value> {
         let fields = json!({
             "prompts": self.prompts,

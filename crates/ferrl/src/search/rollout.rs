@@ -1,11 +1,11 @@
-//! Trees as rollouts: every path of a tree is a completion to learn from, and every step has the advantage of its node.
+//! Trees as rollouts: every path of a tree is a training completion, and every step has the advantage of its node.
 //!
-//! A node's advantage is its value minus its parent's. Children are draws of the policy at their parent, but the search
-//! decides which prefixes are continued, so paths are not as frequent as under the policy. A path's importance weight puts
-//! that right: the product over its nodes of `draws of the node / draws of it and its siblings`, times the number of paths of
-//! the tree. Independent completions have weight 1; a path that ended early in a full tree counts `b^(D - d)` times the
-//! others. Draws that no path came of keep their share and add nothing: nobody knows their values. Tokens that were drawn at
-//! another temperature keep the log-probability they were drawn with, and `algo.correction` weighs them.
+//! A node's advantage is its value minus its parent's. Children are samples of the policy at their parent, but the search selects
+//! the prefixes that are continued, so the frequency of paths is not their probability under the policy. The importance weight of a
+//! path corrects this: the product over its nodes of `samples of the node / samples of it and its siblings`, times the number of
+//! paths of the tree. Independent completions have weight 1; a path that ended early in a full tree weighs `b^(D - d)` times as much
+//! as the others. Samples without a path keep their fraction and contribute nothing, since their value is unknown. Tokens sampled at
+//! another temperature keep the log-probability of their sampling, and `algo.correction` weights them.
 
 use super::strategy::Entry;
 use super::tree::Reached;
@@ -41,7 +41,7 @@ pub struct Searcher {
 }
 
 impl Searcher {
-    /// As the recipe says; none where it names no strategy.
+    /// The search of a recipe; `None` without a strategy.
     pub fn open(recipe: &Recipe, backend: &Arc<dyn Backend>) -> Result<Option<Self>> {
         let s = &recipe.search;
         let Some(name) = &s.strategy else { return Ok(None) };
@@ -65,9 +65,8 @@ impl Searcher {
         Ok(Some(searcher))
     }
 
-    /// Searches for every prompt; the records in the order of the prompts, which are told apart by their places from
-    /// `first` on: the same prompt twice is searched with other random numbers. Each comes with its prompt, which an environment
-    /// may have begun.
+    /// Searches for every prompt. Returns records in the order of the prompts, each with its prompt, to which an environment may have
+    /// added its first observation. Random numbers depend on the index from `first` on: a repeated prompt gets other ones.
     pub fn run(
         &mut self,
         actor: &mut Actor<'_>,
@@ -98,8 +97,8 @@ impl Searcher {
         Ok(found)
     }
 
-    /// The paths of a tree for each prompt, as completions with their advantages and weights. Random numbers depend on the
-    /// seed, the step and the prompt's place in the step; each rank searches for its share of the prompts.
+    /// The paths of a tree for each prompt, as completions with advantages and weights. Random numbers depend on the seed, the step
+    /// and the prompt's index in the step; each rank searches for its part of the prompts.
     pub(crate) fn sample(
         &mut self,
         actor: &mut Actor<'_>,
@@ -114,7 +113,7 @@ impl Searcher {
         let found = actor.led(|actor| self.run(actor, asked, (own.start, params.clone()), rewards))?;
         for (place, (record, prompt)) in found.into_iter().enumerate() {
             take(&mut all, actor, (place, &prompt), (&record, &params))?;
-            prompts[own.start + place] = prompt; // an environment may have begun it
+            prompts[own.start + place] = prompt; // with the first observation of an environment
         }
         gathered(ranks, prompts, own, all)
     }
@@ -139,7 +138,7 @@ fn take(
     let ends: Vec<usize> = tree.terminals().map(|n| n.id).collect();
     for &end in &ends {
         if tree.path(end).iter().any(|&id| tree.node(id).system.is_some()) {
-            return Err(Error::usage("draws with system messages are no completions of the prompt")
+            return Err(Error::usage("completions with other system messages cannot be trained on")
                 .at("search.options.expander")
                 .fix("search.options.expander = \"iid\""));
         }
@@ -166,7 +165,7 @@ fn take(
     Ok(())
 }
 
-/// Adds the episode that ends in a node: its sequences, with the advantage of each node on the tokens sampled there.
+/// Adds the episode that ends in a node: its sequences, with the advantage of each node on its sampled tokens.
 fn take_episode(
     all: &mut Sampled,
     (place, prompt): (usize, &Prompt),
@@ -177,7 +176,7 @@ fn take_episode(
     let mut advantages = nodes.iter().flat_map(|n| n.tokens.iter().map(|_| n.advantage as f32));
     let own = nodes.iter().all(|n| !n.drawn.tempered);
     let (tokens, truncated) = (tree.sampled(end).0, tree.node(end).truncated);
-    let importance = (path_share(tree, end) * paths as f64) as f32;
+    let importance = (path_frequency(tree, end) * paths as f64) as f32;
     let trajectory = all.answers.len();
     for (n, s) in reached.sequences.iter().enumerate() {
         let mut s = s.clone();
@@ -221,7 +220,7 @@ fn stop_of(tree: &Tree, end: usize, ids: &[u32], params: &SamplingParams) -> Sto
     }
 }
 
-/// The training sequence of a path: the advantage of each node on its tokens, the path's weight beside them.
+/// The training sequence of a path, with the advantage of each node on its tokens and the path's weight.
 fn sequence(tree: &Tree, end: usize, prompt: &Prompt, paths: usize) -> Sequence {
     let from = prompt.ids.len();
     let ids = [&prompt.ids[..], &tree.tokens(end)].concat();
@@ -247,13 +246,13 @@ fn sequence(tree: &Tree, end: usize, prompt: &Prompt, paths: usize) -> Sequence 
         // Without a version, log-probabilities at the rollout's temperature are computed before the update.
         version: if own { version } else { Vec::new() },
         sampled_logp,
-        importance: Some((path_share(tree, end) * paths as f64) as f32),
+        importance: Some((path_frequency(tree, end) * paths as f64) as f32),
         ..Default::default()
     }
 }
 
-/// How probable a path is under the draws alone: the product of its nodes' shares of the draws at their parents.
-pub fn path_share(tree: &Tree, end: usize) -> f64 {
+/// Frequency of a path in the tree: the product of its nodes' fractions of the samples at their parents.
+pub fn path_frequency(tree: &Tree, end: usize) -> f64 {
     let share = |id: usize| {
         let node = tree.node(id);
         let parent = node.parent?;
@@ -263,19 +262,19 @@ pub fn path_share(tree: &Tree, end: usize) -> f64 {
     tree.path(end).into_iter().filter_map(share).product()
 }
 
-/// Whether a recipe's settings name something that exists.
+/// Checks the names in a recipe's settings.
 pub(crate) fn check(s: &SearchSettings) -> Result<()> {
     let Some(name) = &s.strategy else { return Ok(()) };
     let entry = find(name).map_err(|e| e.at("search.strategy"))?;
     let built = build(entry, &s.options, any_task(s))?;
     match built.expander.systems().is_empty() {
         true => Ok(()),
-        false => Err(Error::usage("draws with system messages are no completions of the prompt")
+        false => Err(Error::usage("completions with other system messages cannot be trained on")
             .fix("search.options.expander = \"iid\"; `ferrl search` tries system messages")),
     }
 }
 
-/// What is assumed before the first prompt: the driver checks the options again for each of them.
+/// Facts assumed before the first prompt; the driver checks the options again for each prompt.
 fn any_task(s: &SearchSettings) -> Facts {
     Facts { turns: true, judges_steps: s.judges_steps(), budgeted: s.budget.is_some(), ..Default::default() }
 }
@@ -308,7 +307,7 @@ mod tests {
     #[test]
     fn a_path_has_the_advantages_of_its_nodes_and_the_weight_of_its_draws() {
         let (tree, ends) = tree();
-        let shares: Vec<f64> = ends.iter().map(|&end| path_share(&tree, end)).collect();
+        let shares: Vec<f64> = ends.iter().map(|&end| path_frequency(&tree, end)).collect();
         assert_eq!(shares, [0.5, 0.5 * 2.0 / 3.0, 0.5 / 3.0]);
         let prompt = Prompt { ids: vec![8, 9], ..Default::default() };
         let s = sequence(&tree, ends[1], &prompt, 3);
@@ -344,7 +343,7 @@ mod tests {
                 }
             }
             for &(end, good) in &ends {
-                right += path_share(&tree, end) * f64::from(u8::from(good));
+                right += path_frequency(&tree, end) * f64::from(u8::from(good));
                 plain += f64::from(u8::from(good));
                 paths += 1.0;
             }

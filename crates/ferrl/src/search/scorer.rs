@@ -1,7 +1,7 @@
-//! Scorers: the estimated value of a prefix or a completion, from 0 to 1.
+//! Scorers: estimated values of prefixes or completions, from 0 to 1.
 //!
-//! The oracle is the verifier that also says whether answers are right; everything else is a belief. A learned verifier is a
-//! type that implements [`Scorer`], with a model and a sampler of its own where it needs them.
+//! The oracle is the verifier that also decides accuracy; all other scorers are estimates. A learned verifier is a type that
+//! implements [`Scorer`], with its own model and sampler if needed.
 
 use crate::episode::Played;
 use crate::recipe::{Recipe, RewardSettings as Source};
@@ -17,16 +17,16 @@ use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A prefix to be judged.
+/// A prefix or completion to score.
 #[derive(Clone, Copy, Debug)]
 pub struct Judged<'a> {
-    /// What it completes.
+    /// Its prompt.
     pub prompt: &'a Prompt,
-    /// Text after the prompt; of an episode its last action.
+    /// Text after the prompt, or the last action of an episode.
     pub text: &'a str,
-    /// Text after the prompt, of an episode with what the environment answered.
+    /// Text after the prompt, in episodes with observations.
     pub transcript: &'a str,
-    /// Tokens of prompt and prefix, as the next token would follow them.
+    /// Tokens of prompt and prefix.
     pub context: &'a [u32],
     /// The turns of an episode so far.
     pub played: Option<&'a Played>,
@@ -34,25 +34,25 @@ pub struct Judged<'a> {
     pub sampled: (usize, f64),
     /// Whether it is a whole completion.
     pub terminal: bool,
-    /// Whether a limit cut it off.
+    /// Whether it was truncated.
     pub truncated: bool,
     /// Score of a whole completion by the task's verifier, if there is one.
     pub graded: Option<&'a Graded>,
 }
 
-/// Judges prefixes and completions.
+/// Scores prefixes and completions.
 pub trait Scorer: Send {
     /// Its name, for tables.
     fn name(&self) -> &str;
-    /// A value from 0 to 1 for each, in their order. No value depends on what else is judged with it.
+    /// A value from 0 to 1 for each, in order. Values do not depend on the batch.
     fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>>;
-    /// Whether it can judge a prefix that is no whole completion.
+    /// Whether it can score prefixes.
     fn judges_steps(&self) -> bool {
         false
     }
 }
 
-/// Scorers that need nothing but what a search has, by name.
+/// Scorers without models or options, by name.
 pub const SCORERS: &[(&str, &str)] = &[
     (
         "oracle",
@@ -60,9 +60,9 @@ pub const SCORERS: &[(&str, &str)] = &[
     ),
     (
         "step_oracle",
-        "the same verifier, asked after every step: 1 while no step is wrong; for verifiers that find wrong steps",
+        "the same verifier after every step: 1 while no step is wrong; for verifiers that find wrong steps",
     ),
-    ("logp", "probability per token, exp(mean logp): the model's own belief"),
+    ("logp", "probability per token, exp(mean logp), under the model itself"),
 ];
 
 /// The verifier of the task.
@@ -77,7 +77,7 @@ impl Scorer for Oracle {
     }
 }
 
-/// The verifier of the task, asked after every step.
+/// The verifier of the task, after every step.
 pub struct StepOracle(Rewards);
 
 impl StepOracle {
@@ -87,7 +87,7 @@ impl StepOracle {
             return Ok(StepOracle(rewards));
         }
         Err(Error::usage(
-            "step_oracle needs a verifier that finds wrong steps, and this one judges whole completions",
+            "step_oracle needs a verifier that finds wrong steps, and this one scores whole completions",
         )
         .fix("oracle, or a verifier such as chain"))
     }
@@ -113,12 +113,12 @@ fn judged_whole(judged: &Judged<'_>, name: &str) -> Result<()> {
     if judged.terminal {
         return Ok(());
     }
-    Err(Error::usage(format!("{name} judges whole completions, not steps"))
+    Err(Error::usage(format!("{name} scores whole completions, not steps"))
         .at("evaluate")
         .fix("--option evaluate=rollout, or a scorer of steps (--verifier logp)"))
 }
 
-/// A grade as a value from 0 to 1: whether it is right, else its reward.
+/// The score of a completion, else its reward, clipped to 0 and 1.
 pub(super) fn unit(graded: &Graded) -> f64 {
     worth(graded).clamp(0.0, 1.0)
 }
@@ -127,12 +127,11 @@ fn worth(graded: &Graded) -> f64 {
     graded.score.or(graded.reward).unwrap_or(0.0)
 }
 
-/// Warns where a search goes by rewards that do not lie between 0 and 1: cut off there, different completions become equal.
+/// Warns of rewards outside of 0 to 1 in a search: clipping makes different completions equal.
 pub(super) fn warn_of_bounds(rewards: &Rewards, graded: &[Graded]) {
     if let Some(far) = graded.iter().map(worth).find(|w| !(0.0..=1.0).contains(w)) {
-        let what = format!(
-            "a completion got {far}, and a search cuts rewards to 0 and 1: beyond them all are equal"
-        );
+        let what =
+            format!("a completion got a reward of {far}, but search clips rewards to the range from 0 to 1");
         let fix = "a reward from 0 to 1; or name a reward model as scorer, whose scores go through a sigmoid";
         rewards.warnings().raise("search-bounds", what, fix);
     }
@@ -158,9 +157,9 @@ impl Scorer for LogpScorer {
 pub struct RewardScorer {
     name: String,
     rewards: Rewards,
-    /// Whether rewards have no bounds, as those of a reward model, and go through a sigmoid.
+    /// Whether rewards are unbounded, as a reward model's, and go through a sigmoid.
     unbounded: bool,
-    /// Whether it has a value for a prefix that is no whole completion.
+    /// Whether it can score prefixes.
     steps: bool,
 }
 
@@ -169,9 +168,9 @@ impl RewardScorer {
     pub fn bounded(name: impl Into<String>, rewards: Rewards) -> Self {
         RewardScorer { name: name.into(), rewards, unbounded: false, steps: false }
     }
-    /// The model in a folder: a score head through a sigmoid, or with options a language model's verdict (`kind =
+    /// The model of a folder: a score head through a sigmoid, or with options a language model's verdict (`kind =
     /// "generative"`, from 0 to 1) or its log-ratio through a sigmoid (`kind = "implicit"`).
-    /// `option` is how an option is given, for messages.
+    /// `option` is the prefix of options in messages.
     pub fn of_model(
         dir: &str,
         (option, options): (&str, &Map<String, Value>),
@@ -203,13 +202,13 @@ impl Scorer for RewardScorer {
         };
         Ok(graded.iter().map(value).collect())
     }
-    /// A reward model was trained on whole completions, but has a value for any prefix.
+    /// A reward model is trained on whole completions, but can score any prefix.
     fn judges_steps(&self) -> bool {
         self.steps
     }
 }
 
-/// What the task's rewards say of whole completions and episodes: of the latter also what the environment gave.
+/// Rewards of whole completions and episodes, the latter with the environment's reward.
 pub(super) fn grade_whole(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Vec<Graded>> {
     grade(rewards, judged, |j| match j.played {
         Some(played) => (played.text(), Some(played.clone())),
@@ -217,7 +216,7 @@ pub(super) fn grade_whole(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Ve
     })
 }
 
-/// What rewards say of completions, each with a prompt of its own.
+/// Rewards of completions, each with its own prompt.
 fn grade(
     rewards: &Rewards,
     judged: &[Judged<'_>],
@@ -227,7 +226,7 @@ fn grade(
         return Ok(Vec::new());
     }
     let prompts: Vec<Prompt> = judged.iter().map(|j| j.prompt.clone()).collect();
-    // A prefix has no end, like a completion that was cut off.
+    // A prefix has no end, like a truncated completion.
     let answer = |(prompt, j): (usize, &Judged<'_>)| {
         let (text, played) = read(j);
         let truncated = j.truncated || !j.terminal;

@@ -1,8 +1,8 @@
-//! The tree of a search: a node is a prefix of a completion or of an episode, its tokens are the step that leads there from
-//! its parent. In an episode they are those of actions and of what the environment answered.
+//! The tree of a search: a node is a prefix of a completion or an episode, its tokens are the step from its parent. In episodes
+//! they are those of actions and observations.
 //!
-//! A value enters the tree at the node that was evaluated (`evaluations`, `evaluation`); visits and values of all nodes
-//! follow from those by [`Tree::recompute`], so that a saved tree can be checked, and used again, without a model.
+//! Only evaluations are stored at their nodes (`evaluations`, `evaluation`); visits and values of all nodes are computed from them
+//! by [`Tree::recompute`], so that a saved tree can be checked and reused without a model.
 
 use crate::episode::{Played, Prefix};
 use crate::experience::Sequence;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub struct Node {
     /// Its index in the tree.
     pub id: usize,
-    /// The node whose prefix it continues; none for the root, which is the prompt.
+    /// The node whose prefix it continues; `None` for the root, which is the prompt.
     pub parent: Option<usize>,
     /// Steps from the root.
     pub depth: usize,
@@ -31,31 +31,31 @@ pub struct Node {
     pub prior: f64,
     /// Evaluations of the node and of all nodes below.
     pub visits: u64,
-    /// Mean of those evaluations, from 0 to 1; 0 where there is none.
+    /// Mean of those evaluations, from 0 to 1; 0 if there are none.
     pub value: f64,
-    /// What the verifier of the task gives the completion, at the end of a path.
+    /// The reward of the completion by the task's verifier, at the end of a path.
     pub reward: Option<f64>,
     /// Whether the completion ends here.
     pub terminal: bool,
-    /// Whether the completion is right, where that is known.
+    /// Whether the completion is right, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correct: Option<bool>,
     /// Value minus the parent's value.
     #[serde(default)]
     pub advantage: f64,
-    /// What the scorer says of the prefix, from 0 to 1.
+    /// The scorer's score of the prefix, from 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
-    /// The answer in a whole completion, for votes.
+    /// The extracted answer of a whole completion, for votes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
-    /// Whether a limit of tokens or turns cut the completion off.
+    /// Whether the completion was truncated by a limit of tokens or turns.
     #[serde(default, skip_serializing_if = "is_false")]
     pub truncated: bool,
-    /// Whether it is a rollout that evaluates its parent: one node to the end, never selected or expanded.
+    /// Whether it is a rollout that evaluates its parent: a single node, never selected or expanded.
     #[serde(default, skip_serializing_if = "is_false")]
     pub rollout: bool,
-    /// Draws that gave this step, where equal ones are merged.
+    /// Number of samples with this step, if equal ones are merged.
     #[serde(default = "one")]
     pub samples: u64,
     /// Evaluations of this very node.
@@ -64,55 +64,55 @@ pub struct Node {
     /// Their sum.
     #[serde(default)]
     pub evaluation: f64,
-    /// Tokens among its own that an environment wrote.
+    /// Number of its tokens that are observations.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub observed: usize,
     /// The turns of an episode that end in this node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub turns: Vec<NodeTurn>,
-    /// Why the episode has no end, where its environment failed.
+    /// Why the episode was lost, if its environment failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
-    /// Which of the expander's system messages its completion has.
+    /// Index of the expander's system message of its completion.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<usize>,
-    /// What training needs of its own tokens; not saved.
+    /// Data of its tokens for training; not saved.
     #[serde(skip)]
     pub drawn: DrawnTokens,
 }
 
-/// A turn of an episode, for people.
+/// A turn of an episode, for display.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeTurn {
-    /// What the policy did.
+    /// The action.
     pub action: String,
-    /// What the environment answered.
+    /// The observation after it.
     pub observation: String,
-    /// What the action earned.
+    /// Its reward.
     pub reward: f64,
 }
 
-/// How the tokens of a node were drawn. It is no part of what makes trees equal: a tree that was read again has none.
+/// How the tokens of a node were sampled. Ignored by equality: saved trees have none.
 #[derive(Clone, Debug, Default)]
 pub struct DrawnTokens {
-    /// Log-probability of each token under the distribution it was drawn from.
+    /// Log-probability of each token under the distribution of its sampling.
     pub logp: Vec<f32>,
     /// Version of the policy.
     pub version: u64,
-    /// Whether it was drawn at another temperature than the search's.
+    /// Whether it was sampled at another temperature than the search's.
     pub tempered: bool,
     /// The prefix of an episode that ends here.
     pub(crate) reached: Option<Arc<Reached>>,
 }
 
-/// A prefix of an episode: what its children continue, and what is known of it.
+/// A prefix of an episode, which its children continue.
 #[derive(Clone, Debug)]
 pub(crate) struct Reached {
-    /// State from which to branch again.
+    /// State from which branches start.
     pub prefix: Prefix,
-    /// The turns so far, that of an action under way included.
+    /// The turns so far, with an incomplete action.
     pub played: Played,
-    /// Training sequences of an episode that is over.
+    /// Training sequences of a finished episode.
     pub sequences: Vec<Sequence>,
 }
 
@@ -122,14 +122,14 @@ impl PartialEq for DrawnTokens {
     }
 }
 
-/// What only a search under way needs of a node.
+/// Data of a node that only a running search needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct UnderWay {
     /// Key of the random numbers of its children: a function of the path.
     key: u64,
-    /// Children drawn so far, rejected and merged ones included.
+    /// Number of sampled children, rejected and merged ones included.
     draws: u32,
-    /// Simulations under way below it.
+    /// Running simulations below it (virtual loss).
     virtual_loss: u64,
 }
 
@@ -144,7 +144,7 @@ fn is_zero(n: &usize) -> bool {
 }
 
 impl Node {
-    /// Its own tokens that the policy sampled.
+    /// Number of its sampled tokens.
     pub fn sampled(&self) -> usize {
         self.tokens.len() - self.observed.min(self.tokens.len())
     }
@@ -158,26 +158,26 @@ impl Node {
     }
 }
 
-/// How values of inner nodes follow from those below.
+/// How values of inner nodes are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backup {
-    /// Mean over all evaluations below: what simulations back up.
+    /// Mean over all evaluations below (MCTS).
     #[default]
     Visits,
-    /// Mean of the children's values: the score of openrl's trees.
+    /// Mean of the children's values (openrl's trees).
     Children,
 }
 
-/// How siblings get their prior.
+/// How priors of siblings are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Prior {
     /// Softmax of the mean log-probability of their tokens.
     #[default]
     Logp,
-    /// Fraction of the draws that gave the step.
+    /// Fraction of the samples with the step.
     Count,
-    /// All alike.
+    /// Uniform.
     Uniform,
 }
 
@@ -219,7 +219,7 @@ impl TryFrom<Vec<Node>> for Tree {
 }
 
 impl Tree {
-    /// A root alone. `question` decides the random numbers below it.
+    /// A tree with only a root. `question` determines the random numbers.
     pub fn new(question: u64) -> Self {
         let root = Node { prior: 1.0, samples: 1, ..Default::default() };
         let under_way = vec![UnderWay { key: question, ..Default::default() }];
@@ -241,7 +241,7 @@ impl Tree {
     pub fn children(&self, id: usize) -> &[usize] {
         &self.children[id]
     }
-    /// The children that are steps, and not rollouts.
+    /// The children that are steps, without rollouts.
     pub fn steps(&self, id: usize) -> impl Iterator<Item = usize> + '_ {
         self.children[id].iter().copied().filter(|&c| !self.nodes[c].rollout)
     }
@@ -261,24 +261,24 @@ impl Tree {
         id
     }
 
-    /// The same for a node that was drawn with a key.
+    /// The same for a node sampled with a key.
     pub(super) fn add_drawn(&mut self, parent: usize, node: Node, key: u64) -> usize {
         let id = self.add(parent, node);
         self.under_way[id].key = key;
         id
     }
 
-    /// The number of the question.
+    /// The number of the prompt.
     pub(super) fn question(&self) -> u64 {
         self.under_way[0].key
     }
 
-    /// Simulations under way below a node.
+    /// Running simulations below a node.
     pub(super) fn virtual_loss(&self, id: usize) -> u64 {
         self.under_way[id].virtual_loss
     }
 
-    /// Adds or removes a simulation under way on the path to a node.
+    /// Adds or removes a running simulation on the path to a node.
     pub(super) fn set_under_way(&mut self, id: usize, begins: bool) {
         for i in self.path(id) {
             let loss = &mut self.under_way[i].virtual_loss;
@@ -293,7 +293,7 @@ impl Tree {
         path
     }
 
-    /// Which of the expander's system messages the path to this node has.
+    /// Index of the expander's system message on the path to this node.
     pub fn system(&self, id: usize) -> Option<usize> {
         self.path(id).iter().find_map(|&i| self.nodes[i].system)
     }
@@ -316,17 +316,17 @@ impl Tree {
             .fold((0, 0.0), |(tokens, logprob), n| (tokens + n.sampled(), logprob + n.logprob))
     }
 
-    /// The key of the next child's random numbers, which is also that of the random numbers below it.
+    /// The key of the random numbers of the next child and its descendants.
     pub(super) fn draw_key(&mut self, id: usize) -> u64 {
         let UnderWay { key, draws, .. } = self.under_way[id];
         self.under_way[id].draws += 1;
-        // Words of a name keep these keys apart from other uses of the generator.
+        // The words of a name separate these keys from other uses of the generator.
         let counter = [draws, self.nodes[id].depth as u32, 0x7365_6172, 0x6368];
         let words = philox4x32(counter, [key as u32, (key >> 32) as u32]);
         u64::from(words[0]) << 32 | u64::from(words[1])
     }
 
-    /// Backs a value up from a node to the root.
+    /// Backs up a value from a node to the root.
     pub fn evaluate(&mut self, id: usize, value: f64) {
         let value = value.clamp(0.0, 1.0);
         self.nodes[id].evaluations += 1;
@@ -340,7 +340,7 @@ impl Tree {
         }
     }
 
-    /// Visits, values, priors and advantages as they follow from the evaluations and log-probabilities.
+    /// Computes visits, values, priors and advantages from the evaluations and log-probabilities.
     pub fn recompute(&mut self, backup: Backup, prior: Prior) {
         for id in (0..self.nodes.len()).rev() {
             let below = self.children[id].iter().map(|&c| &self.nodes[c]).filter(|c| c.visits > 0);
@@ -364,12 +364,12 @@ impl Tree {
         }
     }
 
-    /// Forgets what only a search under way needs.
+    /// Drops data that only a running search needs.
     pub(super) fn finish(&mut self) {
         self.under_way.fill(UnderWay::default());
     }
 
-    /// Gives the children of a node their priors: steps share 1 among them, rollouts only where there is no step.
+    /// Sets the priors of a node's children, whose sum is 1: those of its steps, or of its rollouts if there is no step.
     pub(super) fn set_priors(&mut self, id: usize, prior: Prior) {
         let all = self.children[id].clone();
         let steps: Vec<usize> = self.steps(id).collect();

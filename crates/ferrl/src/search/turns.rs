@@ -1,4 +1,4 @@
-//! Nodes of episodes: what a branch added to its parent's prefix, as a step of the tree.
+//! Nodes of episodes: the step that a branch added to its parent's prefix.
 
 use super::grow::{Sampling, text};
 use super::tree::Reached;
@@ -7,7 +7,7 @@ use crate::episode::{Episode, TurnRecord};
 use ferrl_engine::Result;
 use std::sync::Arc;
 
-/// The node that a branch makes below another.
+/// The node of a branch.
 pub(super) fn node(tree: &Tree, parent: usize, mut episode: Episode, sampling: Sampling<'_>) -> Result<Node> {
     let (new, prefix) = (episode.new_tokens(), episode.prefix());
     let tokens: Vec<u32> = new.iter().map(|t| t.id).collect();

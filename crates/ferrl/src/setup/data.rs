@@ -1,4 +1,4 @@
-//! What a recipe's stage learns from: its sources, its generated tasks, how many steps they make, a new model's tokenizer.
+//! Data of a stage: its sources, generated tasks and number of steps.
 
 use super::env::{OWN, encoding_of, own_task};
 use crate::algo::{self, Feed};
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Examples to learn from, or held out. Those to learn from know what evaluations will read: [`ExampleSource::check`] looks at both.
+/// Training or held-out examples. The training source knows the rows of evaluations: [`ExampleSource::check`] checks both.
 pub fn source(
     recipe: &Recipe,
     model: &Path,
@@ -42,7 +42,7 @@ pub fn source(
     Ok(Box::new(main.with_held_out(others)?))
 }
 
-/// What the model in a directory can take, and what will be sampled from it.
+/// Limits of the model in a directory, and of the completions sampled from it.
 pub(crate) fn room(recipe: &Recipe, model: &Path) -> Result<ModelRoom> {
     let config = crate::plan::read_config(model)?;
     let asks = algo::find(recipe.algorithm_name())?.feed.sampled();
@@ -82,7 +82,7 @@ impl Sources<'_> {
         let brings = has_task || names.iter().any(|n| graded(n));
         let mut parts = Vec::new();
         for (i, name) in names.iter().enumerate() {
-            // A task and a suite bring their verifiers; of other rows the recipe has to say what rewards them.
+            // Tasks and suites have verifiers; other rows need rewards of the recipe.
             let unrewarded = brings && !graded(name) && feed.sampled() && recipe.reward.is_empty();
             let weight = weights.get(i).copied().unwrap_or(1.0);
             if let Some(name) = task_name(name) {
@@ -91,7 +91,7 @@ impl Sources<'_> {
                 parts.push(MixturePart::Task(Box::new(examples), weight));
                 continue;
             }
-            // Of mixed data, only a task has a held-out part by itself, and only its completions are rewarded by themselves.
+            // In mixed data only tasks have a held-out part and rewards of their own.
             let none_held_out = has_task && !own && split == 0.0;
             let only_asked = algo::find(recipe.algorithm_name())?.feed.sampled();
             if held_out && (none_held_out || unrewarded) && !(own && only_asked) {
@@ -103,7 +103,7 @@ impl Sources<'_> {
             parts.push(MixturePart::of(self.dataset(name, own)?, weight));
         }
         let asks = feed.sampled();
-        // An evaluation asks every row once.
+        // Evaluations use every row once.
         let data = DataSettings { replacement: recipe.data.replacement && !held_out, ..recipe.data.clone() };
         Mixture::new(
             parts,
@@ -125,7 +125,7 @@ impl Sources<'_> {
     }
 
     fn dataset(&mut self, name: &str, held_out: bool) -> Result<Arc<Dataset>> {
-        // Only a suite has other rows to test on under the same name.
+        // Only suites have test rows under the same name.
         let key = format!("{}{name}", if held_out && suite::named(name).is_some() { "eval " } else { "" });
         if let Some(dataset) = self.read.get(&key) {
             return Ok(dataset.clone());
@@ -155,10 +155,10 @@ pub fn tasks(recipe: &Recipe) -> Result<Vec<(String, Arc<dyn Task>)>> {
         for name in list.iter().filter_map(|s| task_name(s)) {
             if own.contains(&name) {
                 return Err(Error::usage(format!(
-                    "task:{name} is named twice: both would give the same examples"
+                    "task:{name} is listed twice: both would have the same examples"
                 ))
                 .at(key)
-                .fix("name it once; data.weights says how often it is drawn"));
+                .fix("list it once; data.weights sets how often it is drawn"));
             }
             own.push(name);
         }
@@ -175,7 +175,7 @@ pub fn task(recipe: &Recipe) -> Result<Option<Arc<dyn Task>>> {
     name.map(|name| build(recipe, name)).transpose()
 }
 
-/// The verifier that fits the generated tasks and suites of a recipe, where it names some.
+/// The verifier of the generated tasks and suites of a recipe, if any.
 pub fn task_verifier(recipe: &Recipe) -> Result<Option<Box<dyn Verifier>>> {
     let suites = suites(recipe).into_iter().filter_map(|s| Some((s.name.to_string(), s.verifier()?)));
     let suites = suites.map(|(name, verifier)| Ok((name, verifier?))).collect::<Result<Vec<_>>>()?;
@@ -191,7 +191,7 @@ fn suites(recipe: &Recipe) -> Vec<&'static suite::Entry> {
     all
 }
 
-/// Whether completions can be rewarded: by the recipe, or by what its tasks and suites bring.
+/// Whether completions can be rewarded: by the recipe, or by its tasks and suites.
 pub fn rewarded(recipe: &Recipe) -> Result<bool> {
     let graded = || suites(recipe).iter().any(|s| s.verifier().is_some());
     Ok(!recipe.reward.is_empty() || graded() || !tasks(recipe)?.is_empty())
@@ -220,7 +220,7 @@ fn build(recipe: &Recipe, name: &str) -> Result<Arc<dyn Task>> {
     Ok(Arc::from((entry.build)(&own, recipe.seed)?))
 }
 
-/// Says which settings of generated tasks no source uses.
+/// Warns of settings of generated tasks that no source uses.
 fn unused_options(recipe: &Recipe, warnings: &Warnings) {
     let names: Vec<&str> =
         recipe.data.train.iter().chain(&recipe.eval.data).filter_map(|s| task_name(s)).collect();
@@ -258,11 +258,9 @@ pub fn total_steps(recipe: &Recipe, source: &dyn ExampleSource, feed: Feed) -> R
 
 /// Rows beside a generated task or a suite, in a recipe without rewards.
 fn nothing_rewards(name: &str, key: &str, own: bool) -> Error {
-    let otherwise = if own { "leave it out" } else { "train on them in stages" };
-    let what = format!(
-        "generated tasks and suites bring their verifiers, but nothing rewards completions to {name}"
-    );
+    let otherwise = if own { "leave it out" } else { "train on them in separate stages" };
+    let what = format!("generated tasks and suites have verifiers, but completions of {name} have no reward");
     Error::usage(what)
         .at(if own { key } else { "reward" })
-        .fix(format!("name a [[reward]] that fits all of {key}, or {otherwise}"))
+        .fix(format!("add a [[reward]] that fits all of {key}, or {otherwise}"))
 }

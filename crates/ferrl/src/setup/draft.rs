@@ -1,7 +1,7 @@
-//! A stage without its weights: all that can be built, and refused, before a model is loaded.
+//! A stage without its weights: everything that can be built and checked before a model is loaded.
 //!
-//! Every stage of a run is drafted before the first begins, so that a mistake in the last one does not come up after days;
-//! and a stage is made from its draft, so that both see the same mistakes.
+//! Every stage of a run is drafted before the first starts, so that a mistake in the last one is found at once; a stage is built
+//! from its draft, so that both have the same checks.
 
 use super::{algorithm, own_rewards, plain_rewards, source, total_steps};
 use crate::algo::{Algorithm, Feed, Needs};
@@ -15,35 +15,35 @@ use ferrl_engine::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Above this temperature hardly any model writes sentences.
+/// Above this temperature samples are hardly ever sentences.
 const HOT: f64 = 2.0;
 
-/// What a stage is made of, beside models.
+/// Parts of a stage, without models.
 pub struct Draft {
-    /// How it learns.
+    /// The algorithm.
     pub algo: Box<dyn Algorithm>,
-    /// What it learns from.
+    /// Its kind of training data.
     pub feed: Feed,
     /// What its algorithm needs.
     pub needs: Needs,
     /// The policy's.
     pub tokenizer: Arc<Tokenizer>,
-    /// Where examples come from.
+    /// The source of examples.
     pub source: Box<dyn ExampleSource>,
     /// Its steps.
     pub total: u64,
-    /// What completions are worth, but for reward models.
+    /// The rewards, without reward models.
     pub rewards: Rewards,
-    /// What is doubtful.
+    /// Warnings.
     pub warnings: Warnings,
 }
 
-/// Refuses a stage in which no step can move the policy.
+/// Refuses a stage in which no step can change the policy.
 fn moves(recipe: &Recipe, algo: &dyn Algorithm, total: u64) -> Result<()> {
     let rate = super::schedule(recipe, recipe.optim.lr, total)?;
     if recipe.optim.lr > 0.0 && total > 0 && (0..total.min(1 << 20)).all(|step| rate.at(step) == 0.0) {
         let what = format!(
-            "the learning rate is 0 in all {total} steps: optim.warmup = {} begins at 0",
+            "the learning rate is 0 in all {total} steps: optim.warmup = {} starts at 0",
             recipe.optim.warmup
         );
         return Err(Error::usage(what).at("optim.warmup").fix("optim.warmup = 0.0, or more steps"));
@@ -77,13 +77,13 @@ impl Draft {
         let source = source(&tokenizer, feed, warnings)?;
         let samples = recipe.rollout.samples;
         if feed.sampled() && !source.graded() && samples < needs.group {
-            let what = format!("{samples} answer to a prompt has no others to be compared with");
+            let what = format!("{samples} completion per prompt cannot be compared with others");
             return Err(Error::usage(what).at("rollout.samples").fix("rollout.samples = 8"));
         }
         let least = source.epoch().unwrap_or(usize::MAX).min(recipe.train.batch);
         if !feed.sampled() && least < needs.batch {
             let what = format!(
-                "{} compares {} examples at least, a batch has {least}",
+                "{} needs at least {} examples per batch, got {least}",
                 recipe.algorithm_name(),
                 needs.batch
             );

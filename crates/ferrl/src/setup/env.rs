@@ -1,4 +1,4 @@
-//! What plays the episodes of a recipe.
+//! The environments of a recipe.
 
 use super::data::tasks;
 use crate::data::Encoder;
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// The name under which `data.train` holds the episodes of the recipe's own environment.
 pub(crate) const OWN: &str = "env";
 
-/// What plays the prompts of a recipe that have several turns. The recipe's own environment is started.
+/// The environments of a recipe's prompts with several turns. Starts the environment of `[env]`.
 pub fn environments(
     recipe: &Recipe,
     dir: &Path,
@@ -32,7 +32,7 @@ pub fn environments(
 ) -> Result<Environments> {
     let (mut all, mut rows) = (tasks(recipe)?, None);
     let mut own = |task: Arc<dyn Task>| {
-        // Instead of the placeholders that start nothing.
+        // In place of the placeholder, which starts no process.
         all.retain(|(name, _)| name != OWN);
         all.push((OWN.into(), task));
     };
@@ -62,14 +62,14 @@ pub fn environments(
     })
 }
 
-/// How rows and observations become tokens: with the tools in the prompt of a conversation.
+/// Encoding of rows and observations, with the tools in the prompt of a conversation.
 pub(super) fn encoding_of(recipe: &Recipe) -> Result<Encoding> {
     let tools = tools(recipe)?;
     let shown = (!tools.is_empty()).then(|| tools.iter().map(|tool| tool::definition(&**tool)).collect());
     Ok(Encoding { promptless: !recipe.env.named().is_empty(), tools: shown, ..encoding(&recipe.data)? })
 }
 
-/// Refuses an environment that does not load.
+/// Fails if an environment does not load.
 pub(crate) fn check(recipe: &Recipe, hooks: &Hooks) -> Result<()> {
     match Own::of(recipe, hooks)? {
         Some(Own::Python(workers)) => workers.check(),
@@ -99,7 +99,7 @@ fn server_episodes(servers: Arc<Servers>, seed: u64) -> Arc<dyn Task> {
     Arc::new(Numbered::new(seed, move |seed, _| servers.open(seed)))
 }
 
-/// The environment that a recipe names; nothing is started.
+/// The environment of a recipe, not started.
 enum Own {
     Python(Arc<Workers>),
     Servers(Arc<Servers>),
@@ -144,7 +144,7 @@ fn tools(recipe: &Recipe) -> Result<Arc<[Arc<dyn Tool>]>> {
     env.tools.iter().map(|name| tool::build(name, options(name))).collect()
 }
 
-/// Rows that are answered with tools; the recipe's rewards score the answer.
+/// Rows with tools; the recipe's rewards score the answer.
 struct WithTools {
     tools: Arc<[Arc<dyn Tool>]>,
     limits: ToolLimits,

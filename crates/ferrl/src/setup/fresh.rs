@@ -1,4 +1,4 @@
-//! A new model for a recipe that names none: random weights, and a tokenizer made from the stage's own data.
+//! A new model for `[model.init]`: random weights, and a tokenizer trained on the stage's data.
 
 use super::data::{task_name, tasks};
 use crate::algo::{self, Feed};
@@ -14,10 +14,10 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// Examples of a generated task from which a new tokenizer learns.
+/// Examples of a generated task that a new tokenizer is trained on.
 const EXAMPLES: u64 = 2000;
 
-/// A random model whose tokenizer knows the stage's data.
+/// A random model with a tokenizer for the stage's data.
 pub(super) fn new_model(recipe: &Recipe, init: &InitSettings, dir: &Path) -> Result<()> {
     let (tokenizer, options) = new_model_parts(recipe, init)?;
     init_model(dir, &options, &SaveOptions { dtype: StorageFormat::F32, ..Default::default() })?;
@@ -38,7 +38,7 @@ pub(crate) fn new_model_parts(recipe: &Recipe, init: &InitSettings) -> Result<(T
     Ok((tokenizer, options))
 }
 
-/// A tokenizer for what the stage trains and evaluates on. Conversations bring a ChatML template.
+/// A tokenizer for the stage's training and evaluation data. For conversations it has a ChatML template.
 fn tokenizer(recipe: &Recipe, init: &InitSettings) -> Result<Tokenizer> {
     let files = RecipeFiles::read(recipe, init.tokenizer == "char")?;
     let specials: &[&str] = if files.chat()? || recipe.data.apply_chat_template == Some(true) {
@@ -51,7 +51,7 @@ fn tokenizer(recipe: &Recipe, init: &InitSettings) -> Result<Tokenizer> {
     for (_, task) in tasks(recipe)? {
         for i in 0..EXAMPLES {
             let e = task.example(i, false)?;
-            // What an environment answers to a policy is not all in the games of a random player.
+            // Games of a random player do not contain all observations.
             if i == 0 && (!e.turns.is_empty() || e.prompt.is_empty()) {
                 texts.push(printable());
             }
@@ -59,7 +59,7 @@ fn tokenizer(recipe: &Recipe, init: &InitSettings) -> Result<Tokenizer> {
             texts.push(e.prompt + &e.answer + &turns);
         }
     }
-    // The trainers take plain texts: an error ends them and is kept here.
+    // The trainers take an iterator of texts: an error ends it and is stored here.
     let failed: Mutex<Option<Error>> = Mutex::new(None);
     let rows = files.texts().map_while(|text| text.map_err(|e| *lock(&failed) = Some(e)).ok());
     let texts = texts.into_iter().chain(rows);
@@ -89,11 +89,11 @@ struct RecipeFiles {
     datasets: Vec<Arc<Dataset>>,
     texts: Texts,
     feed: Feed,
-    /// Words of the recipe that are put into prompts.
+    /// Texts of the recipe that are part of prompts.
     words: Vec<String>,
     /// Whether rows may come without a prompt.
     promptless: bool,
-    /// Whether every text of a row counts: characters that only an answer column has are sampled, too.
+    /// Whether all texts of a row count: characters that occur only in an answer column are sampled, too.
     all: bool,
 }
 
@@ -107,9 +107,9 @@ impl RecipeFiles {
             |source: Result<data::DataSource>| Ok(Arc::new(Dataset::read(&source?, &HubCache::from_env())?));
         let d = &recipe.data;
         let words = [d.system.clone(), d.prefill.clone(), Some(d.separator.clone())].into_iter().flatten();
-        // What a template of ChatML writes beside the messages.
+        // Text of the ChatML template between messages.
         let chat = "system\nuser\nassistant\ntool\n".to_owned();
-        // What an environment says is in no file.
+        // Observations are in no file.
         let any = (!recipe.env.named().is_empty()).then(printable);
         Ok(RecipeFiles {
             datasets: sources.chain(held_out).map(read).collect::<Result<_>>()?,
@@ -121,7 +121,7 @@ impl RecipeFiles {
         })
     }
 
-    /// Whether rows are conversations; what the first of each file says goes for all.
+    /// Whether rows are conversations, by the first row of each file.
     fn chat(&self) -> Result<bool> {
         for dataset in &self.datasets {
             if self.row(dataset, 0)?.1 {

@@ -18,7 +18,7 @@ fn routers(config: &ModelConfig) -> Result<impl Iterator<Item = String>> {
     Ok(routers.flat_map(|t| t.parts.into_iter().map(|p| p.name)))
 }
 
-/// Those of `model.frozen` that are part of some tensor's name, and the routers where they are not trained.
+/// The patterns of `model.frozen`, and the routers unless they are trained.
 pub fn patterns(config: &ModelConfig, model: &ModelSettings) -> Result<Vec<String>> {
     let names = names(config)?;
     let hits = |part: &&String| names.iter().any(|name| name.contains(part.as_str()));
@@ -29,12 +29,12 @@ pub fn patterns(config: &ModelConfig, model: &ModelSettings) -> Result<Vec<Strin
     Ok(frozen)
 }
 
-/// Refuses patterns that freeze nothing, of policy or critic, patterns that leave nothing to train, and routers to train
-/// where there are none.
+/// Refuses patterns that freeze nothing, patterns that freeze all of the policy or critic, and training of routers in a model without
+/// any.
 pub fn check(config: &ModelConfig, critic: Option<&ModelConfig>, model: &ModelSettings) -> Result<()> {
     let (frozen, wrong) = (&model.frozen, |what: String| Error::usage(what).at("model.frozen"));
     if model.train_router && config.experts.is_none() {
-        let what = format!("the family {} has no experts, and no routers to train", config.family);
+        let what = format!("the family {} has no experts and thus no routers", config.family);
         return Err(Error::usage(what).at("model.train_router").fix("model.train_router = false"));
     }
     let mut all: Vec<String> = Vec::new();
@@ -43,7 +43,7 @@ pub fn check(config: &ModelConfig, critic: Option<&ModelConfig>, model: &ModelSe
         let names = names(config)?;
         let left = names.iter().filter(|n| !frozen.iter().any(|part| n.contains(part.as_str()))).count();
         if left == 0 {
-            let what = format!("all {} tensors of {who} are frozen: nothing would be learned", names.len());
+            let what = format!("all {} tensors of {who} are frozen", names.len());
             return Err(wrong(what).fix("leave the tensors out that should be trained"));
         }
         all.extend(names);

@@ -1,4 +1,4 @@
-//! From an encoded row to what an algorithm learns from.
+//! Converts encoded rows to training examples.
 
 use super::{Item, Prompt, RewardedGroup};
 use crate::algo::Feed;
@@ -7,7 +7,7 @@ use crate::experience::{Evidence, Sequence};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
-/// Whether a row brings completions and their rewards.
+/// Whether a row has completions with rewards.
 pub(super) fn is_group(row: &data::Row) -> bool {
     ["completions", "rewards"].iter().all(|c| row.get(*c).is_some_and(|v| !v.is_null()))
 }
@@ -39,7 +39,7 @@ fn sequence(t: MaskedTokens, kind: Evidence) -> Sequence {
     Sequence { pair, ids: t.ids, trained: t.mask, weight: 1.0, kind, ..Default::default() }
 }
 
-/// Completions with the rewards that a row brings; one without its end was cut.
+/// The completions of a row with rewards; one without a stop token counts as truncated.
 fn graded(
     completions: Vec<MaskedTokens>,
     rewards: &[(String, Vec<f32>)],
@@ -91,7 +91,7 @@ pub(super) fn item(sample: EncodedRow, feed: Feed, index: u64, encoder: &Encoder
         }
         Example::Prompt { .. } if is_group(&sample.extra) => {
             return Err(Error::data(
-                "this row brings its answers and rewards, the first row is a prompt alone",
+                "this row has completions with rewards, but the first row is a prompt alone",
             )
             .at(sample.place)
             .fix("give either kind of row to a stage, not both"));

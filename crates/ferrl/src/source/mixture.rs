@@ -1,4 +1,4 @@
-//! Examples from files, folders, hub datasets and generated tasks, mixed by weight, in an order that can be taken up again.
+//! Examples from files, folders, hub datasets and generated tasks, mixed by weight, in a resumable order.
 
 use super::item::{is_group, item};
 use super::survey::{ModelRoom, Overlap};
@@ -60,7 +60,7 @@ impl MixturePart {
     }
 }
 
-/// What rows are read for.
+/// Purpose and settings of reading rows.
 pub struct ReadingPurpose<'a> {
     /// How rows become examples.
     pub data: &'a DataSettings,
@@ -70,9 +70,9 @@ pub struct ReadingPurpose<'a> {
     pub tokenizer: &'a Tokenizer,
     /// What the algorithm learns from.
     pub feed: algo::Feed,
-    /// Decides the order.
+    /// Seed of the order.
     pub seed: u64,
-    /// A fraction of the rows that is held out, and whether these are wanted or the others.
+    /// Fraction of held-out rows, and whether to read these or the others.
     pub split: Option<(f64, bool)>,
     /// How they become tokens.
     pub encoding: PromptSettings,
@@ -88,15 +88,15 @@ pub struct Mixture {
     loader: Loader,
     pub(super) encoder: Encoder,
     pub(super) feed: algo::Feed,
-    /// Whether rows bring their completions.
+    /// Whether rows have completions with rewards.
     pub(super) grouped: bool,
     drawn: u64,
-    /// What was cut so far.
+    /// Truncated sequences so far.
     counts: RowCounts,
     pub(super) room: ModelRoom,
     /// Rows that were left out when it was made.
     pub(super) dropped: Finding,
-    /// What evaluations read: checked with it, and compared with it.
+    /// Held-out data, checked together with this source and compared with it.
     pub(super) held_out: Vec<Mixture>,
     pub(super) summary: SourceSummary,
     pub(super) warnings: Warnings,
@@ -107,10 +107,10 @@ pub struct Mixture {
 const ROUND: usize = 1024;
 
 impl Mixture {
-    /// Mixes sources as their weights say. A task of weight 1 gives as many examples to an epoch as all files have rows.
+    /// Mixes sources by weight. A task of weight 1 adds as many examples to an epoch as all files have rows.
     pub fn new(mut parts: Vec<MixturePart>, how: &ReadingPurpose<'_>) -> Result<Self> {
         if parts.is_empty() {
-            return Err(Error::usage("there is nothing to learn from")
+            return Err(Error::usage("there is no training data")
                 .at("data.train")
                 .fix("data.train = [\"rows.jsonl\"]"));
         }
@@ -153,8 +153,8 @@ impl Mixture {
         Ok(mixture)
     }
 
-    /// With what evaluations will read, to be looked at before the first step. Rows that they overlap with are dropped now,
-    /// where the recipe wants it: an epoch has to know its rows.
+    /// Adds held-out data to check before the first step. With `data.overlap = "drop"` overlapping rows are dropped now, since an epoch
+    /// has a fixed number of rows.
     pub fn with_held_out(mut self, held_out: Vec<Mixture>) -> Result<Self> {
         self.held_out = held_out;
         if self.overlap == Overlap::Drop && !self.held_out.is_empty() {
@@ -179,7 +179,7 @@ impl Mixture {
         }
     }
 
-    /// How a row is read. Prompts bring their completions in all rows or in none.
+    /// The kind of a row. Either all prompts have completions or none.
     pub(super) fn row_kind(&self, row: &data::Row) -> RowKind {
         let brings = || self.encoder.columns(row).contains(&"completions");
         self.feed.row_kind(if self.feed.sampled() { self.grouped } else { brings() })
@@ -191,8 +191,8 @@ impl Mixture {
 }
 
 impl MixturePart {
-    /// Only the rows that a share holds out, or only the others. Which these are depends on the seed and on how many
-    /// rows the source has; at least one is on either side. A task has a held-out part of its own.
+    /// Keeps only the held-out fraction of the rows, or only the others. The split depends on the seed and the number of rows, with at
+    /// least one row on either side. Tasks have their own held-out part.
     fn split(&mut self, number: usize, share: f64, held_out: bool, seed: u64) -> Result<()> {
         let MixturePart::Rows(DatasetRows { dataset, used, .. }) = self else { return Ok(()) };
         let n = used.len();
@@ -235,7 +235,7 @@ fn sizes(parts: &[MixturePart]) -> Vec<Size> {
     parts.iter().map(size).collect()
 }
 
-/// Says which sources a small weight leaves out of the first epoch.
+/// Warns of sources without rows in the first epoch because of a small weight.
 fn unused(parts: &[MixturePart], loader: &Loader, warnings: &Warnings) {
     let empty: Vec<String> =
         (0..parts.len()).filter(|&i| loader.rows_from(i) == 0).map(|i| parts[i].name()).collect();
@@ -308,7 +308,7 @@ impl ExampleSource for Mixture {
     }
 }
 
-/// Whether rows hold completions with rewards; what the first one says goes for all.
+/// Whether rows have completions with rewards, by the first row.
 fn grouped(parts: &[MixturePart], settings: &PromptSettings) -> Result<bool> {
     let first = parts.iter().filter_map(MixturePart::rows).find_map(|rows| Some((rows, *rows.used.first()?)));
     let Some((rows, number)) = first else { return Ok(false) };
@@ -317,11 +317,11 @@ fn grouped(parts: &[MixturePart], settings: &PromptSettings) -> Result<bool> {
     let task = parts.iter().find(|p| matches!(p, MixturePart::Task(..)));
     match (is_group(&record), task) {
         (true, Some(task)) => Err(Error::usage(format!(
-            "rows that bring their completions and rewards do not mix with {}",
+            "rows with completions and rewards cannot be mixed with {}",
             task.name()
         ))
         .at("data.train")
-        .fix("train on them in a stage of their own")),
+        .fix("train on them in a separate stage")),
         (grouped, _) => Ok(grouped),
     }
 }

@@ -1,4 +1,4 @@
-//! Where examples come from, one at a time and in an order that can be taken up again.
+//! Sources of examples, in a resumable order.
 
 mod item;
 mod mixture;
@@ -14,16 +14,16 @@ use ferrl_engine::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A prompt to be answered.
+/// A prompt to sample completions for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prompt {
-    /// Its number in the run: decides the random numbers of its completions.
+    /// Its number in the run, which determines the random numbers of its completions.
     pub index: u64,
     /// Token ids.
     pub ids: Vec<u32>,
-    /// The text, for rewards and people.
+    /// The text, for rewards and logs.
     pub text: String,
-    /// The conversation it is, where it is one.
+    /// Its messages, if it is a conversation.
     pub messages: Vec<Value>,
     /// All other columns of its row.
     pub columns: Map<String, Value>,
@@ -33,7 +33,7 @@ pub struct Prompt {
     /// File and row, for messages.
     #[serde(default)]
     pub place: String,
-    /// The episode it begins, where it has several turns.
+    /// Its episode, if it has several turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub episode: Option<EpisodeKey>,
 }
@@ -41,15 +41,15 @@ pub struct Prompt {
 /// One example.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
-    /// Sequences to learn from as they are: one demonstration, or both sides of a pair.
+    /// Given sequences: one demonstration, or both completions of a pair.
     Given(Vec<Sequence>),
-    /// A prompt to be answered.
+    /// A prompt to sample completions for.
     Ask(Prompt),
-    /// A prompt whose completions are given, with their rewards.
+    /// A prompt with given completions and rewards.
     Graded(RewardedGroup),
 }
 
-/// Completions of one prompt that the data gives together with their rewards.
+/// Given completions of one prompt with their rewards.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RewardedGroup {
     /// The prompt.
@@ -60,37 +60,37 @@ pub struct RewardedGroup {
     pub place: String,
 }
 
-/// Called with the number of rows that are done and of all rows; `false` ends the work early, without an error.
+/// Called with the number of checked rows and of all rows; `false` ends the check early, without an error.
 pub type SurveyProgress<'a> = &'a mut dyn FnMut(usize, usize) -> bool;
 
-/// An example as it is looked at before the first step.
+/// An example in the check before the first step.
 #[derive(Clone, Copy)]
 pub struct SurveyedExample<'a> {
     /// The example.
     pub item: &'a Item,
     /// File and row, or the number in a generated task.
     pub place: &'a str,
-    /// Whether evaluations read it, and training does not.
+    /// Whether it is held out for evaluations.
     pub held_out: bool,
 }
 
 /// Refuses an example that cannot be used; called from many threads.
 pub type ExampleCheck<'a> = &'a (dyn Fn(SurveyedExample<'_>) -> Result<()> + Sync);
 
-/// What a source holds: the start of a run says it, and so does its report.
+/// Summary of a source, for the start of a run and its report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SourceSummary {
-    /// Rows of all files; none for a generated task, which has no end.
+    /// Rows of all files; `None` for a generated task, which is endless.
     pub rows: Option<usize>,
-    /// Tokens of all rows; none where nothing is known yet.
+    /// Tokens of all rows; `None` if unknown.
     pub tokens: Option<usize>,
     /// Those of them that are trained (0 for prompts).
     pub trained: usize,
-    /// Whether every row was counted; an estimate from some of them otherwise.
+    /// Whether all rows were counted; otherwise an estimate.
     pub exact: bool,
-    /// Sequences cut to `data.max_length`.
+    /// Sequences truncated to `data.max_length`.
     pub truncated: usize,
-    /// Rows left out because the cut left nothing to train.
+    /// Rows left out because truncation leaves no trained token.
     pub dropped: usize,
     /// Tokens of the longest sequence, as it is trained.
     pub longest: usize,
@@ -100,7 +100,7 @@ pub struct SourceSummary {
 pub trait ExampleSource: Send {
     /// The next `n` examples, or what is left of the epoch.
     fn next(&mut self, n: usize) -> Result<Vec<Item>>;
-    /// How many there are in an epoch; `None` without end.
+    /// Examples per epoch; `None` if endless.
     fn epoch(&self) -> Option<usize>;
     /// Passes over the data so far; 0 for a stream without end.
     fn epochs(&self) -> f64 {
@@ -119,21 +119,21 @@ pub trait ExampleSource: Send {
     fn cut(&self) -> usize {
         0
     }
-    /// Reads every example once, in the order of the files, and refuses the first that cannot be learned from. What is only
-    /// doubtful is raised as a warning. Where the stream stands does not change.
+    /// Checks every example, in the order of the files; returns the first error and raises warnings. Does not change the
+    /// position.
     fn check(&mut self, progress: SurveyProgress<'_>) -> Result<()> {
         self.check_with(&|_| Ok(()), progress)
     }
-    /// The same with a look of the caller's at every example.
+    /// The same with a check of the caller's for every example.
     fn check_with(&mut self, _look: ExampleCheck<'_>, _progress: SurveyProgress<'_>) -> Result<()> {
         Ok(())
     }
-    /// What is there to learn from: exact after [`ExampleSource::check`].
+    /// Summary of the source, exact after [`ExampleSource::check`].
     fn summary(&self) -> SourceSummary {
         SourceSummary::default()
     }
-    /// Where the stream stands.
+    /// Position in the stream.
     fn state(&self) -> Value;
-    /// Goes to where the stream stood.
+    /// Restores a position.
     fn restore(&mut self, state: &Value) -> Result<()>;
 }

@@ -1,4 +1,4 @@
-//! One look at every row before the first step: what cannot be learned from is refused, what is doubtful is counted.
+//! Check of every row before the first step: unusable rows are errors, suspicious ones are counted for warnings.
 
 use super::item::item;
 use super::mixture::{Mixture, MixturePart};
@@ -12,12 +12,12 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
 
-/// What a model and its sampler can take.
+/// Limits of a model and its sampler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelRoom {
-    /// Tokens the model was trained to see at once, where it says so.
+    /// The model's context length, if it has one.
     pub context: Option<usize>,
-    /// There is no position beyond the context: a longer sequence cannot be computed at all.
+    /// Whether positions are learned: longer sequences cannot be computed.
     pub learned: bool,
     /// Tokens that may be sampled after a prompt.
     pub new_tokens: usize,
@@ -25,7 +25,7 @@ pub struct ModelRoom {
     pub group: usize,
 }
 
-/// What every row together is.
+/// Totals over all rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Survey {
     rows: usize,
@@ -36,7 +36,7 @@ pub(super) struct Survey {
     beyond: Finding,
     /// Rows that were left out, as numbers of part and row.
     pub left_out: Vec<(usize, u32)>,
-    /// What each row is, to find it again elsewhere; where they are asked for.
+    /// Hashes of rows, to find duplicates, if requested.
     prints: Vec<(u64, String)>,
     /// Those of the known rows that were met.
     met: Vec<u64>,
@@ -107,7 +107,7 @@ struct SurveyPlan<'a> {
 }
 
 impl Mixture {
-    /// Looks at every row, with all cores; whether it came to the end.
+    /// Checks every row, with all cores; returns whether it came to the end.
     fn survey(
         &self,
         plan: SurveyPlan<'_>,
@@ -184,7 +184,7 @@ impl Mixture {
                 rows.used.retain(|row| !out.contains(row));
                 if rows.used.is_empty() {
                     return Err(Error::data(format!(
-                        "every row of {} is cut to nothing and dropped",
+                        "every row of {} loses all trained tokens by truncation and is dropped",
                         rows.name()
                     ))
                     .at("data.max_length")
@@ -196,7 +196,7 @@ impl Mixture {
         Ok(())
     }
 
-    /// Looks at all that is held out, then at all that is learned from, and says what is doubtful.
+    /// Checks held-out data, then training data, and raises warnings.
     pub(super) fn look(&mut self, look: ExampleCheck<'_>, progress: SurveyProgress<'_>) -> Result<()> {
         let held: usize = self.held_out.iter().map(Mixture::row_count).sum();
         let (total, mut known, mut before) = (held + self.row_count(), HeldOut::default(), 0);
@@ -217,10 +217,11 @@ impl Mixture {
             SurveyPlan { compare: ComparedRows::With(&known.prints, Some(&index)), look, held_out: false };
         let (survey, whole) = self.survey(plan, &mut |done| progress(before + done, total))?;
         if whole && survey.rows > 0 && survey.doubts.equal.rows == survey.rows {
-            let what = format!("all {} pairs have chosen = rejected: nothing can be learned", survey.rows);
+            let what =
+                format!("all {} pairs have chosen = rejected: there is no learning signal", survey.rows);
             return Err(Error::data(what)
                 .at(&survey.doubts.equal.first)
-                .fix("check the columns the pairs are read from"));
+                .fix("check the columns of the pairs"));
         }
         self.warn(&survey, "");
         self.compare(&survey, &known)?;
@@ -231,7 +232,7 @@ impl Mixture {
         Ok(())
     }
 
-    /// Says which evaluation rows training rows give away, or refuses them.
+    /// Warns of training rows that overlap with evaluation rows, or refuses them.
     fn compare(&self, survey: &Survey, known: &HeldOut) -> Result<()> {
         let mut met = survey.met.clone();
         met.sort_unstable();
@@ -245,16 +246,16 @@ impl Mixture {
             if self.overlap == Overlap::Error {
                 return Err(Error::data(what).at("data.overlap").fix(fix));
             }
-            let fix = "remove the duplicates: the evaluation measures what was learned by heart; or data.overlap = \"drop\"";
+            let fix = "remove the duplicates, since accuracy on them measures memorisation, or set data.overlap = \"drop\"";
             self.warnings.raise("leaked-rows", what, fix);
         }
         let rows: HashSet<usize> = survey.shared.iter().map(|(.., m, _)| m.row).collect();
         let Some((.., meeting, place)) = survey.shared.first().filter(|_| rows.len() > met.len()) else {
             return Ok(());
         };
-        let how = if meeting.exact { "the prompt of" } else { "13 words in a row of" };
+        let how = if meeting.exact { "the prompt of" } else { "13 consecutive words of" };
         let what = format!(
-            "{} of {} evaluation rows share their prompt or {} words in a row with training rows (first: {place} has {how} {})",
+            "{} of {} evaluation rows share their prompt or {} consecutive words with training rows (first: {place} has {how} {})",
             rows.len(),
             known.places.len(),
             overlap::WORDS,
@@ -321,7 +322,7 @@ impl Mixture {
         Ok(())
     }
 
-    /// Says what is doubtful in these rows.
+    /// Raises warnings about these rows.
     fn warn(&self, s: &Survey, which: &str) {
         let rows = format!("{} {which}rows", s.rows);
         let mut doubts = s.doubts.clone();
@@ -339,7 +340,7 @@ impl Mixture {
                 ),
             };
             let what = format!(
-                "{} of {rows} are longer{with} than the {context} tokens the model was made for (first: {})",
+                "{} of {rows} are longer{with} than the model's context of {context} tokens (first: {})",
                 s.beyond.rows, s.beyond.first
             );
             self.warnings.raise("beyond-context", what, fix);
@@ -357,9 +358,9 @@ fn asked(prompt: String, row: &crate::data::Row) -> Vec<String> {
     all
 }
 
-/// A sequence the model cannot take.
+/// The error for a sequence longer than the model's context.
 fn too_long(length: usize, new: usize, most: usize, learned: bool) -> Error {
-    let positions = if learned { "has learned positions for" } else { "was made for" };
+    let positions = if learned { "has learned positions for" } else { "has a context of" };
     let (what, fix) = match new {
         0 => (format!("{length} tokens"), format!("data.max_length = {most}")),
         _ => (
@@ -373,7 +374,7 @@ fn too_long(length: usize, new: usize, most: usize, learned: bool) -> Error {
     Error::data(format!("{what}, but the model {positions} {most}")).fix(fix)
 }
 
-/// What a row is made of, in 64 bits.
+/// A 64-bit hash of a row.
 fn print(item: &Item) -> u64 {
     let mut hash = Xxh3::new();
     let mut add = |ids: &[u32]| {
@@ -424,7 +425,7 @@ impl Survey {
                 let (n, least) = (group.answers.len(), room.group);
                 if n < least {
                     return Err(Error::data(format!(
-                        "{n} completions, where {least} at least can be compared"
+                        "{n} completions, expected at least {least} to compare"
                     ))
                     .at(place)
                     .fix("give the prompt more completions, or leave the row out"));

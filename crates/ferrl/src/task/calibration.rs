@@ -1,7 +1,6 @@
-//! Facts that are known with more or less certainty: `kiv?` is answered with a paragraph that states probabilities, `red 75%,
-//! blue 25%.` What is asked about has a distribution over four colours, and the right answer of a question is a draw from it,
-//! so that the best a model can do is to state the distribution. A demonstration summarises a few draws: it is right on
-//! average, and says too much or too little each time.
+//! Uncertain facts for linguistic calibration: the completion of `kiv?` is a paragraph with probabilities, `red 75%, blue 25%.`
+//! Every entity has a distribution over four colours, and the right answer of a question is a sample of it, so that stating the
+//! distribution is optimal. A demonstration summarises a few samples: right on average, over- or underconfident each time.
 //!
 //! `kind` is one of the stages of linguistic calibration: `paragraph` (question to paragraph), `extract` (paragraph to the list
 //! of its answers, or `No Answer`), `forecast` (paragraph and answer to its probability, a soft target).
@@ -16,14 +15,14 @@ use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "calibration",
-    about: "facts of more or less certainty, stated with probabilities; paragraphs, extraction, forecasts",
+    about: "uncertain facts, stated with probabilities (linguistic calibration)",
     schema: || schema_for!(Options),
     build: |values, seed| Ok(Box::new(CalibrationTask { options: options(values)?, seed })),
 };
 
-/// What stands between a paragraph and what is asked about it.
+/// Separator of a paragraph and the question about it.
 pub const ASKED: &str = "\nAnswers: ";
-/// What is extracted from a paragraph that names nothing.
+/// Completion of `extract` for a paragraph without answers.
 pub const NO_ANSWER: &str = "No Answer";
 const COLOURS: [&str; 4] = ["red", "blue", "green", "gold"];
 const IDEA: &str = "no idea.";
@@ -40,9 +39,9 @@ with_defaults! {
 struct Options {
     /// Stage: `paragraph`, `extract` or `forecast`.
     kind: CalibrationKind = CalibrationKind::Paragraph,
-    /// Things that are asked about. [1, 676]
+    /// Number of entities in questions. [1, 676]
     entities: usize = 40,
-    /// Draws that the paragraph of a demonstration summarises. [1, 100]
+    /// Samples that the paragraph of a demonstration summarises. [1, 100]
     samples: usize = 4,
 }
 }
@@ -53,7 +52,7 @@ struct CalibrationTask {
 }
 
 impl CalibrationTask {
-    /// What is asked about, its distribution over colours, and the random numbers of the question.
+    /// The entity of a question, its distribution over colours, and the question's random numbers.
     fn question(&self, index: u64, held_out: bool) -> (usize, [f64; 4], TaskDraw) {
         let name = if held_out { "calibration held out" } else { "calibration" };
         let mut draw = TaskDraw::new(name, self.seed, index);
@@ -61,7 +60,7 @@ impl CalibrationTask {
         (entity, distribution(entity), draw)
     }
 
-    /// A paragraph on something: the summary of a few draws from its distribution, now and then none.
+    /// A paragraph: the summary of a few samples of the distribution, sometimes without an answer.
     fn paragraph(&self, probabilities: &[f64; 4], draw: &mut TaskDraw) -> String {
         if draw.chance(0.05) {
             return IDEA.into();
@@ -77,7 +76,7 @@ impl CalibrationTask {
     }
 }
 
-/// How certain the colour of something is, and which one is first.
+/// The distribution of an entity over colours.
 fn distribution(entity: usize) -> [f64; 4] {
     const KINDS: [[f64; 4]; 4] =
         [[1.0, 0.0, 0.0, 0.0], [0.8, 0.2, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0], [0.4, 0.3, 0.2, 0.1]];
@@ -99,7 +98,7 @@ fn colour(probabilities: &[f64; 4], draw: &mut TaskDraw) -> usize {
     probabilities.iter().rposition(|p| *p > 0.0).unwrap_or(0)
 }
 
-/// The name of something: a letter, a vowel, a letter.
+/// The name of an entity: a letter, a vowel, a letter.
 fn name(entity: usize) -> String {
     let letter = |i: usize| char::from(b'a' + (i % 26) as u8);
     format!("{}{}{}", letter(entity / 26 + 1), ["a", "e", "i", "o", "u"][entity % 5], letter(entity * 7 + 3))
@@ -131,7 +130,7 @@ impl Task for CalibrationTask {
         }
     }
 
-    /// Of a forecast: every colour with the probability that the paragraph states for it, the largest first.
+    /// For forecasts: every colour with the probability that the paragraph states for it, in descending order.
     fn answers(&self, index: u64, held_out: bool) -> Result<Vec<(String, f32)>> {
         if self.options.kind != CalibrationKind::Forecast {
             return Ok(Vec::new());

@@ -1,5 +1,5 @@
-//! Sums worked out term by term: the prompt is `7+5-3:`, the answer the lines `7+5=12` and `12-3=9`. Every answer has a
-//! true reward and every line is right or wrong, so the task gives demonstrations, pairs, labels, soft targets, pairs of
+//! Sums worked out term by term: the prompt is `7+5-3:`, the completion the lines `7+5=12` and `12-3=9`. Every completion has a
+//! true reward and every line is right or wrong, so the task has demonstrations, preference pairs, labels, soft targets, pairs of
 //! steps, and prompts.
 
 use super::{DemonstrationKind, Entry, StepPair, Task, TaskExample, options};
@@ -23,10 +23,10 @@ struct Options {
     steps: usize = 3,
     /// Largest term. [2, 1000000]
     max_number: i64 = 9,
-    /// Share of demonstrations with a slip in them. [0, 1]
+    /// Fraction of demonstrations with a wrong step. [0, 1]
     noise: f64 = 0.0,
-    /// What a demonstration is: `solutions`, `verdicts` on a solution (GenRM), or `rationales` that work the sum out again before
-    /// the verdict (GenRM-CoT).
+    /// Kind of demonstrations: `solutions`, `verdicts` on a solution (GenRM), or `rationales` that recompute the sum before the
+    /// verdict (GenRM-CoT).
     kind: DemonstrationKind = DemonstrationKind::Solutions,
 }
 }
@@ -36,10 +36,10 @@ struct ChainTask {
     seed: u64,
 }
 
-/// Share of all sums that are held out.
+/// Fraction of all sums that is held out.
 const HELD_OUT: f64 = 0.1;
 
-/// By a hash of the terms and nothing else.
+/// Whether a sum is held out, by a hash of its terms alone.
 fn is_held_out(terms: &[i64]) -> bool {
     let words = name_words(&format!("{terms:?}"));
     let mixed = philox4x32([words[0], words[1], 0, 0], name_words("chain split"))[0];
@@ -47,7 +47,7 @@ fn is_held_out(terms: &[i64]) -> bool {
 }
 
 impl ChainTask {
-    /// The sum of that number and the random numbers that go on from it.
+    /// Sum `index` and its stream of random numbers.
     fn chain(&self, index: u64, held_out: bool) -> Result<(Chain, TaskDraw)> {
         let mut draw = TaskDraw::new(if held_out { "chain held out" } else { "chain" }, self.seed, index);
         let most = self.options.max_number as usize;
@@ -64,7 +64,7 @@ impl ChainTask {
         Err(Error::usage("found no such sum in 10000 draws").at("data.task").fix("a larger max_number"))
     }
 
-    /// A step and by how much it is wrong.
+    /// A random wrong step: its index and error.
     fn slip(&self, draw: &mut TaskDraw) -> (usize, i64) {
         let off = [1, -1, 2, -2, 10, -10][draw.below(6)];
         (draw.below(self.options.steps), off)

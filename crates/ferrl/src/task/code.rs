@@ -1,4 +1,4 @@
-//! Short Python functions to write, each with its tests: unit-tested code without a file.
+//! Short Python functions to write, with generated tests.
 
 use super::{Entry, Task, TaskExample, options};
 use crate::sandbox::SandboxMode;
@@ -20,9 +20,9 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Cases that a function is tested on. [1, 100]
+    /// Number of test cases per function. [1, 100]
     cases: usize = 4,
-    /// Reward the fraction of cases passed, not all or nothing.
+    /// Reward the fraction of passed cases instead of all or nothing.
     partial: bool = false,
     /// Confinement: `auto`, `on` or `off`, as in the verifier `code`.
     sandbox: SandboxMode = SandboxMode::Auto,
@@ -34,7 +34,7 @@ struct CodeTask {
     o: Options,
 }
 
-/// One function in this many is held out, by its prompt.
+/// One function in this many is held out, by a hash of its prompt.
 const HELD_OUT: u64 = 8;
 
 impl Task for CodeTask {
@@ -54,7 +54,7 @@ impl Task for CodeTask {
             let list: Vec<i64> = (0..draw.below(8)).map(|_| draw.below(41) as i64 - 20).collect();
             json!({ "args": [&list], "expect": function.value(&list) })
         };
-        // The empty list is among the cases: programs forget it.
+        // One of the cases is the empty list, a common mistake.
         let mut cases = vec![json!({ "args": [[]], "expect": function.value(&[]) })];
         cases.extend((1..self.o.cases.clamp(1, 100)).map(|_| case(&mut draw)));
         let columns = Map::from_iter([("entry".into(), json!("f")), ("cases".into(), cases.into())]);
@@ -68,7 +68,7 @@ impl Task for CodeTask {
     }
 }
 
-/// Numbers are kept, changed, and brought together.
+/// A function on a list: filter, map, fold.
 struct Function {
     keep: CodeKeep,
     change: CodeChange,

@@ -27,12 +27,12 @@ struct Options {
     max_target: i64 = 100,
     /// Operations, such as `+-*`.
     ops: String = "+-*".into(),
-    /// Share of demonstrations that answer with a random expression.
+    /// Fraction of demonstrations whose answer is a random expression.
     noise: f64 = 0.0,
-    /// Combinations tried aloud before the answer.
+    /// Maximum number of failed attempts in a demonstration before the answer.
     tries: usize = 0,
-    /// What a demonstration is: `solutions`, `verdicts` on an expression (GenRM), or `rationales` that work it out before the verdict
-    /// (GenRM-CoT). Some of the wrong expressions have a number that was not given.
+    /// Kind of demonstrations: `solutions`, `verdicts` on an expression (GenRM), or `rationales` that compute it before the verdict
+    /// (GenRM-CoT). Some of the wrong expressions contain a number that was not given.
     kind: DemonstrationKind = DemonstrationKind::Solutions,
 }
 }
@@ -44,7 +44,7 @@ struct CountdownTask {
     seed: u64,
 }
 
-/// Fraction of the random expressions under a verdict that have a number which was not given.
+/// Fraction of the random expressions of verdicts with a number that was not given.
 const FOREIGN: f64 = 0.2;
 
 impl CountdownTask {
@@ -63,15 +63,15 @@ impl CountdownTask {
         let demonstrations = DemonstrationOptions { format, tries: o.tries, noise: o.noise, ops };
         demonstrations.check()?;
         if o.kind != DemonstrationKind::Solutions && o.tries > 0 {
-            return Err(Error::usage("a verdict is on an expression alone, without tries")
+            return Err(Error::usage("demonstrations of verdicts have no tries")
                 .at("data.task.tries")
                 .fix("data.task.tries = 0"));
         }
         Ok(CountdownTask { puzzles, demonstrations, kind: o.kind, seed })
     }
 
-    /// An expression, whether it is right, and how it is worked out: its numbers, its operations in their order, and its
-    /// value beside the target: a small model that has to look for the target itself says yes to all.
+    /// An expression, whether it is right, and its rationale: its numbers, its operations in order, and its value next to the
+    /// target. Without the target in the rationale a small model answers Yes to everything.
     fn candidate(&self, puzzle: &Puzzle, index: u64) -> Result<(String, bool, String)> {
         let mut draw = TaskDraw::new("countdown candidate", self.seed, index);
         let mut numbers = puzzle.numbers.clone();

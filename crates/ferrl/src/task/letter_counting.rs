@@ -1,7 +1,7 @@
-//! Counting letters: how often does a letter stand in a short text? GEM's `rg:letter_counting` as a task of one turn.
+//! Counting the occurrences of a letter in a short text: GEM's `rg:letter_counting` as a task of one turn.
 //!
-//! Texts are drawn from a list of common words. A text is held out or not by a hash of its words alone, so no question
-//! about a held-out text is ever trained on, whichever letter it asks for.
+//! Texts are drawn from a list of common words. Texts are held out by a hash of their words alone, so that no question about a
+//! held-out text is trained on, for any letter.
 
 use super::{Entry, Task, TaskExample, options};
 use crate::verify::countdown::TaskDraw;
@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "letter_counting",
-    about: "how often a letter stands in a short text, answered in \\boxed{}",
+    about: "how often a letter occurs in a short text, answered in \\boxed{}",
     schema: || schema_for!(Options),
     build: |values, seed| Ok(Box::new(LetterCounting { options: Options::read(values)?, seed })),
 };
@@ -29,7 +29,7 @@ struct Options {
 impl Options {
     fn read(values: &Map<String, Value>) -> Result<Self> {
         let o: Options = options(values)?;
-        // One or two words make too few texts to hold some out.
+        // Texts of one or two words are too few to hold some out.
         if o.min_words < 3 || o.max_words < o.min_words || o.max_words > 1000 {
             let what = format!(
                 "texts of {} to {} words, expected 3 <= min_words <= max_words <= 1000",
@@ -155,7 +155,7 @@ const WORDS: &[&str] = &[
     "zebra",
 ];
 
-/// Share of all texts that are held out.
+/// Fraction of all texts that is held out.
 const HELD_OUT: f64 = 0.1;
 
 fn is_held_out(text: &str) -> bool {
@@ -165,7 +165,7 @@ fn is_held_out(text: &str) -> bool {
 }
 
 impl LetterCounting {
-    /// A text and a letter that may stand in it.
+    /// A text and a letter.
     fn question(&self, index: u64, held_out: bool) -> Result<(String, char)> {
         let stream = if held_out { "letter counting held out" } else { "letter counting" };
         let mut draw = TaskDraw::new(stream, self.seed, index);
@@ -176,7 +176,7 @@ impl LetterCounting {
             if is_held_out(&text) != held_out {
                 continue;
             }
-            // Mostly a letter of the text; sometimes any, so that zero is an answer too.
+            // Mostly a letter of the text; sometimes any letter, so that 0 is possible.
             let letters: Vec<char> = text.chars().filter(|c| c.is_alphabetic()).collect();
             let any = draw.chance(0.1);
             let letter =

@@ -1,4 +1,4 @@
-//! Generated tasks: examples without a file. Each is a file beside this one and a line in [`TASKS`].
+//! Generated tasks: examples without a data file. Each is a file of this folder and a line in [`TASKS`].
 
 pub mod calibration;
 mod chain;
@@ -33,11 +33,11 @@ use std::sync::Arc;
 pub struct Entry {
     /// The name in recipes, after `task:`.
     pub name: &'static str,
-    /// One line for people.
+    /// One-line description.
     pub about: &'static str,
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
-    /// Builds it from `data.task`; unknown settings are refused.
+    /// Builds it from `data.task`; unknown settings are an error.
     pub build: BuildTask,
 }
 
@@ -84,36 +84,35 @@ const fn joined<const N: usize>(lists: &[&[&'static Entry]]) -> [&'static Entry;
     all
 }
 
-/// Questions with known answers, by number.
+/// Prompts with known answers, by index.
 pub trait Task: Send + Sync {
-    /// Question `index`, to learn from or held out.
+    /// Example `index` of the training or the held-out part.
     fn example(&self, index: u64, held_out: bool) -> Result<TaskExample>;
-    /// The verifier that scores completions, with its settings; none where the task plays episodes, which have rewards of
-    /// their own.
+    /// The verifier of completions with its settings; `None` for tasks with episodes, which are rewarded by their
+    /// environment.
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
         None
     }
-    /// Episode `index`, where the task has several turns. Its first observation is the prompt of example `index`.
+    /// Episode `index`, for tasks with several turns. Its first observation is the prompt of example `index`.
     fn episode(&self, _index: u64, _held_out: bool) -> Option<Box<dyn Environment>> {
         None
     }
-    /// The question that a row of data asks, where the task reads rows.
+    /// The example of a row of data, for tasks that read rows.
     fn of_row(&self, _row: &Map<String, Value>) -> Option<Result<TaskExample>> {
         None
     }
-    /// Answers of different quality to question `index`, each with its true reward between 0 and 1, the best first; none
-    /// where the task has nothing to compare.
+    /// Completions of different quality of example `index`, each with its true reward between 0 and 1, in descending order; empty
+    /// if the task has none.
     fn answers(&self, _index: u64, _held_out: bool) -> Result<Vec<(String, f32)>> {
         Ok(Vec::new())
     }
-    /// A right and a wrong step on the way to the answer of question `index`, where answers have steps.
+    /// A right and a wrong next step of example `index`, for tasks with steps.
     fn step_pair(&self, _index: u64, _held_out: bool) -> Result<Option<StepPair>> {
         Ok(None)
     }
 }
 
-/// What a demonstration is, where answers can be checked: a solution, a verdict on one (GenRM), or a rationale with a verdict behind
-/// it (GenRM-CoT).
+/// Kind of demonstrations: solutions, verdicts on solutions (GenRM), or rationales followed by a verdict (GenRM-CoT).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum DemonstrationKind {
@@ -124,7 +123,7 @@ enum DemonstrationKind {
 }
 
 impl DemonstrationKind {
-    /// Prompt and answer of a demonstration. `worked_out` is how the solution is checked.
+    /// Prompt and completion of a demonstration. `worked_out` is the rationale.
     fn demonstrate(
         self,
         prompt: String,
@@ -144,10 +143,10 @@ impl DemonstrationKind {
     }
 }
 
-/// Two ways to go on from the same beginning of an answer.
+/// Two continuations of the same prefix of a solution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepPair {
-    /// The beginning, all right.
+    /// The prefix, without mistakes.
     pub before: String,
     /// A right step.
     pub chosen: String,
@@ -155,16 +154,16 @@ pub struct StepPair {
     pub rejected: String,
 }
 
-/// One question.
+/// One example.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TaskExample {
     /// The prompt.
     pub prompt: String,
-    /// How a demonstration answers; not always right where the settings say so.
+    /// The completion of a demonstration; with noise it may be wrong.
     pub answer: String,
-    /// What a verifier needs.
+    /// Columns for the verifier.
     pub columns: Map<String, Value>,
-    /// Of a task with several turns, in the answer's place: each action with the observation after it.
+    /// For tasks with several turns, instead of `answer`: each action with the observation after it.
     pub turns: Vec<(String, String)>,
 }
 
@@ -176,7 +175,7 @@ pub fn find(name: &str) -> Result<&'static Entry> {
     })
 }
 
-/// A task's examples as an algorithm wants them, by number and without end.
+/// A task's examples in the form an algorithm needs, by index and without end.
 pub struct TaskExamples {
     /// The name in recipes, after `task:`.
     pub name: String,
@@ -184,12 +183,12 @@ pub struct TaskExamples {
     tokenizer: Arc<Tokenizer>,
     feed: Feed,
     held_out: bool,
-    /// Whether prompts name their task in a column: they do where several kinds are mixed.
+    /// Whether prompts have a column with their task's name: if several kinds of data are mixed.
     pub named: bool,
 }
 
 impl TaskExamples {
-    /// Whatever the algorithm wants to learn from, where the task has it.
+    /// Examples for an algorithm; an error if the task has none of the kind.
     pub fn new(
         name: &str,
         task: Arc<dyn Task>,
@@ -212,21 +211,21 @@ impl TaskExamples {
         Ok(TaskExamples { name: name.into(), task, tokenizer, feed, held_out, named: false })
     }
 
-    /// Example `index` of the task; `number` is that of its prompt in the run.
+    /// Example `index` of the task; `number` is the prompt's number in the run.
     pub fn item(&self, index: u64, number: u64, encoder: &Encoder) -> Result<Item> {
         self.example(index, number, encoder).map_err(|e| e.at(format!("task:{} example {index}", self.name)))
     }
 
     fn example(&self, index: u64, number: u64, encoder: &Encoder) -> Result<Item> {
         let example = self.task.example(index, self.held_out)?;
-        // An environment of another process says its first words when the episode begins.
+        // An environment in another process returns its first observation when the episode starts.
         let (prompt, messages) = match example.prompt.is_empty() {
             true => Default::default(),
             false => encoder.first(&example.prompt)?,
         };
         let eos = encoder.end_of_answer(!messages.is_empty());
         let answers = || self.task.answers(index, self.held_out);
-        // Of several answers, a different one each time it is that number's turn.
+        // Of several completions a different one in each epoch.
         let one = || -> Result<(String, f32)> {
             let mut all = answers()?;
             let turn = index as usize % all.len();
@@ -279,7 +278,7 @@ impl TaskExamples {
         Prompt { index: number, ids, text, messages, columns, episode, ..Default::default() }
     }
 
-    /// A right and a wrong next step behind the same steps.
+    /// A right and a wrong next step after the same prefix.
     fn step_pair(&self, index: u64, mut begun: Vec<u32>) -> Result<Vec<Sequence>> {
         let pair = self.task.step_pair(index, self.held_out)?;
         let pair = pair.ok_or_else(|| Error::data(format!("question {index} has no steps")))?;
@@ -290,7 +289,7 @@ impl TaskExamples {
         ])
     }
 
-    /// An episode as one sequence: actions are trained, observations are read.
+    /// An episode as one sequence: actions are trained, observations are masked.
     fn turns(
         &self,
         prompt: Vec<u32>,
@@ -319,7 +318,7 @@ impl TaskExamples {
         Ok(Sequence { ids, trained, weight: 1.0, ..Default::default() })
     }
 
-    /// Tokens of which those after the prompt are trained.
+    /// A sequence whose tokens after the prompt are trained.
     fn sequence(&self, prompt: &[u32], answer: &str, end: Option<u32>, kind: Evidence) -> Result<Sequence> {
         let mut ids = prompt.to_vec();
         ids.extend(self.tokenizer.encode_text(answer)?);
@@ -330,14 +329,14 @@ impl TaskExamples {
     }
 }
 
-/// The column that says which task a prompt is from, where several kinds of data are mixed.
+/// Column with the name of a prompt's task, if several kinds of data are mixed.
 pub const TASK: &str = "task";
 
-/// The verifier of several tasks: each completion is scored by that of the task its prompt is from.
+/// The verifier of several tasks: scores each completion with the verifier of its prompt's task.
 pub struct ByTask(Vec<(String, Box<dyn Verifier>)>);
 
 impl ByTask {
-    /// The verifier that fits some tasks and suites: their own where there is only one.
+    /// The verifier of some tasks and suites.
     pub fn of(
         tasks: &[(String, Arc<dyn Task>)],
         suites: Vec<(String, Box<dyn Verifier>)>,
@@ -358,9 +357,9 @@ impl ByTask {
         let found = self.0.iter().find(|(task, _)| task == name);
         found.map(|(_, verifier)| &**verifier).ok_or_else(|| {
             let what = format!(
-                "the prompt is of no generated task or suite, so nothing rewards it (column task: {name:?})"
+                "the prompt is not from a generated task or suite, so it has no reward (column task: {name:?})"
             );
-            sample.error(Error::data(what)).fix("name a [[reward]] that fits all of data.train")
+            sample.error(Error::data(what)).fix("add a [[reward]] that fits all of data.train")
         })
     }
 }

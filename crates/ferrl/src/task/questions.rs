@@ -1,5 +1,5 @@
-//! Questions of a file, each with one answer: `gsm8k`, `math`, `choice` and `qa` read the columns that those data sets have.
-//! Without a file there are a few rows of the same shape, to try an environment with.
+//! Questions of a file with one answer each: `gsm8k`, `math`, `choice` and `qa` read the columns of those data sets. Without a
+//! file they have a few sample rows.
 
 use super::{Entry, Task, TaskExample, options};
 use crate::data::lines::json_lines;
@@ -16,14 +16,16 @@ pub(super) const QUESTIONS: &[&Entry] = &[&GSM8K, &MATH, &CHOICE, &QA];
 const GSM8K: Entry = entry("gsm8k", "word problems with whole numbers: rows of GSM8K", |values, seed| {
     build(&KINDS[0], values, seed)
 });
-const MATH: Entry = entry("math", "competition problems: rows of MATH and its kin", |values, seed| {
-    build(&KINDS[1], values, seed)
-});
-const CHOICE: Entry = entry("choice", "multiple choice: rows of MMLU, SciQ and their kin", |values, seed| {
-    build(&KINDS[2], values, seed)
-});
+const MATH: Entry =
+    entry("math", "competition problems: rows of MATH and similar data sets", |values, seed| {
+        build(&KINDS[1], values, seed)
+    });
+const CHOICE: Entry =
+    entry("choice", "multiple choice: rows of MMLU, SciQ and similar data sets", |values, seed| {
+        build(&KINDS[2], values, seed)
+    });
 const QA: Entry =
-    entry("qa", "short answers by F1 of their words: rows of TriviaQA, NQ and their kin", |values, seed| {
+    entry("qa", "short answers, scored by F1: rows of TriviaQA, NQ and similar data sets", |values, seed| {
         build(&KINDS[3], values, seed)
     });
 
@@ -33,9 +35,9 @@ const fn entry(name: &'static str, about: &'static str, build: super::BuildTask)
 
 with_defaults! {
 struct Options {
-    /// File of questions; unset asks a few that are built in.
+    /// File of questions; unset uses a few built-in ones.
     data: Option<String> = None,
-    /// Fraction of the rows, from the end, that evaluations ask. [0, 1]
+    /// Fraction of the rows, from the end, that is held out for evaluations. [0, 1]
     held_out: f64 = 0.1,
 }
 }
@@ -46,11 +48,11 @@ struct QuestionKind {
     verifier: &'static str,
     /// Settings of the verifier, as JSON.
     settings: &'static str,
-    /// Prompt, what a demonstration answers, and the answer for the verifier; none where the row is of another kind.
+    /// Prompt, completion of a demonstration, and the answer for the verifier; `None` if the row is of another kind.
     read: fn(&Row) -> Option<(String, String, Value)>,
-    /// Which columns it reads, for messages.
+    /// Columns that it reads, for messages.
     columns: &'static str,
-    /// Rows to try it with, one JSON object a line.
+    /// Sample rows, one JSON object per line.
     samples: &'static str,
 }
 
@@ -119,7 +121,7 @@ fn text(row: &Row, names: &[&str]) -> Option<String> {
     })
 }
 
-/// Any of these is right: one text, a list, or TriviaQA's object.
+/// Accepted answers: one text, a list, or TriviaQA's object.
 fn answers(row: &Row) -> Option<Vec<String>> {
     let value = ["answer", "golden_answers", "answers"].iter().find_map(|name| row.get(*name))?;
     let list = |value: &Value| -> Option<Vec<String>> {

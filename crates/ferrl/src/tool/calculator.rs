@@ -49,7 +49,7 @@ impl Tool for Calculator {
     }
 }
 
-/// The value of an expression that is known to be right.
+/// The value of a valid expression.
 pub(crate) fn calculate(expression: &str) -> Result<String> {
     number::evaluate(expression)
         .map(|value| value.text())

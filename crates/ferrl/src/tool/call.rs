@@ -1,18 +1,18 @@
-//! Tool calls in the text of an action, in the formats that models were taught:
+//! Tool calls in the text of an action, in the formats that models are trained on:
 //!
 //! - Search-R1: `<search>the query</search>`; every tool has a tag of its name, whose text is the first required argument;
 //! - Hermes (Qwen and others): `<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>`, one or several;
 //! - Llama 3: `{"name": "search", "parameters": {"query": "..."}}` as the whole action, after `<|python_tag|>` or without;
 //!   `<|python_tag|>` before anything else is code for the tool `python`.
 //!
-//! A call that cannot be read becomes a text that tells the policy what was wrong.
+//! A malformed call is answered with an error message for the policy.
 
 use super::{Tool, main_argument};
 use ferrl_engine::nearest;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// How a call was written; its result is written the same way.
+/// Format of a call, and of its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFormat {
     /// Search-R1's tags.
@@ -26,7 +26,7 @@ pub enum CallFormat {
 /// A call that can be run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCall {
-    /// Which of the tools.
+    /// Index of the tool.
     pub tool: usize,
     /// Its arguments.
     pub arguments: Map<String, Value>,
@@ -35,7 +35,7 @@ pub struct ToolCall {
 /// A call as it stands in an action.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WrittenCall {
-    /// How it was written.
+    /// Its format.
     pub format: CallFormat,
     /// Where it begins, in bytes.
     pub at: usize,
@@ -43,10 +43,10 @@ pub struct WrittenCall {
     pub call: Result<ToolCall, String>,
 }
 
-/// The calls of an action in their order; none where it calls nothing.
+/// The calls of an action, in order.
 pub fn parse(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<WrittenCall> {
     let mut found = hermes(action, tools);
-    // What stands inside a Hermes call is its JSON.
+    // Tags inside a Hermes call belong to its JSON.
     let inside: Vec<(usize, usize)> = found.iter().map(|(written, end)| (written.at, *end)).collect();
     for (number, tool) in tools.iter().enumerate() {
         let tags = tags(action, number, &**tool);
@@ -61,7 +61,7 @@ pub fn parse(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<WrittenCall> {
     found.into_iter().map(|(written, _)| written).collect()
 }
 
-/// `<name>text</name>` of one tool. The end of the action closes the last one: a stop string may have cut off the tag.
+/// `<name>text</name>` of one tool. The end of the action closes the last one: a stop string may have removed the tag.
 fn tags(action: &str, number: usize, tool: &dyn Tool) -> Vec<(WrittenCall, usize)> {
     let (open, close) = (format!("<{}>", tool.name()), format!("</{}>", tool.name()));
     let (mut calls, mut from) = (Vec::new(), 0);
@@ -89,7 +89,7 @@ fn hermes(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<(WrittenCall, usize)> {
     let (mut calls, mut from) = (Vec::new(), 0);
     while let Some(at) = action[from..].find(HERMES.0).map(|at| from + at) {
         let start = at + HERMES.0.len();
-        // The JSON says where it ends: a text in it may hold the closing tag.
+        // The end is that of the JSON, whose texts may contain the closing tag.
         let mut values = serde_json::Deserializer::from_str(&action[start..]).into_iter::<Value>();
         let (value, end) = match values.next() {
             Some(Ok(value)) => (Ok(value), start + values.byte_offset()),
@@ -109,7 +109,7 @@ fn hermes(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<(WrittenCall, usize)> {
 
 const PYTHON_TAG: &str = "<|python_tag|>";
 
-/// Llama 3's calls: JSON objects as the whole action, separated by `;` where there are several.
+/// Llama 3's calls: JSON objects as the whole action, separated by `;`.
 fn llama(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<WrittenCall> {
     let (at, text) = match action.find(PYTHON_TAG) {
         Some(at) => (at, &action[at + PYTHON_TAG.len()..]),
@@ -123,7 +123,7 @@ fn llama(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<WrittenCall> {
         let mut rest = text;
         loop {
             match values.next() {
-                // An answer may be JSON too: only an object with a name, and nothing around it, is a call.
+                // An answer may be JSON too: only an object with a name, without text around it, is a call.
                 Some(Ok(Value::Object(object)))
                     if tagged || object.get("name").is_some_and(Value::is_string) =>
                 {
@@ -153,18 +153,18 @@ fn llama(action: &str, tools: &[Arc<dyn Tool>]) -> Vec<WrittenCall> {
     vec![written(code(text, tools))]
 }
 
-/// A text without the marks that end a turn.
+/// A text without stop tokens at its end.
 fn ended(text: &str) -> &str {
     ["<|eom_id|>", "<|eot_id|>"].iter().fold(text.trim(), |text, mark| text.trim_end_matches(mark).trim_end())
 }
 
-/// Whether a text that is no JSON was meant as a call.
+/// Whether a text that is not JSON looks like a call.
 fn begins_call(text: &str) -> bool {
     let squeezed: String = text.chars().filter(|c| !c.is_whitespace()).take(8).collect();
     squeezed == "{\"name\":"
 }
 
-/// What follows `<|python_tag|>` and is no JSON: `name.call(query="...")`, or code.
+/// Text after `<|python_tag|>` that is not JSON: `name.call(query="...")`, or code.
 fn code(text: &str, tools: &[Arc<dyn Tool>]) -> Result<ToolCall, String> {
     if let Some((name, rest)) = text.split_once(".call(")
         && let Some(tool) = tools.iter().position(|tool| tool.name() == name.trim())
@@ -212,7 +212,7 @@ fn call(value: &Value, tools: &[Arc<dyn Tool>]) -> Result<ToolCall, String> {
     Ok(ToolCall { tool, arguments })
 }
 
-/// What a right call looks like.
+/// An example of a valid call.
 fn example(tools: &[Arc<dyn Tool>]) -> String {
     let Some(tool) = tools.first() else { return "there are no tools".into() };
     format!("expected {{\"name\": {:?}, \"arguments\": {{{:?}: ...}}}}", tool.name(), main_argument(&**tool))

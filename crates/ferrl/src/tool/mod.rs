@@ -1,8 +1,8 @@
-//! Tools: what a policy may call in the middle of an answer. Each is a file beside this one and a line in [`TOOLS`].
+//! Tools that a policy may call. Each is a file of this folder and a line in [`TOOLS`].
 //!
-//! A policy writes a call in one of the formats of [`call`]; the environment runs it and the policy reads the result. What the
-//! policy got wrong, such as a missing argument, is answered in text, so that it can try again; an error is a fault of the
-//! recipe or the machine and ends the run.
+//! A policy writes a call in one of the formats of [`call`]; the environment runs it, and its result is the next observation.
+//! Mistakes of the policy, such as a missing argument, are answered with a text, so that it can try again; an error is a problem of
+//! the recipe or the machine and ends the run.
 
 mod calculator;
 pub mod call;
@@ -20,20 +20,20 @@ use schemars::Schema;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// What the result of a call that failed begins with.
+/// Prefix of the result of a failed call.
 pub const ERROR: &str = "error";
 
-/// What a policy may call.
+/// A tool.
 pub trait Tool: Send + Sync {
     /// The name in calls.
     fn name(&self) -> &str;
-    /// One line that tells the policy what it does.
+    /// One-line description for the policy.
     fn about(&self) -> &str;
-    /// The JSON Schema of its arguments: an object whose first required property is what a plain-text call fills in.
+    /// The JSON Schema of its arguments: an object whose first required property is the argument of a plain-text call.
     fn parameters(&self) -> Value;
-    /// What the policy reads. Equal arguments give equal texts.
+    /// The result for the policy; deterministic.
     fn call(&self, arguments: &Map<String, Value>) -> Result<String>;
-    /// Whether it waits for another process or machine: its episodes then run on threads of their own.
+    /// Whether it waits for another process or machine: its episodes then run on separate threads.
     fn waits(&self) -> bool {
         false
     }
@@ -43,11 +43,11 @@ pub trait Tool: Send + Sync {
 pub struct Entry {
     /// The name in recipes and calls.
     pub name: &'static str,
-    /// One line for people.
+    /// One-line description.
     pub about: &'static str,
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
-    /// Builds it from its settings; unknown ones are refused.
+    /// Builds it from its settings; unknown settings are an error.
     pub build: BuildTool,
 }
 
@@ -70,7 +70,7 @@ pub fn build(name: &str, options: &Map<String, Value>) -> Result<Arc<dyn Tool>> 
     (find(name)?.build)(options)
 }
 
-/// A tool as chat templates and providers describe it.
+/// The definition of a tool for chat templates.
 pub fn definition(tool: &dyn Tool) -> Value {
     json!({
         "type": "function",
@@ -78,7 +78,7 @@ pub fn definition(tool: &dyn Tool) -> Value {
     })
 }
 
-/// The argument that a plain-text call fills in: the first required one.
+/// The argument of a plain-text call: the first required one.
 pub(crate) fn main_argument(tool: &dyn Tool) -> String {
     let parameters = tool.parameters();
     let first = parameters["required"][0].as_str();
@@ -88,7 +88,7 @@ pub(crate) fn main_argument(tool: &dyn Tool) -> String {
         .into()
 }
 
-/// The schema of arguments that are one text.
+/// The schema of a single text argument.
 pub(crate) fn one_text(name: &str, about: &str) -> Value {
     json!({
         "type": "object",

@@ -2,16 +2,16 @@
 
 use crate::verify::math::{Nat, Rational};
 
-/// Longest expression, in bytes.
+/// Maximum length of an expression in bytes.
 const MAX_BYTES: usize = 1024;
-/// Deepest nesting.
+/// Maximum nesting depth.
 const MAX_DEPTH: usize = 64;
-/// Largest numerator and denominator, in bits: about 1,200 digits.
+/// Maximum size of numerator and denominator in bits: about 1,200 digits.
 const MAX_BITS: u64 = 4096;
-/// Digits after the point of a result that has no end.
+/// Decimals of a non-terminating result.
 const DIGITS: u64 = 12;
 
-/// The value of an expression, or what is wrong with it. It has `+ - * / // % ^ **`, parentheses, decimals, and
+/// The value of an expression, or an error message. Expressions have `+ - * / // % ^ **`, parentheses, decimals, and
 /// `sqrt abs floor ceil round min max`.
 pub(crate) fn evaluate(text: &str) -> Result<ExactNumber, String> {
     if text.len() > MAX_BYTES {
@@ -26,7 +26,7 @@ pub(crate) fn evaluate(text: &str) -> Result<ExactNumber, String> {
     }
 }
 
-/// The sign that a program would write for one that people write.
+/// The ASCII form of an operator.
 fn plain(c: char) -> char {
     match c {
         '×' | '·' | '⋅' => '*',
@@ -38,7 +38,7 @@ fn plain(c: char) -> char {
     }
 }
 
-/// A number: exact, unless a root made it one that no fraction is.
+/// A number with a flag: not exact after an irrational root.
 #[derive(Clone, Debug)]
 pub(crate) struct ExactNumber {
     number: Rational,
@@ -50,12 +50,12 @@ impl ExactNumber {
         ExactNumber { number, exact: true }
     }
 
-    /// Its value, where that is exact.
+    /// Its value, if exact.
     pub(crate) fn exact_value(self) -> Option<Rational> {
         self.exact.then_some(self.number)
     }
 
-    /// As a person writes it: a whole number, a decimal that ends, or a fraction with its decimals.
+    /// Readable form: a whole number, a terminating decimal, or a fraction with its decimals.
     pub(crate) fn text(&self) -> String {
         let number = self.number.reduced();
         if number.is_integer() && self.exact {
@@ -81,7 +81,7 @@ fn scaled(number: &Rational, digits: u64) -> Rational {
     Rational::from(10).pow(digits as i64).map_or(Rational::ZERO, |ten| number.mul(&ten))
 }
 
-/// Rounded half away from zero to `digits` digits after the point; trailing zeros are left out.
+/// Rounded half away from zero to `digits` decimals, without trailing zeros.
 fn decimal(number: &Rational, digits: u64) -> String {
     let half = Rational::new(1, 2).unwrap_or(Rational::ZERO);
     let (negative, ..) = number.parts();
@@ -168,7 +168,7 @@ impl NumberParser<'_> {
         let n = power.number.to_i64().filter(|_| power.exact).ok_or("an exponent must be a whole number")?;
         let bits = base.number.reduced().bits().max(2) - 1;
         let small = base.number.to_i64().is_some_and(|b| b.abs() <= 1);
-        // A machine word counts as 64 bits; its true size is what a power multiplies.
+        // The exact size in bits, since a power multiplies it.
         let bits = base.number.to_i64().map_or(bits, |b| u64::from(64 - b.unsigned_abs().leading_zeros()));
         if !small && n.unsigned_abs().saturating_mul(bits) > 2 * MAX_BITS {
             return Err("the result is too large".into());

@@ -1,4 +1,4 @@
-//! A Python interpreter: a fresh one for each call, in the sandbox.
+//! A Python interpreter in the sandbox, started anew for each call.
 
 use super::{Entry, Tool, one_text, text_argument};
 use crate::recipe::read_settings;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "python",
-    about: "runs a Python program in the sandbox and gives what it prints",
+    about: "runs a Python program in the sandbox and returns its output",
     schema: || schema_for!(Options),
     build: |values| {
         let options: Options = read_settings("env.tool.python", values)?;
@@ -23,19 +23,19 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Confinement: `auto` (every layer the kernel has), `on` (an error where one is missing) or `off` (none).
+    /// Confinement: `auto` (every layer that the kernel supports), `on` (an error if a layer is missing) or `off` (none).
     sandbox: SandboxMode = SandboxMode::Auto,
-    /// Seconds that a call may take. [0.05, 86400]
+    /// Maximum seconds of a call. [0.05, 86400]
     wall_s: f64 = 5.0,
-    /// Memory of the program and what it starts. [32, 1048576]
+    /// Maximum memory of the program and its child processes, in MiB. [32, 1048576]
     memory_mib: u64 = Limits::default().memory_mib,
-    /// Processes and threads at a time. [1, 4096]
+    /// Maximum number of concurrent processes and threads. [1, 4096]
     processes: u64 = Limits::default().processes,
-    /// Size of the scratch folder. [1, 1048576]
+    /// Maximum size of the scratch folder in MiB. [1, 1048576]
     scratch_mib: u64 = Limits::default().scratch_mib,
-    /// Size of stdout and stderr together. [1, 262144]
+    /// Maximum size of stdout and stderr together, in KiB. [1, 262144]
     output_kib: u64 = Limits::default().output_kib,
-    /// The interpreter.
+    /// The Python interpreter.
     python: String = "python3".into(),
 }
 }
@@ -47,7 +47,7 @@ impl Options {
     }
 }
 
-/// The tool. Its sandbox is made at the first call.
+/// The tool. Its sandbox is created at the first call.
 struct PythonTool {
     command: String,
     mode: SandboxMode,
@@ -91,7 +91,7 @@ impl Tool for PythonTool {
     }
 }
 
-/// What the policy reads: the output, or what went wrong with the program's last words.
+/// The result for the policy: the output, or the error with the last line of stderr.
 fn shown(ran: &Ran) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_string();
     let (out, err) = (text(&ran.stdout), text(&ran.stderr));

@@ -1,5 +1,4 @@
-//! Search: the documents that fit a query best, by BM25 over the user's documents, or from a retrieval service that speaks
-//! Search-R1's `POST /retrieve`.
+//! Document retrieval by BM25 over the user's documents, or from a retrieval service with Search-R1's `POST /retrieve`.
 
 use super::{Entry, Tool, one_text, text_argument};
 use crate::data::{columns_of, each_row};
@@ -25,23 +24,23 @@ pub(super) const ENTRY: Entry = Entry {
 
 const PLACE: &str = "env.tool.search";
 const ARGUMENT: &str = "query";
-/// BM25's constants, as Pyserini has them.
+/// BM25's constants, with Pyserini's values.
 const K1: f64 = 0.9;
 const B: f64 = 0.4;
-/// Longest query, in bytes; the rest is not read.
+/// Maximum length of a query in bytes; the rest is ignored.
 const MAX_QUERY: usize = 4096;
 
 with_defaults! {
 pub(crate) struct Options {
-    /// File of documents: rows with `text` or `contents`, and `title` and `id` where they have them.
+    /// File of documents: rows with `text` or `contents`, optionally `title` and `id`.
     pub documents: Option<String> = None,
     /// Address of a retrieval service, such as `http://127.0.0.1:8000/retrieve`.
     pub url: Option<String> = None,
     /// Documents of a result. [1, 100]
     pub topk: usize = 3,
-    /// Longest text of one document in a result, in characters. [1, 1000000]
+    /// Maximum characters of a document in a result. [1, 1000000]
     pub max_chars: usize = 2000,
-    /// Seconds that the service has for an answer. (0, 3600]
+    /// Maximum seconds of a request to the service. (0, 3600]
     pub timeout: f64 = 10.0,
 }
 }
@@ -49,15 +48,15 @@ pub(crate) struct Options {
 /// One document.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Document {
-    /// Its name for people.
+    /// Its title.
     pub title: String,
-    /// What is found and read.
+    /// Its text.
     pub text: String,
 }
 
 impl Document {
-    /// From a row with `text` or `contents`. Where the row has no title, the first line of `contents` is it, as in
-    /// Search-R1's corpus.
+    /// From a row with `text` or `contents`. Without `title` the first line of `contents` is the title, as in Search-R1's
+    /// corpus.
     fn from_row(row: &Map<String, Value>) -> Option<Document> {
         let of = |name: &str| row.get(name).and_then(Value::as_str);
         let title = of("title").map(|title| title.trim().to_string());
@@ -80,13 +79,13 @@ fn words(text: &str) -> impl Iterator<Item = String> + '_ {
     text.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).map(str::to_lowercase)
 }
 
-/// Documents by their words.
+/// An inverted index of documents.
 pub struct SearchIndex {
     documents: Vec<Document>,
     /// Number of words of each document.
     lengths: Vec<u32>,
     mean_length: f64,
-    /// Documents that have a word, in their order, with how often.
+    /// Documents with a word, in order, with the number of occurrences.
     postings: HashMap<String, Vec<(u32, u32)>>,
 }
 
@@ -128,8 +127,8 @@ impl SearchIndex {
         }
     }
 
-    /// The best documents of a query, the best first; of equal ones the earlier. Documents without any of its words are not
-    /// among them.
+    /// The best documents of a query in descending order; ties go to the first. Documents without any of its words are left
+    /// out.
     pub fn top(&self, query: &str, k: usize) -> Vec<(&Document, f64)> {
         let mut scores = HashMap::<u32, f64>::new();
         for word in words(query) {
@@ -205,7 +204,7 @@ impl SearchTool {
         }
     }
 
-    /// Documents as Search-R1 writes them.
+    /// Documents in Search-R1's format.
     fn text(&self, documents: &[Document]) -> String {
         let shown = documents.iter().take(self.topk).enumerate().map(|(i, Document { title, text })| {
             let text: String = text.chars().take(self.max_chars).collect();
@@ -216,7 +215,7 @@ impl SearchTool {
     }
 }
 
-/// The documents of a service's answer: `{"result": [[{"document": {...}, "score": ...}, ...]]}`, or without the scores.
+/// The documents of a service's reply: `{"result": [[{"document": {...}, "score": ...}, ...]]}`, or without scores.
 fn documents(answer: &Value) -> Option<Vec<Document>> {
     let found = answer.get("result")?.get(0)?.as_array()?;
     found

@@ -1,4 +1,4 @@
-//! Passes without gradients before an update: reference, critic, and the policy where it has moved since sampling.
+//! Passes without gradients before an update: reference, critic, and the policy if it was updated since sampling.
 
 use crate::batch::{Update, tokens};
 use crate::experience::{Evidence, Experience, MicroBatch, Sequence};
@@ -9,8 +9,8 @@ use ferrl_engine::model::{Frozen, Model};
 use ferrl_engine::train::stats;
 
 impl Stage {
-    /// Log-probabilities under the reference, values under the critic, and for completions that the policy as it is now
-    /// did not sample its own log-probabilities, all before anything changes.
+    /// Computes log-probabilities under the reference, values of the critic, and the policy's log-probabilities of completions that
+    /// the current version did not sample.
     pub(crate) fn annotate(&mut self, e: &mut Experience) -> Result<()> {
         let needs = self.algo.needs();
         if needs.mismatched {
@@ -55,7 +55,7 @@ impl Stage {
                 (s.ref_logp, s.old_value) = (cut(&reference), cut(&values));
                 if asked(s) {
                     s.old_logp = cut(&own);
-                    // Completions without recorded log-probabilities: the current policy stands for the one that sampled them.
+                    // Completions without stored log-probabilities count as sampled by the current policy.
                     if s.sampled_logp.is_empty() {
                         s.sampled_logp = s.old_logp.clone();
                     }
@@ -65,7 +65,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Log-probabilities of the bins' sequences under the reference; none where the algorithm needs none.
+    /// Log-probabilities of the bins' sequences under the reference; empty if the algorithm needs none.
     fn reference_logps(&mut self, e: &Experience, bins: &[Vec<usize>]) -> Result<Vec<Vec<f32>>> {
         if !self.algo.needs().reference {
             return Ok(vec![Vec::new(); bins.len()]);
@@ -109,7 +109,7 @@ impl Stage {
     }
 }
 
-/// Whether some token comes from another policy than that of this version, or from no known one.
+/// Whether a token was sampled by another policy version, or by an unknown one.
 fn sampled_by_another(s: &Sequence, version: u64) -> bool {
     s.sampled_logp.is_empty() || s.actions().any(|i| s.version.get(i) != Some(&version))
 }

@@ -1,4 +1,4 @@
-//! The experience of a step: given sequences, scored completions, or completions that are sampled and rewarded here.
+//! The experience of a step: given sequences, given completions with rewards, or completions that are sampled and scored here.
 //!
 //! Collection may run ahead of training by `rollout.max_lag` steps; a step takes the oldest.
 
@@ -18,16 +18,16 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// The experience of one step before anything is computed from it. A checkpoint stores those sampled ahead.
+/// The experience of one step before `prepare`. Checkpoints store those sampled ahead.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepExperience {
-    /// What is learned from.
+    /// The training sequences.
     pub experience: Experience,
-    /// Prompts with their scored completions, where there are any.
+    /// Prompts with their scored completions, if any.
     pub rollouts: Vec<ScoredRollout>,
     /// Metrics of rewards and completions.
     pub metrics: Metrics,
-    /// Passes over the data when it was drawn.
+    /// Epochs when it was drawn.
     pub epoch: f64,
 }
 
@@ -42,16 +42,16 @@ pub struct ScoredRollout {
     pub graded: Graded,
     /// Advantage of its first token.
     pub advantage: f32,
-    /// Temperature it was sampled at; absent where it was given.
+    /// Sampling temperature; `None` if it was given.
     #[serde(default)]
     pub temperature: Option<f32>,
-    /// Values and advantages of its steps, where continuations were sampled from them.
+    /// Monte-Carlo values and advantages of its steps, if estimated.
     #[serde(default)]
     pub credit: Option<StepCredit>,
 }
 
 impl ScoredRollout {
-    /// Notes the advantages of a training sequence: of its first action, and of each turn in it.
+    /// Stores the advantages of a training sequence: of its first action, and of each of its turns.
     pub(crate) fn credit(&mut self, s: &Sequence) {
         let first = |i: usize| s.advantage.get(i).copied().unwrap_or(0.0);
         let mut starts = s.actions().filter(|&i| i == 0 || !s.acts(i - 1)).map(first).peekable();
@@ -69,7 +69,7 @@ impl ScoredRollout {
 }
 
 impl Stage {
-    /// What the next step learns from; afterwards up to `max_lag` more wait, none of them beyond the last step.
+    /// The experience of the next step; afterwards up to `max_lag` further ones are queued, none beyond the last step.
     pub(super) fn next_experience(
         &mut self,
         clock: &mut Clock,
@@ -88,7 +88,7 @@ impl Stage {
         }
     }
 
-    /// The experience of step `number`, under the policy as it is now.
+    /// The experience of step `number`, with the current policy.
     fn collect(&mut self, number: u64, clock: &mut Clock, metrics: &mut Metrics) -> Result<StepExperience> {
         let (sampled, count) = (self.feed.sampled(), self.feed.per_step(&self.recipe));
         clock.waits_for("data");
@@ -139,8 +139,8 @@ impl Stage {
         Ok(out)
     }
 
-    /// Draws more prompts while completions in flight leave a step less than half of what it should learn from: in the first
-    /// step, until completions end at the rate they begin.
+    /// Draws more prompts while completions in flight leave a step less than half of its completions, which happens in the first
+    /// steps.
     fn fill(
         &mut self,
         count: usize,
@@ -158,7 +158,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Warns of episodes that were cut off because their next turn had no room.
+    /// Warns of episodes truncated because their next turn did not fit.
     fn look_for_outgrown(&self, answers: &[RolloutCompletion]) {
         let outgrown = answers.iter().filter(|a| a.played.as_ref().is_some_and(|p| p.outgrown)).count();
         if outgrown > 0 {
@@ -173,7 +173,7 @@ impl Stage {
         }
     }
 
-    /// Says so where demonstrations end without a token that completions stop at: the model would not learn to end.
+    /// Warns of demonstrations without a stop token at their end: the model would not learn to stop.
     fn look_for_ends(&self, given: &StepExperience) {
         if self.feed != Feed::Demonstrations {
             return;
@@ -189,7 +189,7 @@ impl Stage {
             let names: Vec<String> =
                 self.stops.ids().iter().filter_map(|&id| self.tokenizer.token(id)).collect();
             let what = format!(
-                "{without} of {} examples of step {} end without a stop token ({}): the model does not learn to end",
+                "{without} of {} examples of step {} end without a stop token ({}): the model does not learn to stop",
                 whole.len(),
                 self.step + 1,
                 names.join(", ")
@@ -199,7 +199,7 @@ impl Stage {
         }
     }
 
-    /// Completions to prompts, rewarded, behind what is there: `before` prompts and their completions.
+    /// Appends scored completions of prompts to the experience, after `before` prompts and their completions.
     fn round(
         &mut self,
         mut prompts: Vec<Prompt>,
@@ -244,8 +244,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Adds prompts to those in flight, gives every completion at most `piece` tokens, and leaves in `prompts` those whose
-    /// completions are over.
+    /// Adds prompts to those in flight, continues every completion by at most `piece` tokens, and leaves in `prompts` those with
+    /// finished completions.
     fn answer_partly(
         &mut self,
         prompts: &mut Vec<Prompt>,
@@ -270,7 +270,7 @@ impl Stage {
         Ok(sampled)
     }
 
-    /// Samples completions from the policy as it is now.
+    /// Samples completions from the current policy.
     pub fn answer(
         &mut self,
         prompts: &mut [Prompt],
@@ -303,7 +303,7 @@ impl Stage {
 }
 
 impl StepExperience {
-    /// Sequences as they are: a demonstration, or both sides of a pair.
+    /// Adds given sequences: a demonstration, or both completions of a pair.
     pub(crate) fn give(&mut self, sequences: Vec<Sequence>, group: usize) {
         for mut s in sequences {
             (s.trajectory, s.group) = (self.experience.sequences.len(), group);
@@ -313,7 +313,7 @@ impl StepExperience {
         }
     }
 
-    /// How episodes of several turns went.
+    /// Metrics of episodes.
     fn measure_episodes(&mut self, answers: &[RolloutCompletion], time: TimeShares) {
         let mut any = false;
         for played in answers.iter().filter_map(|a| a.played.as_ref()) {
@@ -333,7 +333,7 @@ impl StepExperience {
         }
     }
 
-    /// How long completions are, under TRL's names.
+    /// Metrics of lengths, with TRL's names.
     fn measure_lengths(&mut self) {
         let mut lengths = |name: &str, tokens: Vec<usize>| {
             let (Some(least), Some(most)) = (tokens.iter().min(), tokens.iter().max()) else { return };
@@ -352,7 +352,7 @@ impl StepExperience {
         }
     }
 
-    /// Completions to a prompt that came with their rewards.
+    /// Given completions of a prompt with their rewards.
     fn grade(
         &mut self,
         given: RewardedGroup,
@@ -362,7 +362,7 @@ impl StepExperience {
     ) -> Result<()> {
         if given.answers.len() < least {
             let n = given.answers.len();
-            return Err(Error::data(format!("{n} completions, where {least} at least can be compared"))
+            return Err(Error::data(format!("{n} completions, expected at least {least} to compare"))
                 .at(given.place)
                 .fix("give the prompt more completions, or leave the row out"));
         }

@@ -1,4 +1,4 @@
-//! Monte-Carlo credit of the completions of a step, where the algorithm asks for it.
+//! Monte-Carlo credit of the completions of a step, for algorithms with values of steps.
 
 use super::Clock;
 use crate::algo::no_step_values;
@@ -18,12 +18,12 @@ impl Stage {
         experience: &mut Experience,
         (own, clock, timing): (&mut Metrics, &mut Clock, &mut Metrics),
     ) -> Result<Vec<Option<StepCredit>>> {
-        // A tree brings the advantages of its steps.
+        // Trees have the advantages of their steps already.
         let vine = self.algo.vine().filter(|_| !self.recipe.search.train);
         let Some(vine) = vine else { return Ok(vec![None; completions.answers.len()]) };
         clock.waits_for("credit");
         let params = rollout::params(&self.recipe.rollout, &self.stops, self.recipe.seed);
-        let given = || no_step_values("completions that are given cannot be continued");
+        let given = || no_step_values("given completions cannot be continued");
         let generator = self.generator.as_mut().ok_or_else(given)?;
         let actor = Actor {
             generator: &mut **generator,

@@ -1,4 +1,4 @@
-//! A mixture of experts in training: the load-balance loss of an update, and how tokens went to the experts.
+//! Mixture of experts in training: the load-balance loss of an update, and the load of the experts.
 
 use super::Stage;
 use crate::experience::Metrics;
@@ -7,7 +7,8 @@ use ferrl_engine::{Error, Result};
 use ferrl_kernels::math::ln;
 
 impl Stage {
-    /// Before an update of this number of sequences: the load-balance loss is a mean over them and over the layers with experts.
+    /// Sets the weight of the load-balance loss for an update of this number of sequences: a mean over them and over the layers with
+    /// experts.
     pub(crate) fn weigh_balance(&mut self, sequences: usize) {
         let Some(experts) = &self.policy.model.config.experts else { return };
         let layers = experts.sparse.iter().filter(|sparse| **sparse).count();
@@ -15,7 +16,7 @@ impl Stage {
         self.policy.model.balance = (self.recipe.model.router_aux_loss_coef / terms) as f32;
     }
 
-    /// After an update: how the tokens of all ranks went to the experts. All ranks call it together.
+    /// Metrics of the experts' load over all ranks, after an update. All ranks call it together.
     pub(crate) fn look_at_experts(&mut self, metrics: &mut Metrics) -> Result<()> {
         let own = self.policy.take_load();
         if self.policy.model.config.experts.is_none() {
@@ -47,7 +48,7 @@ impl Stage {
     }
 }
 
-/// Entropy of the fractions, over that of equal ones.
+/// Entropy of the fractions over its maximum.
 fn entropy(counts: &[u64]) -> f64 {
     let all = counts.iter().sum::<u64>() as f64;
     let terms = counts.iter().filter(|&&n| n > 0).map(|&n| n as f64 / all);

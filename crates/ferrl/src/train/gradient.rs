@@ -6,8 +6,8 @@ use crate::experience::Metrics;
 use ferrl_engine::Result;
 
 impl Stage {
-    /// Samples the next rollout and returns the gradient of its first update, all parameters in a row. Nothing is updated; the
-    /// rollout counts as taken, so that the next one has other prompts and random numbers.
+    /// Samples the next rollout and returns the gradient of its first update as one vector, without an update. The next rollout has
+    /// other prompts and random numbers.
     pub fn sample_gradient(&mut self) -> Result<Vec<f32>> {
         let (mut clock, mut metrics) = (Clock::new(&self.waits), Metrics::default());
         let mut experience = self.next_experience(&mut clock, &mut metrics)?.experience;

@@ -1,11 +1,11 @@
 //! The one-pass head: gradients precomputed before the forward pass.
 //!
-//! A loss takes the policy's log-probabilities and returns gradients by them; backward then recomputes the logits of the
-//! head. Two kinds of gradient are known before the forward: gradients that do not depend on the statistics
+//! A loss maps the policy's log-probabilities to gradients with respect to them; backward then recomputes the logits of the
+//! head. Two kinds of gradients are known before the forward pass: those that do not depend on the statistics
 //! ([`Needs::constant_gradients`](crate::algo::Needs)), and those of the first update on fresh completions, whose
-//! log-probabilities the sampler recorded, bit for bit. With them forward and backward run in one pass and the head
-//! computes its logits once. Should a log-probability differ, the pass is discarded and two passes are made, now and from
-//! then on: the gradients are the same bits either way.
+//! log-probabilities the sampler has stored, bit for bit. With them forward and backward run in one pass and the head
+//! computes its logits once. If a log-probability differs, the pass is discarded and two passes are made, now and from
+//! then on: the gradients have the same bits either way.
 
 use crate::batch::tokens;
 use crate::experience::{ByRole, MicroBatch, Role};
@@ -16,12 +16,12 @@ use ferrl_engine::train::{StatGrads, Stats};
 /// Gradients of the policy that were computed before its forward pass.
 pub(crate) struct Precomputed {
     grads: StatGrads,
-    /// The log-probabilities they are valid for; absent where they are valid for any.
+    /// The log-probabilities for which they are valid; `None` if for any.
     logp: Option<Vec<f32>>,
 }
 
 impl Stage {
-    /// The gradients of a micro-batch, where they are known before its forward pass.
+    /// The gradients of a micro-batch, if known before its forward pass.
     pub(crate) fn precompute(&self, batch: &MicroBatch<'_>) -> Option<Precomputed> {
         let needs = self.algo.needs();
         if needs.constant_gradients {
@@ -46,8 +46,8 @@ impl Stage {
         self.algo.loss(batch, &stats).grads.get(Role::Policy).cloned()
     }
 
-    /// Forward and backward in one pass; `None` where a log-probability is not the expected one, or nothing is gained: no
-    /// gradient has been added then.
+    /// Forward and backward in one pass; `None`, without added gradients, if a log-probability differs or one pass would not be
+    /// faster.
     pub(crate) fn forward_backward(
         &mut self,
         batch: &MicroBatch<'_>,
@@ -68,7 +68,7 @@ impl Stage {
     }
 }
 
-/// The log-probabilities the sampler recorded, where the policy has not moved since.
+/// The sampler's log-probabilities, if the policy has not been updated since.
 fn recorded_logp(batch: &MicroBatch<'_>, version: u64) -> Option<Vec<f32>> {
     let mut logp = vec![0.0; batch.len()];
     for (row, s) in batch.rows() {

@@ -1,8 +1,8 @@
-//! What a step that fails leaves: the stage as it was before the step, so that it can be saved and resumed there.
+//! Restores the stage after a failed step, so that it can be saved and resumed before that step.
 //!
-//! Most of a step changes no weight: data, sampling, rewards, the first loss. What it does change (where the data stand,
-//! adaptive coefficients, rollouts in flight) is small and is put back. Weights are not copied: a step that fails after one
-//! of its updates cannot be undone, and the last checkpoint is what is left of it.
+//! Most of a step changes no weight: data, sampling, rewards, the first loss. The small state that it changes (position in the
+//! data, adaptive coefficients, rollouts in flight) is restored. Weights are not copied: a step that fails after one of its updates
+//! cannot be undone, and the run resumes from the last checkpoint.
 
 use crate::partial::Unfinished;
 use crate::train::Stage;
@@ -12,7 +12,7 @@ use ferrl_engine::train::ModelTrainer;
 use serde_json::Value;
 use std::collections::VecDeque;
 
-/// A stage between two steps, without its weights.
+/// State of a stage between two steps, without its weights.
 pub struct Before {
     source: Value,
     algorithm: Value,
@@ -24,7 +24,7 @@ pub struct Before {
 }
 
 impl Stage {
-    /// What [`Stage::go_back`] needs.
+    /// The state for [`Stage::go_back`].
     pub fn before_step(&self) -> Before {
         Before {
             source: self.source.state(),
@@ -37,7 +37,7 @@ impl Stage {
         }
     }
 
-    /// Puts everything but the weights back; whether these are what they were, too.
+    /// Restores everything but the weights; returns whether these have not changed.
     pub fn go_back(&mut self, before: Before) -> Result<bool> {
         let same = !self.updating && self.weights_version() == before.weights;
         self.source.restore(&before.source)?;

@@ -1,4 +1,4 @@
-//! Weights that are split over ranks: when all of them are there, and who reads them.
+//! Weights split over ranks: when they are gathered and released.
 
 use crate::parallel::RankLayout;
 use crate::run::load;
@@ -19,7 +19,7 @@ pub struct TrainAndRollout {
 }
 
 impl Stage {
-    /// The policy, and the critic where it is a model of its own.
+    /// The policy, and the critic if it is a separate model.
     pub(crate) fn trainers_mut(&mut self) -> impl Iterator<Item = &mut ModelTrainer> {
         std::iter::once(&mut self.policy).chain(&mut self.critic)
     }
@@ -29,12 +29,12 @@ impl Stage {
         self.policy.model.split_over().is_some()
     }
 
-    /// Whether ranks write checkpoints together, each what it owns.
+    /// Whether ranks write checkpoints together, each its own part.
     pub(crate) fn is_written_together(&self) -> bool {
         is_shared(&self.policy)
     }
 
-    /// Which ranks compute layers together in this layout; refused where the model or the device cannot.
+    /// Forms the groups of ranks of this layout; an error if the model or the device does not support it.
     pub(crate) fn form_teams(&mut self, layout: &RankLayout) -> Result<()> {
         let RankLayout { tp, sp, rollout_tp, .. } = *layout;
         if layout.teams().is_empty() {
@@ -53,27 +53,27 @@ impl Stage {
         self.lay_out(false)
     }
 
-    /// Lets the ranks of training or of rollouts compute together from now on.
+    /// Switches between the groups of training and of rollouts.
     fn lay_out(&mut self, rollout: bool) -> Result<()> {
         let team = if rollout { &self.teams.rollout } else { &self.teams.train }.clone();
         self.trainers_mut().try_for_each(|trainer| trainer.model.set_team(team.clone()))
     }
 
-    /// Makes all weights readable on every rank or team, for rollouts and for passes that they take at their own pace. All ranks
-    /// call it together.
+    /// Gathers all weights on every rank or group, for rollouts and for passes that ranks run independently. All ranks call it
+    /// together.
     pub(crate) fn gather_weights(&mut self) -> Result<()> {
         self.lay_out(true)?;
         self.trainers_mut().try_for_each(|trainer| trainer.model.gather_to_read())
     }
 
-    /// Gives them back: training gathers what it needs.
+    /// Releases them: training gathers layer by layer.
     pub(crate) fn release_weights(&mut self) -> Result<()> {
         self.lay_out(false)?;
         self.release_whole();
         Ok(())
     }
 
-    /// Gives back what was gathered of models that a rank computes with alone.
+    /// Releases gathered weights of models that a rank computes with alone.
     pub(crate) fn release_whole(&mut self) {
         let whole = self.trainers_mut().filter(|trainer| trainer.model.team().is_none());
         whole.for_each(|trainer| trainer.model.release_all());
@@ -82,13 +82,13 @@ impl Stage {
         }
     }
 
-    /// Gathers what the passes of an update need, where ranks compute them together.
+    /// Gathers weights for the passes of an update that groups compute together.
     pub(crate) fn prepare(&mut self) -> Result<()> {
         self.trainers_mut().try_for_each(ModelTrainer::prepare)
     }
 
-    /// The passes of a micro-batch, for a rank that has none in this round: the same as [`Stage::forward_only`] and
-    /// [`Stage::backward`], in their order.
+    /// Takes part in the communication of a round without a micro-batch: the same passes as [`Stage::forward_only`] and
+    /// [`Stage::backward`], in the same order.
     pub(crate) fn idle_round(&mut self) -> Result<()> {
         let frozen = self.critic.is_some() && self.step < self.algo.updates().policy_frozen_steps;
         self.trainers_mut().try_for_each(ModelTrainer::idle_forward)?;
@@ -98,14 +98,14 @@ impl Stage {
         if frozen { Ok(()) } else { self.policy.idle_backward() }
     }
 
-    /// Puts the weights and moments of a checkpoint in their places.
+    /// Loads weights and moments of a checkpoint.
     pub(crate) fn load(&mut self, path: &Path) -> Result<()> {
         let mut roles = vec![("policy", &mut self.policy)];
         roles.extend(self.critic.as_mut().map(|c| ("critic", c)));
         load(path, &mut roles).map(drop)
     }
 
-    /// Answers rank 0, which saves this stage.
+    /// Sends this rank's part to rank 0, which saves the stage.
     pub(crate) fn serve(&self) -> Result<()> {
         let trainers = [Some(&self.policy), self.critic.as_ref()];
         serve(&self.ranks, |tensor| {

@@ -1,8 +1,8 @@
-//! Stated confidence: a completion names answers with probabilities, `red 75%, blue 25%`, and is rewarded by a proper scoring
-//! rule, so that the best it can state is what it knows (Band et al., Linguistic Calibration, 2024, arXiv 2404.00474).
+//! Calibration: a completion states answers with probabilities, `red 75%, blue 25%`, and is rewarded by a proper scoring rule, which
+//! calibrated probabilities maximise (Band et al., Linguistic Calibration, 2024, arXiv 2404.00474).
 //!
-//! `R = log max(p(y*), 1e-4) - lambda |sum_k p_k - 1| + constant`, where `y*` is the right answer and `p` what is stated for it,
-//! 0 where it is not named. `rule = "brier"` has `1 - sum_k (p_k - [k = y*])^2` in place of the logarithm.
+//! `R = log max(p(y*), 1e-4) - lambda |sum_k p_k - 1| + constant`, where `y*` is the right answer and `p` its stated probability, 0
+//! if it is not named. `rule = "brier"` has `1 - sum_k (p_k - [k = y*])^2` in place of the logarithm.
 
 use super::{Entry, Sample, Score, Verifier, required};
 use ferrl_engine::Result;
@@ -10,15 +10,15 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "calibration",
-    about: "answers with stated probabilities by a proper scoring rule; accuracy and confidence",
+    about: "a proper scoring rule on answers with stated probabilities (calibration)",
     schema: || schema_for!(Calibration),
     build: |given| Ok(Box::new(given.read::<Calibration>()?)),
 };
 
-/// A probability counts as no less in a logarithm.
+/// Minimum probability in the logarithm.
 const LEAST: f64 = 1e-4;
 
 /// The decision-based reward of linguistic calibration.
@@ -40,7 +40,7 @@ impl Decision {
     }
 }
 
-/// Answers and the probabilities stated for them, in their order; an answer that is named again counts once.
+/// Answers with their stated probabilities, in order; repeated answers count once.
 pub fn stated(text: &str) -> Vec<(String, f64)> {
     let mut all: Vec<(String, f64)> = Vec::new();
     for part in text.split([',', ';', '.', '\n', '(', ')']) {
@@ -70,7 +70,7 @@ pub(crate) fn is_answer(name: &str, truth: &Value) -> bool {
     }
 }
 
-/// The answer with the largest probability, the first of equals, and that probability; and whether it is right.
+/// The largest stated probability, and whether its answer (the first of equals) is right.
 pub(crate) fn top(all: &[(String, f64)], truth: &Value) -> (f64, bool) {
     let best = all.iter().rev().max_by(|a, b| a.1.total_cmp(&b.1));
     best.map_or((0.0, false), |(name, p)| (*p, is_answer(name, truth)))
@@ -82,7 +82,7 @@ struct Calibration {
     column: String = "answer".into(),
     /// Scoring rule.
     rule: ScoringRule = ScoringRule::Log,
-    /// Weight of the distance of the sum of probabilities from 1. [0, inf)
+    /// Weight of the penalty on a sum of probabilities other than 1. [0, inf)
     lambda: f64 = 5.0,
     /// Added to every reward.
     constant: f64 = 5.0,
@@ -100,7 +100,7 @@ impl Verifier for Calibration {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    /// The scale has no 0 for a wrong answer.
+    /// 0 is not the reward of a wrong answer.
     fn judges_truncated(&self) -> bool {
         true
     }

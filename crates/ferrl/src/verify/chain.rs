@@ -7,10 +7,10 @@ use schemars::schema_for;
 use serde_json::Value;
 use std::ops::Range;
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "chain",
-    about: "1 when a sum is worked out term by term without a wrong line, otherwise 0",
+    about: "1 if every line of a sum worked out term by term is right, otherwise 0",
     schema: || schema_for!(ChainVerifier),
     build: |given| Ok(Box::new(given.read::<ChainVerifier>()?)),
 };
@@ -18,12 +18,12 @@ pub const ENTRY: Entry = Entry {
 /// A sum of terms, worked out one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// What is added, in order; those after the first may be negative.
+    /// Terms in order; those after the first may be negative.
     pub terms: Vec<i64>,
 }
 
 impl Chain {
-    /// From a column's list.
+    /// Reads the list of a column.
     pub fn read(value: &Value) -> Option<Chain> {
         let terms: Option<Vec<i64>> = value.as_array()?.iter().map(Value::as_i64).collect();
         terms.filter(|t| t.len() > 1).map(|terms| Chain { terms })
@@ -35,7 +35,7 @@ impl Chain {
         format!("{}{rest}:", self.terms[0])
     }
 
-    /// How many steps there are.
+    /// Number of steps.
     pub fn len(&self) -> usize {
         self.terms.len() - 1
     }
@@ -45,7 +45,7 @@ impl Chain {
         self.terms.len() < 2
     }
 
-    /// The lines of an answer whose step `slip.0`, if there is one, is off by `slip.1`; later steps go on from there.
+    /// The lines of an answer; with `slip` the result of step `slip.0` is off by `slip.1`, and later steps continue from it.
     pub fn lines(&self, slip: Option<(usize, i64)>) -> Vec<String> {
         let mut sum = self.terms[0];
         let line = |(i, term): (usize, &i64)| {
@@ -56,8 +56,8 @@ impl Chain {
         self.terms[1..].iter().enumerate().map(line).collect()
     }
 
-    /// The first line that is not as it should be, as a range of bytes; too few lines are wrong at their end, too many
-    /// after the last.
+    /// The first wrong line, as a range of bytes; missing lines are wrong at the end, additional ones after the last
+    /// line.
     pub fn first_wrong(&self, answer: &str) -> Option<Range<usize>> {
         let mut at = 0;
         for want in self.lines(None) {
@@ -81,7 +81,7 @@ with_defaults! {
 struct ChainVerifier {
     /// Column with the numbers to add up, as a list.
     column: String = "terms".into(),
-    /// Reward of an answer whose lines are all right but the last; fewer right lines get less. [0, inf)
+    /// Partial reward if all lines but the last are right; proportionally less for fewer right lines. [0, inf)
     partial: f64 = 0.0,
 }
 }
@@ -108,7 +108,7 @@ impl Verifier for ChainVerifier {
         let right_lines =
             wrong.as_ref().map_or(chain.len(), |w| sample.completion[..w.start].lines().count());
         let correct = f64::from(u8::from(wrong.is_none()));
-        // All lines right and more after them is as good as all but one.
+        // Additional lines after the right ones count like a wrong last line.
         let share = (right_lines.min(chain.len() - 1)) as f64 / (chain.len() - 1).max(1) as f64;
         let reward = if wrong.is_none() { 1.0 } else { self.partial * share };
         let components = vec![("correct".into(), correct)];

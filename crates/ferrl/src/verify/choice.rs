@@ -1,8 +1,8 @@
-//! Multiple choice: the letter that a completion chooses, however it says so, or the text of the option it names.
+//! Multiple choice: the letter or the text of the option that a completion chooses.
 //!
-//! What is taken, the first of: the last `\boxed{…}`, the last `<answer>` tag, what follows "the answer is" and its like,
-//! what follows `####`, a completion that is nothing but a choice, the last marked letter (`(B)`, `**B**`, `B)`), the only
-//! option whose text stands in the last sentence. Two different choices at once are no answer.
+//! The choice is the first found of: the last `\boxed{…}`, the last `<answer>` tag, the text after "the answer is" and similar
+//! phrases, the text after `####`, a completion that consists of a choice, the last marked letter (`(B)`, `**B**`, `B)`), the only
+//! option whose text occurs in the last sentence. Two different choices at once are no answer.
 
 use super::{Entry, Sample, Score, Verifier, last_answer, last_boxed, required};
 use ferrl_engine::{Error, Result};
@@ -11,10 +11,10 @@ use schemars::schema_for;
 use serde_json::Value;
 use std::sync::LazyLock;
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "choice",
-    about: "1 when the option that the completion chooses is the right one, otherwise 0",
+    about: "1 if the completion chooses the right option (multiple choice), otherwise 0",
     schema: || schema_for!(Choice),
     build: |given| Ok(Box::new(given.read::<Choice>()?)),
 };
@@ -24,16 +24,16 @@ with_defaults! {
 pub struct Choice {
     /// Column with the right option: its letter, its text, or its number from 0.
     column: String = "answer".into(),
-    /// Column with the options: a list of texts, {"text": [...], "label": [...]}, or {"A": text, ...}; "options" is found too;
-    /// rows may leave it out.
+    /// Column with the options: a list of texts, {"text": [...], "label": [...]}, or {"A": text, ...}; "options" is read too;
+    /// optional.
     choices: String = "choices".into(),
 }
 }
 
-/// The options of a row: letters with their texts, which are empty where nothing says them.
+/// The options of a row: letters with their texts, which are empty if unknown.
 struct Listed {
     options: Vec<(char, String)>,
-    /// What a row calls them where it has no letters: some questions of ARC have 1, 2, 3, 4.
+    /// The row's labels if they are not letters: some questions of ARC have 1, 2, 3, 4.
     labels: Vec<String>,
     known: bool,
 }
@@ -44,7 +44,7 @@ impl Listed {
     }
 }
 
-/// Letters where nothing says how many options there are.
+/// Letters of an unknown number of options.
 const LETTERS: std::ops::RangeInclusive<char> = 'A'..='J';
 
 const ANNOUNCED: &str = r"(?i)(?:final answer|correct answer|right answer|best answer|answer|correct option|correct choice|right option|best option|option|choice|answer choice)\s*(?:\((?:letter|option)\))?\s*(?:is|was|would be|should be|:|=|：)+\s*(?:therefore|thus|clearly)?,?\s*:?\s*(?:option|choice|letter|answer)?\s*";
@@ -119,7 +119,7 @@ fn single(text: &str) -> Option<char> {
     chars.next().filter(|c| c.is_ascii_alphabetic() && chars.next().is_none())
 }
 
-/// A text as options are compared: words and numbers in lower case.
+/// A text normalised for comparison: words and numbers in lower case.
 fn plain(text: &str) -> String {
     let words: String =
         text.chars().map(|c| if c.is_alphanumeric() || "+-/.^=<>".contains(c) { c } else { ' ' }).collect();
@@ -148,7 +148,7 @@ impl Listed {
         if let Some(letter) = self.by_text(&text) {
             return Some(letter);
         }
-        // A letter, a mark, and what it stands for; or another letter, and then it is no choice.
+        // A letter, a mark and an option's text: with the text of another option it is no choice.
         let (letter, rest) = leading(&text)?;
         let others = MARKED.as_ref().is_some_and(|p| p.is_match(rest));
         let joined = ["and ", "or ", "& ", "/ "].iter().any(|word| rest.trim_start().starts_with(word));
@@ -163,7 +163,7 @@ impl Listed {
         same.next().filter(|_| same.next().is_none()).map(|(letter, _)| *letter)
     }
 
-    /// The only option whose text stands in a sentence.
+    /// The only option whose text occurs in a sentence.
     fn mentioned(&self, sentence: &str) -> Option<char> {
         let sentence = format!(" {} ", plain(sentence));
         let stands = |option: &str| {
@@ -171,7 +171,7 @@ impl Listed {
             !option.is_empty() && sentence.contains(&format!(" {option} "))
         };
         let there: Vec<&(char, String)> = self.options.iter().filter(|(_, option)| stands(option)).collect();
-        // "12" stands in "12 hours" as well: the longest counts if all the others are parts of it.
+        // "12" occurs in "12 hours" too: the longest counts if all others are parts of it.
         let longest = there.iter().max_by_key(|(_, option)| plain(option).len())?;
         let whole = plain(&longest.1);
         there.iter().all(|(_, option)| whole.contains(&plain(option))).then_some(longest.0)
@@ -194,7 +194,7 @@ fn undressed(text: &str) -> String {
     inner.unwrap_or(text).trim().to_string()
 }
 
-/// The letter that a text starts with as choices do, and the rest: `(B) Paris`, `B. Paris`, `B: Paris`, `B`.
+/// The option's letter at the start of a text, and the rest: `(B) Paris`, `B. Paris`, `B: Paris`, `B`.
 fn leading(text: &str) -> Option<(char, &str)> {
     let bracket = text.starts_with('(');
     let body = text.trim_start_matches('(');
@@ -216,14 +216,14 @@ fn leading(text: &str) -> Option<(char, &str)> {
     }
 }
 
-/// The last sentence, or line, of a text that says something.
+/// The last sentence or line with words.
 fn last_sentence(text: &str) -> &str {
     let line = text.trim().lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
     let body = line.trim_end_matches(['.', '!', ' ']);
     body.rfind(". ").map_or(body, |at| &body[at + 2..])
 }
 
-/// Texts in which the choice may stand, the most certain first.
+/// Texts that may contain the choice, the most reliable first.
 fn places(completion: &str) -> Vec<&str> {
     let text = match completion.rsplit_once("</think>") {
         Some((_, rest)) if !rest.trim().is_empty() => rest,
@@ -244,7 +244,7 @@ fn places(completion: &str) -> Vec<&str> {
 
 /// The option that a completion chooses.
 fn chosen(completion: &str, listed: &Listed) -> Option<char> {
-    // Answers stand at the end; what comes 16 KiB before it is none.
+    // Only the last 16 KiB are searched for the answer.
     let mut from = completion.len().saturating_sub(16 << 10);
     while !completion.is_char_boundary(from) {
         from += 1;

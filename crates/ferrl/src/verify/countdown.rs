@@ -1,6 +1,6 @@
 //! Countdown: make a target from given numbers with `+ - * /`, each number once.
 //!
-//! The answer is read by a parser of its own, on exact fractions; nothing is ever evaluated as code.
+//! The answer is parsed and computed in exact fractions; nothing is evaluated as code.
 
 pub mod demonstration;
 pub mod expression;
@@ -19,15 +19,15 @@ pub(crate) use puzzle::TaskDraw;
 pub use puzzle::{CountdownOptions, Puzzle, PuzzleSplit, generate, held_out};
 pub use solve::{solve, solve_with};
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "countdown",
-    about: "an expression that makes the target from the given numbers",
+    about: "1 if an expression makes the target from the given numbers, less for its form alone",
     schema: || schema_for!(Countdown),
     build: |given| Ok(Box::new(given.read::<Countdown>()?)),
 };
 
-/// Where the answer stands in a completion.
+/// Where the answer is in a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerFormat {
@@ -37,7 +37,7 @@ pub enum AnswerFormat {
     ThinkAnswer,
     /// On the last line.
     Line,
-    /// It is the whole completion.
+    /// The whole completion.
     Plain,
 }
 
@@ -60,11 +60,11 @@ impl AnswerFormat {
     }
 }
 
-/// Whose verdicts to give.
+/// Whose grading rules to follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CountdownMode {
-    /// Our own: exact, malformed answers earn nothing.
+    /// Ferrl's: exact; malformed answers earn nothing.
     Last,
     /// RL2's: the first `<answer>` that opens and closes on one line.
     First,
@@ -75,26 +75,27 @@ pub enum CountdownMode {
 with_defaults! {
 /// The verifier.
 pub struct Countdown {
-    /// Whose verdicts: last (exact, the answer where format says, which may end in "= target"), or those of others: first (RL2: the
-    /// first `<answer>` on one line), tinyzero (TinyZero: the last `<answer>` on the last line); both pay format_reward for any
-    /// answer that is wrong, even for one that is no expression.
+    /// Grading rules: last (exact, with the answer at format, which may end in "= target"), first (RL2's: the first `<answer>` on one
+    /// line) or tinyzero (TinyZero's: the last `<answer>` on the last line). The latter two give format_reward for any wrong answer,
+    /// even if it is not an expression.
     mode: CountdownMode = CountdownMode::Last,
-    /// Where the answer stands: answer (last `<answer>` tag), think_answer (`</think>` then `<answer>`), line (last line), plain (all of it).
+    /// Where the answer is: answer (last `<answer>` tag), think_answer (`</think>` then `<answer>`), line (last line), plain (whole
+    /// completion).
     format: AnswerFormat = AnswerFormat::Answer,
-    /// Every number exactly once; false: at most once.
+    /// Each number must be used exactly once; false: at most once.
     use_all: bool = true,
-    /// Reward for a right answer. [0, inf)
+    /// Reward of a right answer. [0, inf)
     correct_reward: f64 = 1.0,
-    /// Reward for a well-formed expression that is wrong. [0, inf)
+    /// Reward of a wrong answer that is a well-formed expression. [0, inf)
     format_reward: f64 = 0.1,
-    /// Column with the numbers; "numbers" is found too.
+    /// Column with the numbers; "numbers" is read too.
     numbers_column: String = "nums".into(),
     /// Column with the target.
     target_column: String = "target".into(),
 }
 }
 
-/// What an answer turned out to be.
+/// Verdict on an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountdownVerdict {
     /// No answer, or one that is not an expression.
@@ -115,7 +116,7 @@ impl Countdown {
         }
     }
 
-    /// What an answer is: the graders of others compare without the equation's right side, and know only right and wrong.
+    /// The verdict on an answer: the other libraries' graders ignore the right side of an equation, and know only right and wrong.
     fn judged(&self, answer: &str, numbers: &[i64], target: i64) -> CountdownVerdict {
         let verdict = match self.mode {
             CountdownMode::Last => return judge(answer, numbers, target, self.use_all),
@@ -158,7 +159,7 @@ fn first_on_line(line: &str) -> Option<&str> {
     rest.split_once("</answer>").map(|(answer, _)| answer.trim())
 }
 
-/// The last `<answer>…</answer>` of a line, as a pattern that takes the shortest from left to right finds it.
+/// The last `<answer>…</answer>` of a line, as a non-greedy regular expression finds it.
 fn last_on_line(line: &str) -> Option<&str> {
     let mut last = None;
     let mut rest = line;
@@ -170,7 +171,7 @@ fn last_on_line(line: &str) -> Option<&str> {
     last
 }
 
-/// A whole number, also when it was written `24.0` or `"24"`.
+/// A whole number, also written `24.0` or `"24"`.
 fn whole(value: &Value) -> Option<i64> {
     match value {
         Value::String(text) => text.trim().parse().ok(),
@@ -232,7 +233,7 @@ impl Verifier for Countdown {
         let found = Some(verdict != CountdownVerdict::Malformed);
         let why = match (verdict, answer) {
             (CountdownVerdict::Malformed, Some(_)) => {
-                Some("the answer is no expression of numbers, + - * / and brackets".into())
+                Some("the answer is not an expression of numbers, + - * / and brackets".into())
             }
             (CountdownVerdict::Wrong, Some(_)) => {
                 Some("the answer does not make the target from the given numbers".into())

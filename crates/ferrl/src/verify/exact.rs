@@ -1,4 +1,4 @@
-//! An answer that must equal a column's text.
+//! Exact match of the answer with a column's text.
 
 use super::take::TakeText;
 use super::{Entry, Sample, Score, Verifier, f1, required};
@@ -7,10 +7,10 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "exact",
-    about: "1 when the answer equals a column's text, otherwise 0",
+    about: "1 if the answer equals a column's text (exact match), otherwise 0",
     schema: || schema_for!(Exact),
     build: |given| Ok(Box::new(given.read::<Exact>()?)),
 };
@@ -18,15 +18,15 @@ pub const ENTRY: Entry = Entry {
 with_defaults! {
 /// The verifier.
 pub struct Exact {
-    /// Column with the expected text, a list of which any will do, or SQuAD's {"text": [...]}.
+    /// Column with the expected text, a list of accepted texts, or SQuAD's {"text": [...]}.
     column: String = "answer".into(),
-    /// The answer: whole, answer (last `<answer>` tag), last_line, auto (the tag, else the whole).
+    /// Where the answer is: whole (the completion), answer (last `<answer>` tag), last_line, auto (the tag, else the completion).
     take: TakeText = TakeText::Whole,
-    /// Texts are compared as they are, or by squad without case, punctuation and articles (exact match of question answering).
+    /// Normalisation: none, or squad (without case, punctuation and articles, as the exact match of SQuAD).
     normalize: Normalize = Normalize::None,
-    /// Upper and lower case are the same.
+    /// Ignore case.
     ignore_case: bool = false,
-    /// ASCII punctuation does not count.
+    /// Ignore ASCII punctuation.
     ignore_punctuation: bool = false,
 }
 }
@@ -39,7 +39,7 @@ enum Normalize {
 }
 
 impl Exact {
-    /// Single spaces, and what the options ignore left out.
+    /// The text with single spaces and without what the options ignore.
     fn normal(&self, text: &str) -> String {
         if self.normalize == Normalize::Squad {
             return f1::normal(text);
@@ -84,7 +84,7 @@ impl Verifier for Exact {
         let equal = self.equals(&answer, expected).ok_or_else(|| {
             sample.error(Error::data(format!("column {:?} must be text, got {expected}", self.column)))
         })?;
-        // An empty answer never earns anything, not even against an empty column.
+        // An empty answer is wrong, even if the column is empty.
         let correct = f64::from(u8::from(equal && !answer.is_empty()));
         Ok(Score { found, ..Score::single("correct", correct) })
     }

@@ -1,7 +1,7 @@
-//! Question answering by overlap of words, as SQuAD grades (Rajpurkar et al., 2016): the best F1 over the expected answers.
+//! F1 of words for question answering, as in SQuAD (Rajpurkar et al., 2016): the maximum over the expected answers.
 //!
-//! Texts lose their case, ASCII punctuation and articles first. An empty answer earns something only where an expected one
-//! is empty too: the question has no answer, as in SQuAD 2.0.
+//! Texts are normalised: lower case, without ASCII punctuation and articles. An empty answer is right only if an expected one is
+//! empty too: the question has no answer, as in SQuAD 2.0.
 
 use super::take::TakeText;
 use super::{Entry, Sample, Score, Verifier, required};
@@ -10,7 +10,7 @@ use schemars::schema_for;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "f1",
     about: "F1 of the answer's words with the best expected answer (SQuAD), from 0 to 1",
@@ -21,9 +21,9 @@ pub const ENTRY: Entry = Entry {
 with_defaults! {
 /// The verifier.
 pub struct F1 {
-    /// Column with the expected text, a list of which the best counts, or SQuAD's {"text": [...]}.
+    /// Column with the expected text, a list of texts of which the best counts, or SQuAD's {"text": [...]}.
     column: String = "answer".into(),
-    /// The answer: auto (the last `<answer>` tag, else the whole completion), answer, last_line, whole.
+    /// Where the answer is: auto (the last `<answer>` tag, else the whole completion), answer, last_line, whole.
     take: TakeText = TakeText::Auto,
 }
 }
@@ -58,7 +58,7 @@ pub fn overlap(answer: &str, expected: &str) -> f64 {
     2.0 * precision * recall / (precision + recall)
 }
 
-/// The expected answers of a column; none where it holds something else.
+/// The expected answers of a column; `None` if it has another type.
 pub(super) fn golds(value: &Value) -> Option<Vec<String>> {
     match value {
         Value::String(text) => Some(vec![text.clone()]),
@@ -98,7 +98,7 @@ impl Verifier for F1 {
             f1 = f1.max(overlap(&answer, &gold));
             exact |= answer == gold;
         }
-        // What was not given where it should have been is no empty answer.
+        // A missing answer is not an empty answer.
         let (f1, exact) = if taken.is_none() { (0.0, false) } else { (f1, exact) };
         let components = vec![("f1".into(), f1), ("exact".into(), f64::from(u8::from(exact)))];
         let why = (f1 > 0.0 && f1 < 1.0)

@@ -1,32 +1,32 @@
-//! Tags in order, each exactly once: `<think>…</think><answer>…</answer>`, as DeepSeek-R1 rewards (2501.12948).
+//! Format reward: tags in order, each exactly once, `<think>…</think><answer>…</answer>`, as in DeepSeek-R1 (2501.12948).
 //!
-//! A completion that repeats a tag, leaves one open or writes around them is not rewarded: a model that is paid for tags
-//! otherwise learns to write more of them. Mode `count` pays every tag that stands there exactly once, for a start.
+//! Repeated or unclosed tags and text around them earn nothing: otherwise the policy learns to write more tags. Mode `count` rewards
+//! every tag that occurs exactly once, as a partial reward for early training.
 
 use super::{Entry, Sample, Score, Verifier};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "format",
-    about: "1 when the completion is <think>…</think><answer>…</answer>, each once, otherwise 0",
+    about: "1 if the completion is <think>…</think><answer>…</answer>, each once, otherwise 0",
     schema: || schema_for!(Options),
     build: |given| Ok(Box::new(Format::new(given.read()?)?)),
 };
 
 with_defaults! {
 struct Options {
-    /// Names of the tags, in their order.
+    /// Names of the tags, in order.
     tags: Vec<String> = vec!["think".into(), "answer".into()],
-    /// What is rewarded: all (everything must be right), count (the fraction of tags that stand there exactly once).
+    /// Reward: all (1 if the whole format is right), count (the fraction of tags that occur exactly once).
     mode: FormatMode = FormatMode::All,
-    /// The prompt ends with the first opening tag, which the completion then leaves out.
+    /// Whether the prompt ends with the first opening tag, so that the completion starts inside it.
     prefilled: bool = false,
-    /// Text before, between and behind the tags is allowed.
+    /// Allow text before, between and after the tags.
     outside: bool = false,
-    /// Tags may hold nothing.
+    /// Allow empty tags.
     empty: bool = false,
 }
 }
@@ -51,8 +51,8 @@ impl Format {
         let odd = |name: &str| name.is_empty() || name.contains(['<', '>', '/']) || name.trim() != name;
         let wrong = match names.iter().enumerate().find(|(at, name)| odd(name) || names[..*at].contains(name))
         {
-            Some((_, name)) if odd(name) => format!("{name:?} is no name of a tag"),
-            Some((_, name)) => format!("the tag {name:?} is named twice"),
+            Some((_, name)) if odd(name) => format!("{name:?} is not a tag name"),
+            Some((_, name)) => format!("the tag {name:?} is listed twice"),
             None if names.is_empty() => "tags is empty".to_string(),
             None => String::new(),
         };
@@ -63,12 +63,12 @@ impl Format {
         Ok(Format { tags, options })
     }
 
-    /// What is wrong with a completion's form; none where all is right.
+    /// What is wrong with a completion's format; `None` if it is right.
     fn problem(&self, completion: &str) -> Option<String> {
         let mut rest = completion;
         for (at, (open, close)) in self.tags.iter().enumerate() {
             if let Some(tag) = [open, close].into_iter().find(|tag| occurrences(completion, tag) > 1) {
-                return Some(format!("{tag} stands there more than once"));
+                return Some(format!("{tag} occurs more than once"));
             }
             let opened = self.options.prefilled && at == 0;
             let inner = match (opened, rest.split_once(open.as_str())) {
@@ -76,26 +76,26 @@ impl Format {
                 (true, Some(_)) => return Some(format!("{open} is already in the prompt")),
                 (false, Some((before, inner))) if self.options.outside || before.trim().is_empty() => inner,
                 (false, Some(_)) => return Some(format!("there is text before {open}")),
-                (false, None) => return Some(format!("{open} is missing, or not in its place")),
+                (false, None) => return Some(format!("{open} is missing, or in the wrong place")),
             };
             let Some((inner, after)) = inner.split_once(close.as_str()) else {
-                return Some(format!("{close} is missing, or not in its place"));
+                return Some(format!("{close} is missing, or in the wrong place"));
             };
             let stray =
                 self.tags.iter().flat_map(|(open, close)| [open, close]).find(|tag| inner.contains(*tag));
             if let Some(tag) = stray {
-                return Some(format!("{tag} stands inside {open}"));
+                return Some(format!("{tag} is inside {open}"));
             }
             if !self.options.empty && inner.trim().is_empty() {
-                return Some(format!("{open} holds nothing"));
+                return Some(format!("{open} is empty"));
             }
             rest = after;
         }
         (!self.options.outside && !rest.trim().is_empty())
-            .then(|| "there is text behind the last tag".to_string())
+            .then(|| "there is text after the last tag".to_string())
     }
 
-    /// The fraction of tags that stand there exactly once.
+    /// The fraction of tags that occur exactly once.
     fn counted(&self, completion: &str) -> f64 {
         let all = self
             .tags
@@ -111,7 +111,7 @@ impl Format {
     }
 }
 
-/// How often a tag occurs: never, once, or more often.
+/// Number of occurrences of a tag, at most 2.
 fn occurrences(text: &str, tag: &str) -> usize {
     text.matches(tag).take(2).count()
 }

@@ -1,8 +1,7 @@
-//! GSM8K's grader: what follows the last `####` of a completion, or else its last number, against the dataset's answer.
+//! GSM8K's grader: compares the number after the last `####` of a completion, else its last number, with the data set's answer.
 //!
-//! Calculator annotations (`<<48/2=24>>`) are no part of a text. Mode `number` compares values, so that `18` is `18.0` and
-//! `$1,250` is `1250`; mode `text` compares as the graders of published figures do: commas taken out, in lower case, texts
-//! equal.
+//! Calculator annotations (`<<48/2=24>>`) are removed first. Mode `number` compares values, so that `18` is `18.0` and `$1,250` is
+//! `1250`; mode `text` compares texts without commas and case, as the graders of published results do.
 
 use super::numeric::{after_hashes, last_number};
 use super::{Entry, Sample, Score, Verifier, required};
@@ -14,10 +13,10 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "gsm8k",
-    about: "1 when the number after ####, or else the last one, is the row's (GSM8K), otherwise 0",
+    about: "1 if the number after ####, or else the last one, equals the row's (GSM8K), otherwise 0",
     schema: || schema_for!(Gsm8k),
     build: |given| Ok(Box::new(given.read::<Gsm8k>()?)),
 };
@@ -32,14 +31,14 @@ enum Gsm8kMode {
 with_defaults! {
 /// The verifier.
 pub struct Gsm8k {
-    /// Column with a GSM8K answer, whose number stands after ####, or the number alone.
+    /// Column with a GSM8K solution, with its answer after ####, or the answer alone.
     column: String = "answer".into(),
-    /// What must be equal: number (values), text (texts without commas and case, as VinePPO grades).
+    /// Comparison: number (values), text (texts without commas and case, as VinePPO grades).
     mode: Gsm8kMode = Gsm8kMode::Number,
 }
 }
 
-/// Annotations of the calculator that worked out the dataset's solutions.
+/// Calculator annotations of the data set's solutions.
 static CALCULATOR: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new("<<[^<>]*>>").ok());
 
 fn without_calculator(text: &str) -> Cow<'_, str> {

@@ -1,12 +1,12 @@
-//! Length shaping: a reward by the number of tokens, alone or combined with whether the answer is right.
+//! Length rewards: functions of the number of tokens, alone or combined with the correctness of the answer.
 //!
 //! - `overlong`: DAPO's soft penalty (2503.14476), 0 up to a soft limit, then down to -1 at `max`.
 //! - `exact`: L1-Exact's (2503.04697) `-alpha |target - tokens|`.
 //! - `budget`: L1-Max's, `clip(alpha (target - tokens) + delta, 0, 1)` for a right answer, 0 for a wrong one.
-//! - `cosine`: a right answer is worth more the shorter it is, a wrong one the longer it is (2502.03373), along a cosine
+//! - `cosine`: the reward decreases with length for a right answer and increases for a wrong one (2502.03373), along a cosine
 //!   from 0 to `max` tokens; beyond `max` it is `overlong_reward`.
 //!
-//! `budget` and `cosine` ask another verifier, named in `of`, whether the answer is right.
+//! For `budget` and `cosine` another verifier, the option `of`, decides whether the answer is right.
 
 use super::{Entry, Hooks, Sample, Score, Verifier, build_with, required};
 use ferrl_engine::{Error, Result};
@@ -14,40 +14,40 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "length",
-    about: "a reward by length in tokens: DAPO's overlong penalty, L1's targets, the cosine",
+    about: "a reward by length in tokens: DAPO's overlong penalty, L1's targets, cosine",
     schema: || schema_for!(Options),
     build: |given| Ok(Box::new(Length::new(given.read()?, given.hooks)?)),
 };
 
-/// The column with the length, for completions without tokens.
+/// Column with the length of completions without tokens.
 const COUNTED: &str = "completion_tokens";
 
 with_defaults! {
 struct Options {
-    /// What is rewarded: overlong (DAPO), exact (L1-Exact: -alpha * |target - tokens|), budget (L1-Max, with of), cosine (with of).
+    /// Reward function: overlong (DAPO), exact (L1-Exact: -alpha * |target - tokens|), budget (L1-Max, needs of), cosine (needs of).
     mode: LengthMode = LengthMode::Overlong,
-    /// Overlong: tokens from which the penalty is -1; cosine: end of the curve; both need it. [1, inf)
+    /// Overlong: length at which the penalty reaches -1; cosine: end of the curve. Both need it. [1, inf)
     max: Option<u64> = None,
-    /// Overlong: tokens below max over which the penalty grows; max / 5 by default.
+    /// Overlong: number of tokens below max over which the penalty grows; max / 5 by default.
     cache: Option<u64> = None,
-    /// Column with the length in tokens, where the rows bring it; the completion's own length by default.
+    /// Column with the length in tokens; by default the completion's length.
     column: Option<String> = None,
-    /// Exact, budget: the length asked for, a number of tokens or the column that has it. [1, inf)
+    /// Exact, budget: target length, a number of tokens or a column. [1, inf)
     target: LengthTarget = LengthTarget::Column("target_tokens".into()),
-    /// Exact, budget: reward per token off the target. [0, inf)
+    /// Exact, budget: reward per token of distance from the target. [0, inf)
     alpha: f64 = 3e-4,
-    /// Budget: reward of a right answer of exactly the target's length. [0, inf)
+    /// Budget: reward of a right answer of the target length. [0, inf)
     delta: f64 = 0.5,
-    /// Cosine: reward of a right answer of no tokens and of max tokens.
+    /// Cosine: rewards of a right answer of 0 and of max tokens.
     right: Vec<f64> = vec![1.0, 0.5],
-    /// Cosine: reward of a wrong answer of no tokens and of max tokens.
+    /// Cosine: rewards of a wrong answer of 0 and of max tokens.
     wrong: Vec<f64> = vec![-1.0, -0.5],
-    /// Cosine: reward beyond max.
+    /// Cosine: reward of completions longer than max.
     overlong_reward: f64 = -1.0,
-    /// Budget, cosine: the verifier that says what is right, { verifier = "math", options = { ... } }.
+    /// Budget, cosine: the verifier of the answer, { verifier = "math", options = { ... } }.
     of: Option<Judge> = None,
 }
 }
@@ -61,7 +61,7 @@ enum LengthMode {
     Cosine,
 }
 
-/// The length that is asked for.
+/// The target length.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(untagged)]
 enum LengthTarget {
@@ -83,7 +83,7 @@ struct Judge {
 /// The verifier.
 pub struct Length {
     options: Options,
-    /// What `max` and `cache` are in the mode; 0 where it has none.
+    /// `max` and `cache` of the mode; 0 if it has none.
     max: u64,
     cache: u64,
     of: Option<Box<dyn Verifier>>,
@@ -111,12 +111,12 @@ impl Length {
         let judges = matches!(options.mode, LengthMode::Budget | LengthMode::Cosine);
         let of = match &options.of {
             None if judges => {
-                return Err(wrong("this mode needs to know which answers are right".into())
+                return Err(wrong("this mode needs a verifier of the answer".into())
                     .fix("of = { verifier = \"math\" }"));
             }
             Some(_) if !judges => {
                 return Err(wrong("of belongs to the modes budget and cosine".into())
-                    .fix("name that verifier in a [[reward]] of its own"));
+                    .fix("name that verifier in a separate [[reward]]"));
             }
             of => of.as_ref().map(|of| build_with(&of.verifier, &of.options, hooks)),
         };
@@ -130,7 +130,7 @@ impl Length {
             return Ok(tokens as u64);
         }
         if self.options.column.is_none() && sample.columns.get(COUNTED).is_none() {
-            let what = "length needs the number of tokens of a completion, and it is not known";
+            let what = "the number of tokens of a completion is unknown";
             let fix = format!(
                 "ferrl verify --model DIR counts them with the model's tokenizer; or give rows a column {COUNTED:?}"
             );
@@ -143,7 +143,7 @@ impl Length {
         })
     }
 
-    /// The reward for that many tokens; `right` where another verifier says whether the answer is.
+    /// The reward of that many tokens; `right` is the verdict of the verifier `of`.
     fn reward(&self, tokens: u64, wanted: u64, right: bool) -> f64 {
         let off = wanted as f64 - tokens as f64;
         let (o, max, cache) = (&self.options, self.max, self.cache);

@@ -1,6 +1,6 @@
-//! Verifiers: what a completion is worth.
+//! Verifiers: built-in programs that score completions.
 //!
-//! Each is a file of its own and a line of [`VERIFIERS`].
+//! Each is a file and a line of [`VERIFIERS`].
 
 pub mod calibration;
 pub mod chain;
@@ -36,39 +36,39 @@ pub struct Sample<'a> {
     pub id: u64,
     /// The prompt's text.
     pub prompt: &'a str,
-    /// The conversation that the prompt is, where it is one.
+    /// The messages of the prompt, if it is a conversation.
     pub messages: &'a [Value],
     /// The completion's text.
     pub completion: &'a str,
-    /// Its tokens, the stop token included; empty where only the text is known.
+    /// Its tokens with the stop token; empty if only the text is known.
     pub ids: &'a [u32],
-    /// Its length in tokens, where it is known.
+    /// Its length in tokens, if known.
     pub tokens: Option<usize>,
-    /// Whether the length limit cut it off.
+    /// Whether it was truncated at the length limit.
     pub truncated: bool,
     /// The other columns of the data row.
     pub columns: RowColumns<'a>,
-    /// File and row of the prompt, for messages; empty where it has none.
+    /// File and row of the prompt, for messages; empty if unknown.
     pub place: &'a str,
 }
 
 impl<'a> Sample<'a> {
-    /// A column of the prompt's row, by its name or dotted path.
+    /// A column of the prompt's row, by name or dotted path.
     pub fn column(&self, path: &str) -> Option<&'a Value> {
         self.columns.get(path)
     }
 
-    /// An error about this sample, under the row it is from, or else under the rollout's number.
+    /// An error about this sample, with its row, or else with the rollout's number.
     pub fn error(&self, error: Error) -> Error {
         if self.place.is_empty() { error.at(format!("rollout {}", self.id)) } else { error.at(self.place) }
     }
 }
 
-/// The columns of a row as a verifier finds them: under the names of the recipe, and under those of the file where
-/// `data.columns` renames them.
+/// The columns of a row, under the names of the recipe and, for columns renamed by `data.columns`, also under those of the
+/// file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RowColumns<'a> {
-    /// By their names after renaming.
+    /// By name after renaming.
     pub row: Option<&'a Map<String, Value>>,
     /// New name and old name of each renamed column.
     pub renamed: &'a [(String, String)],
@@ -81,7 +81,7 @@ impl<'a> From<&'a Map<String, Value>> for RowColumns<'a> {
 }
 
 impl<'a> RowColumns<'a> {
-    /// Every name there is.
+    /// All names.
     pub fn names(&self) -> Vec<&'a str> {
         let own = self.row.into_iter().flat_map(|row| row.keys().map(String::as_str));
         let old = self.renamed.iter().filter(|(new, _)| self.row.is_some_and(|r| r.contains_key(new)));
@@ -101,7 +101,7 @@ impl<'a> RowColumns<'a> {
 /// Progress of the run when rewards are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// Steps done.
+    /// Completed steps.
     pub step: u64,
     /// Steps of the stage; 0 if unknown.
     pub steps: u64,
@@ -109,35 +109,35 @@ pub struct Progress {
     pub epoch: f64,
 }
 
-/// What a verifier says of one completion.
+/// A verifier's result for one completion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Score {
-    /// What training sees.
+    /// The reward for training.
     pub reward: f64,
-    /// Named parts of the reward, before their weights.
+    /// Named components of the reward, before their weights.
     pub components: Vec<(String, f64)>,
     /// Logged only: usually whether the answer is right.
     pub score: Option<f64>,
-    /// Whether an answer was found in the completion, where the verifier looks for one.
+    /// Whether an answer was found in the completion, for verifiers that extract one.
     pub found: Option<bool>,
-    /// What was taken as the answer, where it depends on the row as well; otherwise see [`Verifier::extract`].
+    /// The extracted answer, if it depends on the row; otherwise see [`Verifier::extract`].
     pub extracted: Option<Value>,
-    /// Why the reward is not full, where the verifier can say more than that the answer is another.
+    /// Why the completion does not earn the full reward, if there is more to say than that the answer is wrong.
     pub why: Option<String>,
-    /// Rewards of its steps, where steps are rewarded; they add up to the reward.
+    /// Rewards of its steps, with process rewards; their sum is the reward.
     pub steps: Vec<f64>,
-    /// What else is worth a column beside the completion.
+    /// Additional columns for the saved completion.
     pub extra: Map<String, Value>,
 }
 
 impl Score {
-    /// A score of one part that is the whole reward.
+    /// A score with a single component.
     pub fn single(name: &str, reward: f64) -> Self {
         let components = vec![(name.to_string(), reward)];
         Score { reward, components, score: Some(reward), ..Default::default() }
     }
 
-    /// Nothing earned: what a completion gets that was cut off before its end.
+    /// The score of a truncated completion: 0.
     fn wrong(mut self) -> Self {
         self.reward = 0.0;
         self.components.iter_mut().for_each(|(_, part)| *part = 0.0);
@@ -150,25 +150,25 @@ impl Score {
 /// The result of scoring one completion.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// It has a score.
+    /// Its score.
     Scored(Score),
-    /// This source has no reward for it: others decide.
+    /// No reward from this source; the other sources decide.
     Abstained,
-    /// Its score could not be computed; the error says why. It is left out and counted, never taken for 0.
+    /// Scoring failed with this error. The completion is left out and counted as lost, not scored 0.
     Lost(Error),
 }
 
-/// What truncated completions get.
+/// Scoring of truncated completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Truncated {
-    /// Nothing: a completion that was cut off has no answer, whatever stands in it.
+    /// 0, whatever the text contains.
     #[default]
     Wrong,
-    /// The verifier's score of the text as it stands.
+    /// The verifier's score of the truncated text.
     Score,
 }
 
-/// Scores completions; one that was truncated is wrong unless `truncated` says otherwise.
+/// Scores completions; truncated ones according to `truncated`.
 pub fn score_all(
     verifier: &dyn Verifier,
     samples: &[Sample<'_>],
@@ -179,8 +179,7 @@ pub fn score_all(
     judge_truncated(verifier, samples, outcomes, truncated)
 }
 
-/// Rewards the steps of completions, which end at these bytes; a completion that was truncated is wrong unless `truncated`
-/// says otherwise.
+/// Rewards the steps of completions, which end at these bytes; truncated completions according to `truncated`.
 pub fn score_steps(
     verifier: &dyn Verifier,
     samples: &[Sample<'_>],
@@ -206,7 +205,7 @@ fn judge_truncated(
     for (outcome, _) in cut_off {
         if let Outcome::Scored(score) = outcome {
             match verifier.judges_truncated() {
-                // Its reward has a scale of its own; that nothing right was said holds all the same.
+                // The verifier's reward is kept, but the completion does not count as right.
                 true => score.score = Some(score.score.unwrap_or(score.reward).min(0.0)),
                 false => *score = std::mem::take(score).wrong(),
             }
@@ -215,7 +214,7 @@ fn judge_truncated(
     Ok(outcomes)
 }
 
-/// A source of rewards that does not give one score for each completion.
+/// The error of a source that does not return one score per completion.
 pub(crate) fn miscounted(name: &str, got: usize, want: usize) -> Error {
     Error::data(format!("{name} gave {got} scores for {want} completions"))
         .fix("one score for every completion, in their order")
@@ -223,14 +222,14 @@ pub(crate) fn miscounted(name: &str, got: usize, want: usize) -> Error {
 
 /// Turns completions into rewards.
 ///
-/// What concerns one completion alone is an [`Outcome::Lost`]; an error is a mistake in the recipe or the data and ends
-/// the run.
+/// A failure for a single completion is an [`Outcome::Lost`]; an error is a mistake in the recipe or the data and ends the
+/// run.
 pub trait Verifier: Send + Sync {
     /// The name a recipe uses.
     fn name(&self) -> &str;
     /// The score of one completion.
     fn score(&self, sample: &Sample<'_>) -> Result<Score>;
-    /// The scores of many, in their order.
+    /// The scores of a batch, in order.
     fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
         samples.iter().map(|s| self.score(s).map(Outcome::Scored)).collect()
     }
@@ -239,41 +238,41 @@ pub trait Verifier: Send + Sync {
     fn judges_truncated(&self) -> bool {
         false
     }
-    /// Whether completions to this sample's prompt could be scored: the row has what is needed. The sample's completion is
-    /// empty, and code of users is not called.
+    /// Checks that the row has the columns that scoring needs. The sample's completion is empty, and user code is not
+    /// called.
     fn check(&self, sample: &Sample<'_>) -> Result<()> {
         self.score(sample).map(|_| ())
     }
-    /// What it takes as the answer in a completion, where it looks for one.
+    /// The extracted answer of a completion, for verifiers that extract one.
     fn extract(&self, _completion: &str) -> Option<String> {
         None
     }
-    /// Text that must stand in a completion for it to be right; a stop string must not cut it off.
+    /// Texts that a right completion must contain; a stop string must not remove them.
     fn reads(&self) -> &'static [&'static str] {
         &[]
     }
-    /// The user's file that it runs, where it does.
+    /// The user's file that it runs, if any.
     fn file(&self) -> Option<&Path> {
         None
     }
-    /// What it logged since the last call, by name.
+    /// Metrics since the last call, by name.
     fn take_metrics(&self) -> Vec<(String, f64)> {
         Vec::new()
     }
-    /// Whether a score takes the time of a process, so that several are worth computing at a time.
+    /// Whether scoring starts a process, so that several should run concurrently.
     fn waits(&self) -> bool {
         false
     }
-    /// What else a user wants to know of how it works here, in one line.
+    /// A line for the user on how it runs here.
     fn summary(&self) -> Option<String> {
         None
     }
-    /// Whether it can reward the steps of a completion.
+    /// Whether it can reward steps.
     fn scores_steps(&self) -> bool {
         false
     }
-    /// The scores of many whose steps end at these bytes, each with the rewards of its steps: what each adds to the value of the
-    /// prefix, which is 1 while no step is wrong, 0 from the first wrong one on, and the completion's reward at its end.
+    /// The scores of a batch whose steps end at these bytes, with rewards of steps: differences of the prefix's value, which is 1 until
+    /// the first wrong step, 0 from it on, and the completion's reward at the end.
     fn score_steps(
         &self,
         samples: &[Sample<'_>],
@@ -291,9 +290,9 @@ pub trait Verifier: Send + Sync {
         };
         samples.iter().zip(ends).map(one).collect()
     }
-    /// The first wrong step of a completion, as a range of its bytes; none where every step is right.
+    /// The first wrong step of a completion, as a range of bytes; `None` if all steps are right.
     fn wrong_step(&self, _sample: &Sample<'_>) -> Result<Option<Range<usize>>> {
-        Err(Error::usage(format!("{} judges whole answers, not steps", self.name()))
+        Err(Error::usage(format!("{} scores whole completions, not steps", self.name()))
             .fix("a verifier that finds the first wrong step, such as chain"))
     }
 }
@@ -302,11 +301,11 @@ pub trait Verifier: Send + Sync {
 pub struct Entry {
     /// The name a recipe uses.
     pub name: &'static str,
-    /// One line for listings.
+    /// One-line description.
     pub about: &'static str,
     /// The JSON Schema of its options.
     pub schema: fn() -> Schema,
-    /// Makes one from its options; unknown ones are refused.
+    /// Builds the verifier from its options; unknown options are an error.
     pub build: fn(&Given<'_>) -> Result<Box<dyn Verifier>>,
 }
 
@@ -334,7 +333,7 @@ pub fn build(name: &str, options: &Map<String, Value>) -> Result<Box<dyn Verifie
     build_with(name, options, &Hooks::default())
 }
 
-/// The same for a run, which hears what user code prints and may end its waits.
+/// The same with the hooks of a run.
 pub fn build_with(name: &str, options: &Map<String, Value>, hooks: &Hooks) -> Result<Box<dyn Verifier>> {
     let fix = |near: &str| format!("verifier = {near:?}");
     let found = VERIFIERS.iter().find(|e| e.name == name);
@@ -355,7 +354,7 @@ fn at_path<'a>(columns: &'a Map<String, Value>, path: &str) -> Option<&'a Value>
     at_path(columns.get(head)?.as_object()?, rest)
 }
 
-/// The column at a dotted path, or an error that names those there are.
+/// The column at a dotted path, or an error that lists the row's columns.
 pub fn required<'a>(sample: &Sample<'a>, path: &str, verifier: &str) -> Result<&'a Value> {
     sample.columns.get(path).ok_or_else(|| {
         let names = sample.columns.names();
@@ -373,7 +372,7 @@ pub fn required<'a>(sample: &Sample<'a>, path: &str, verifier: &str) -> Result<&
 pub fn last_answer(text: &str) -> Option<&str> {
     let end = text.rfind("</answer>")?;
     let start = text[..end].rfind("<answer>")? + "<answer>".len();
-    // A second closing tag belongs to no answer.
+    // A second closing tag is ignored.
     let inner = text[start..end].split("</answer>").next().unwrap_or_default();
     Some(inner.trim())
 }
@@ -384,7 +383,7 @@ pub fn last_boxed(text: &str) -> Option<&str> {
     group_end(text, open).map(|end| text[open + 1..end].trim())
 }
 
-/// Where the group ends whose opening brace stands at `open`.
+/// The end of the group whose opening brace is at `open`.
 pub(crate) fn group_end(text: &str, open: usize) -> Option<usize> {
     let mut depth = 0usize;
     for (at, byte) in text.bytes().enumerate().skip(open) {

@@ -1,4 +1,4 @@
-//! A final number, as in GSM8K: what follows `####`, or the last number of the text.
+//! The final number of a text, as in GSM8K: the number after `####`, else the last one.
 
 use super::take::TAG;
 use super::{Entry, Sample, Score, Verifier, last_answer, required};
@@ -7,10 +7,10 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "numeric",
-    about: "1 when the final number equals the column's (GSM8K), otherwise 0",
+    about: "1 if the final number equals the column's (GSM8K), otherwise 0",
     schema: || schema_for!(Numeric),
     build: |given| Ok(Box::new(given.read::<Numeric>()?)),
 };
@@ -29,14 +29,14 @@ with_defaults! {
 pub struct Numeric {
     /// Column with a number, or a text with the number after ####.
     column: String = "answer".into(),
-    /// The answer: auto (#### or else the last number), hashes, last, answer (last `<answer>` tag).
+    /// Where the answer is: auto (after ####, else the last number), hashes, last, answer (last `<answer>` tag).
     take: TakeNumber = TakeNumber::Auto,
-    /// Largest difference still right; 0 compares decimals exactly. [0, inf)
+    /// Absolute tolerance; 0 compares decimals exactly. [0, inf)
     tolerance: f64 = 0.0,
 }
 }
 
-/// The last number of a text without signs of thousands, leading and trailing zeros: `$1,250.50` is `1250.5`.
+/// The last number of a text without thousands separators, leading and trailing zeros: `$1,250.50` is `1250.5`.
 pub fn last_number(text: &str) -> Option<String> {
     numbers(text).pop()
 }
@@ -48,7 +48,7 @@ pub fn after_hashes(text: &str) -> Option<String> {
     numbers(line).into_iter().next()
 }
 
-/// Every number of the last 4,000 characters or so, which is where an answer stands.
+/// All numbers in about the last 4,000 characters.
 fn numbers(text: &str) -> Vec<String> {
     let mut from = text.len().saturating_sub(4_000);
     while !text.is_char_boundary(from) {
@@ -88,7 +88,7 @@ fn numbers(text: &str) -> Vec<String> {
     found
 }
 
-/// Whether the number that starts at `start` has a sign rather than a minus before it.
+/// Whether the `-` before the number at `start` is a sign and not an operator.
 fn is_negative(bytes: &[u8], start: usize) -> bool {
     let mut i = start;
     let mut before = || {

@@ -1,4 +1,4 @@
-//! What a verifier is made from: options, which its type reads, and what the run gives it.
+//! What a verifier is built from: its options, and the run's hooks.
 
 use crate::interrupt;
 use crate::recipe::read_settings;
@@ -18,23 +18,23 @@ pub struct Given<'a> {
     pub verifier: &'static str,
     /// Its options.
     pub options: &'a Map<String, Value>,
-    /// What the run gives a verifier with processes of its own.
+    /// The run's hooks, for verifiers with processes.
     pub hooks: &'a Hooks,
 }
 
 impl Given<'_> {
-    /// The options as their type; what the type does not allow is refused.
+    /// The options as their type; other values are an error.
     pub fn read<T: DeserializeOwned + JsonSchema>(&self) -> Result<T> {
         read_settings(self.verifier, self.options)
     }
 }
 
-/// Where a verifier with processes of its own says things, and who may end its waits.
+/// Log and interrupt of verifiers with processes.
 #[derive(Clone, Debug)]
 pub struct Hooks {
-    /// Takes what user code prints.
+    /// Receives the output of user code.
     pub warnings: Warnings,
-    /// Ends waits when it is raised; the process's own unless a test gives another.
+    /// Ends waits when raised; the process's flag, except in tests.
     pub interrupt: Arc<AtomicBool>,
 }
 
@@ -45,7 +45,7 @@ impl Default for Hooks {
 }
 
 impl Hooks {
-    /// The receiver of each line that a worker prints.
+    /// The receiver of a worker's output lines.
     pub fn prints(&self) -> WorkerLog {
         let warnings = self.warnings.clone();
         Arc::new(move |worker, line| warnings.print(worker, line))

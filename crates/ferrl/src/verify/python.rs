@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "python",
     about: "functions of a Python file, in supervised worker processes",
@@ -28,19 +28,19 @@ struct Options {
     file: String = String::new(),
     /// The function to call; "reward" by default.
     function: Option<String> = None,
-    /// Several functions to call instead, whose rewards are added.
+    /// Several functions instead of one; their rewards are added.
     functions: Option<Vec<String>> = None,
-    /// What each function's reward is multiplied by; 1 by default.
+    /// Weight of each function's reward; 1 by default.
     weights: Option<Vec<f64>> = None,
-    /// Processes; each holds a Python and whatever the file imports. [1, 256]
+    /// Worker processes, each with a Python interpreter and the file's imports. [1, 256]
     workers: usize = 1,
-    /// Samples per call; 0 shares a batch out among the workers.
+    /// Completions per call; 0 divides a batch evenly among the workers.
     batch: usize = 0,
-    /// Seconds a call may take. [0.001, 1000000]
+    /// Maximum seconds per call. [0.001, 1000000]
     timeout: f64 = 30.0,
-    /// Seconds that loading the file may take. [0.001, 1000000]
+    /// Maximum seconds to load the file. [0.001, 1000000]
     start_timeout: f64 = 120.0,
-    /// The Python to run it.
+    /// The Python interpreter.
     python: String = "python3".into(),
 }
 }
@@ -52,7 +52,7 @@ pub struct Python {
     weights: Vec<f64>,
     batch: usize,
     metrics: Mutex<Vec<(String, f64)>>,
-    /// Names of arguments that every function can be called with.
+    /// Arguments that every function may have.
     bound: Mutex<HashSet<Vec<String>>>,
 }
 
@@ -81,7 +81,7 @@ impl Python {
         Python::with(workers, weights, options.batch)
     }
 
-    /// One over these workers, with a weight for each of their functions.
+    /// A verifier with these workers and a weight for each of their functions.
     pub fn with(workers: WorkerOptions, weights: Vec<f64>, batch: usize) -> Result<Self> {
         let functions = workers.functions.clone();
         if functions.is_empty() || weights.len() != functions.len() {
@@ -97,7 +97,7 @@ impl Python {
         &self.pool
     }
 
-    /// Every function's answers for every sample, function by function.
+    /// Calls every function with all samples; results by function.
     fn call(&self, samples: &[Sample<'_>], ends: Option<&[Vec<usize>]>, at: Progress) -> Vec<Called> {
         let size = match self.batch {
             0 => samples.len().div_ceil(self.pool.workers()).max(1),
@@ -140,8 +140,8 @@ impl Python {
 }
 
 /// TRL's keyword arguments: prompts, completions, their tokens, every column as a list, and the trainer's state. A
-/// conversation is a list of messages, and so is the completion of one. Where steps are rewarded, also `steps`, the texts of
-/// each completion's steps.
+/// conversation is a list of messages, and so is its completion. With process rewards also `steps`, the texts of each
+/// completion's steps.
 fn arguments(samples: &[Sample<'_>], ends: Option<&[Vec<usize>]>, at: Progress) -> Arguments {
     let mut columns = Map::new();
     let list = |of: &dyn Fn(&Sample<'_>) -> Value| Value::Array(samples.iter().map(of).collect());
@@ -183,7 +183,7 @@ fn texts(text: &str, ends: &[usize]) -> Value {
     Value::Array(ends.iter().map(part).collect())
 }
 
-/// Names that no column of the data can take.
+/// Argument names that columns cannot have.
 const OWN: [&str; 5] = ["prompt", "completion", "prompts", "completions", "completion_ids"];
 
 impl Verifier for Python {
@@ -209,11 +209,11 @@ impl Verifier for Python {
     fn scores_steps(&self) -> bool {
         true
     }
-    /// As the functions say; a number for a completion stands at its end.
+    /// Rewards of the functions; a number for a whole completion is the reward of its last step.
     fn score_steps(&self, samples: &[Sample<'_>], ends: &[Vec<usize>], at: Progress) -> Result<Vec<Outcome>> {
         Ok(self.outcomes(samples, Some(ends), at))
     }
-    /// The functions are not called: only whether they could be, with the columns of this row.
+    /// Checks the arguments of the functions against the columns of this row, without calling them.
     fn check(&self, sample: &Sample<'_>) -> Result<()> {
         let own = ["truncated", "prompts", "completions", "completion_ids", "steps"];
         let columns = sample.columns.names().into_iter().filter(|name| !OWN.contains(name));
@@ -243,8 +243,8 @@ impl Python {
         (0..samples.len()).map(|i| self.outcome(&mut called, i)).collect()
     }
 
-    /// What the functions say of a sample together. One that gives no reward for it leaves it to the others; one that failed
-    /// leaves the sum unknown.
+    /// The sum of the functions' rewards of a sample. A function without a reward for it is left out; a failed one makes it
+    /// lost.
     fn outcome(&self, called: &mut [Called], i: usize) -> Outcome {
         let mut score = Score::default();
         for ((name, weight), called) in self.functions.iter().zip(&self.weights).zip(called) {

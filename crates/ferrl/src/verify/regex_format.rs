@@ -1,24 +1,24 @@
-//! The shape of a completion as a regular expression (linear time whatever the pattern).
+//! Regular expressions, matched in linear time for any pattern.
 
 use super::{Entry, Sample, Score, Verifier};
 use ferrl_engine::{Error, Result};
 use regex::{Regex, RegexBuilder};
 use schemars::schema_for;
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "regex",
-    about: "1 when the completion matches a regular expression, otherwise 0",
+    about: "1 if the completion matches a regular expression, otherwise 0",
     schema: || schema_for!(Options),
     build: |given| Ok(Box::new(RegexFormat::new(given.read()?)?)),
 };
 
 with_defaults! {
 struct Options {
-    /// The expression; a dot also matches a line's end.
+    /// The regular expression; a dot also matches a line break.
     #[schemars(extend("required" = true))]
     pattern: String = String::new(),
-    /// It must match the whole completion, trimmed.
+    /// Whether it must match the whole (trimmed) completion.
     whole: bool = true,
 }
 }
@@ -31,7 +31,7 @@ pub struct RegexFormat {
 impl RegexFormat {
     fn new(Options { pattern, whole }: Options) -> Result<Self> {
         let build = |p: &str| RegexBuilder::new(p).dot_matches_new_line(true).size_limit(1 << 20).build();
-        // Alone first: inside the group a stray parenthesis could pass for another expression.
+        // Compiled alone first: within the group a stray parenthesis could change its meaning.
         let regex = build(&pattern)
             .and_then(|alone| if whole { build(&format!(r"\A(?:{pattern})\z")) } else { Ok(alone) });
         let regex = regex.map_err(|e| Error::usage(format!("pattern {pattern:?}: {e}")).at(ENTRY.name))?;

@@ -1,10 +1,10 @@
-//! Which part of a completion is its answer, for verifiers of texts.
+//! Extraction of the answer from a completion, for verifiers of texts.
 
 use super::last_answer;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where the answer stands.
+/// Where the answer is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum TakeText {
@@ -19,11 +19,11 @@ pub(super) enum TakeText {
     Whole,
 }
 
-/// What a completion must contain for an answer in a tag.
+/// Texts that a completion with an answer tag must contain.
 pub(super) const TAG: &[&str] = &["<answer>", "</answer>"];
 
 impl TakeText {
-    /// The answer, trimmed; none where its tag or line is missing.
+    /// The answer, trimmed; `None` if its tag or line is missing.
     pub fn from(self, completion: &str) -> Option<&str> {
         match self {
             TakeText::Auto => last_answer(completion).or(Some(completion.trim())),
@@ -33,7 +33,7 @@ impl TakeText {
         }
     }
 
-    /// What a completion must contain.
+    /// Texts that the completion must contain.
     pub fn reads(self) -> &'static [&'static str] {
         if self == TakeText::Answer { TAG } else { &[] }
     }

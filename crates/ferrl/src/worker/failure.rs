@@ -77,8 +77,8 @@ impl fmt::Display for FailureKind {
         match self {
             FailureKind::Exited(status) => write!(f, "the worker ended ({status})"),
             FailureKind::TimedOut(limit) => write!(f, "no answer within {:.1} s", limit.as_secs_f64()),
-            FailureKind::Garbage(text) => write!(f, "the worker answered garbage: {text:?}"),
-            FailureKind::TooLong(limit) => write!(f, "the worker answered with a line of over {limit} bytes"),
+            FailureKind::Garbage(text) => write!(f, "the worker's reply is not valid: {text:?}"),
+            FailureKind::TooLong(limit) => write!(f, "the worker's reply exceeds {limit} bytes"),
             FailureKind::Memory { size, limit } => {
                 write!(f, "its process has {} MiB of memory, {} MiB at most", size >> 20, limit >> 20)
             }
@@ -87,7 +87,7 @@ impl fmt::Display for FailureKind {
                 write!(f, "it raised {} ({place})", trace.trim_end().lines().last().unwrap_or(""))
             }
             FailureKind::NonFinite(value) if value.parse().is_ok_and(f64::is_finite) => {
-                write!(f, "it returned {value}; a reward is a number of 32 bits, {:e} at most", f32::MAX)
+                write!(f, "it returned {value}, which overflows f32, whose maximum is {:e}", f32::MAX)
             }
             FailureKind::NonFinite(value) => write!(f, "it returned {value}"),
             FailureKind::Contract { got, expected } => write!(f, "got {got}, expected {expected}"),

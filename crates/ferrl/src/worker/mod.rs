@@ -203,7 +203,7 @@ impl WorkerPool {
         &self.options.file
     }
 
-    /// What has happened so far.
+    /// Counts of calls and failures.
     pub fn counts(&self) -> PoolCounts {
         let read = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let Counters { calls, retries, restarts, failures, stale } = &self.counters;

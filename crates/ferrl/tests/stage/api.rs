@@ -70,11 +70,11 @@ fn mistakes_are_named() {
     says(Config { settings: vec!["optim.lrr=1".into()], ..config("dpo") }, pair(), "optim.lr");
     says(config("dpo"), vec![json!({ "prompt": "a", "chosen": "b" })], "dataset:1");
     says(config("dpo"), vec![json!("a")], "dataset:1");
-    says(config("grpo"), vec![json!({ "prompt": "a" })], "learns from rewards");
+    says(config("grpo"), vec![json!({ "prompt": "a" })], "needs rewards");
     let rows = vec![json!({ "prompt": "a" })];
     let mut trainer = Trainer::with_reward(config("grpo"), rows, |_: &Sample<'_>| f64::NAN).unwrap();
     let e = trainer.train(1).err().unwrap().to_string();
-    assert!(e.contains("function gave a reward of NaN"), "{e}");
+    assert!(e.contains("function returned a reward of NaN"), "{e}");
 }
 
 #[test]

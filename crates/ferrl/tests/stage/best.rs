@@ -89,8 +89,11 @@ fn patience_without_anything_to_wait_for_is_refused() {
     let model = model(dir.path());
     let rows = write(dir.path(), "rows.jsonl", "{\"prompt\": \"1 \", \"response\": \"one\"}\n");
     for (more, says) in [
-        ("checkpoint.patience = 1", "none is named"),
-        ("checkpoint = { patience = 1, metric = \"loss\", lower_is_better = true }", "none is named"),
+        ("checkpoint.patience = 1", "checkpoint.patience needs a metric of the evaluation"),
+        (
+            "checkpoint = { patience = 1, metric = \"loss\", lower_is_better = true }",
+            "checkpoint.patience needs a metric of the evaluation",
+        ),
         ("checkpoint = { patience = 1, metric = \"eval/pass@1\" }", "counts evaluations"),
         (
             "eval = { every = 1, split = 0.5 }\ncheckpoint = { patience = 1, metric = \"eval/loss\" }",

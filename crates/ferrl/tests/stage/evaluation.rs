@@ -132,7 +132,7 @@ fn evaluations_that_cannot_happen_are_refused() {
     let (model, data) = (model(dir.path()), write(dir.path(), "rows.jsonl", &rows(8)));
     for (more, says) in [
         ("eval.every = 2", "nothing to evaluate on"),
-        ("eval.split = 0.1", "never happens"),
+        ("eval.split = 0.1", "no evaluation runs"),
         ("eval = { split = 1.5, every = 1 }", "eval.split: expected"),
         ("eval = { split = 0.1, every = 1, data = \"x\" }", "held out already"),
         (

@@ -82,7 +82,7 @@ fn rows_that_do_not_fit_are_named() {
     let model = model(dir.path());
     let grouped = r#"{"prompt": "a", "completions": ["b", "c"], "rewards": [1, 0]}"#;
     for (second, says) in [
-        (r#"{"prompt": "a"}"#, "groups of answers"),
+        (r#"{"prompt": "a"}"#, "groups of completions"),
         (r#"{"prompt": "a", "completions": ["b", "c"], "rewards": [1]}"#, "rewards"),
         (r#"{"prompt": "a", "completions": ["b"], "rewards": [1]}"#, "1 completions"),
         (r#"{"prompt": "a", "completions": ["b", "c"], "rewards": {"x": [1, 0], "y": [1]}}"#, "rewards"),
@@ -97,13 +97,10 @@ fn rows_that_do_not_fit_are_named() {
     assert!(error.contains("rows.jsonl:2") && error.contains("not both"), "{error}");
     let data = write(dir.path(), "rows.jsonl", grouped);
     let error = fails(&model, &recipe(&data, "algo = \"grpo\"\nreward = \"countdown\""));
-    assert!(error.contains("bring their answers"), "{error}");
+    assert!(error.contains("the rows of data.train have completions"), "{error}");
     let alone = write(dir.path(), "prompts.jsonl", "{\"prompt\": \"a\"}\n");
     let error = fails(&model, &recipe(&alone, "algo = \"grpo\""));
-    assert!(
-        error.contains("reward: grpo learns from rewards") && error.contains("reward.0.verifier"),
-        "{error}"
-    );
+    assert!(error.contains("reward: grpo needs rewards") && error.contains("reward.0.verifier"), "{error}");
     let error = fails(&model, &recipe(&data, "algo = \"grpo\"\nrollout.max_lag = 1"));
     assert!(error.contains("rollout.max_lag"), "{error}");
 }

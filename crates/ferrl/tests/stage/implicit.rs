@@ -97,5 +97,5 @@ fn an_implicit_reward_without_a_reference_is_refused() {
          reward = [{{ model = {model:?}, options = {{ kind = \"implicit\" }} }}]\n"
     );
     let error = fails(&model, &recipe);
-    assert!(error.contains("measured against a reference"), "{error}");
+    assert!(error.contains("needs a reference model"), "{error}");
 }

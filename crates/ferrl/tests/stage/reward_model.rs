@@ -87,5 +87,5 @@ fn what_cannot_judge_is_refused() {
         "algo = \"grpo\"\ndata.train = {prompts:?}\ndata.max_length = 32\ntrain.steps = 1\nreward = [{{ model = {model:?} }}]\n"
     );
     let wrong = fails(&model, &recipe);
-    assert!(wrong.contains("a language model does not score answers"), "{wrong}");
+    assert!(wrong.contains("a language model has no score head"), "{wrong}");
 }

@@ -86,7 +86,8 @@ fn a_search_that_cannot_be_is_refused() {
     let systems = "options = { expander = \"iid_with_different_system_message\", systems = [\"a\"] }";
     let error = with("\"vineppo\"", &format!("strategy = \"mcts\", {systems}"));
     assert!(
-        error.contains("no completions of the prompt") && error.contains("expander = \"iid\""),
+        error.contains("completions with other system messages cannot be trained on")
+            && error.contains("expander = \"iid\""),
         "{error}"
     );
     let error = with("\"vineppo\"", "strategy = \"mcts\", options = { evaluate = \"score\" }");

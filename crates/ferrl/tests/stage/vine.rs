@@ -207,7 +207,7 @@ fn what_cannot_be_continued_is_refused() {
     let graded = r#"{"prompt": "a", "completions": ["b", "c"], "rewards": [1, 0]}"#;
     let given = write(dir.path(), "given.jsonl", graded);
     let error = fails(&model, &recipe(&given, "samples = 2").replace("reward = \"exact\"\n", ""));
-    assert!(error.contains("completions that are given have no values"), "{error}");
+    assert!(error.contains("values of steps need sampled completions"), "{error}");
     for (more, words) in [
         ("algo.vine.add = 2", "belong to vine.interval"),
         ("algo.vine = { interval = 0.1, max_samples = 5 }", "below vine.samples"),

@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What is asked for, the rows printed so far, and what went wrong.
+/// Selected checks, the rows printed so far, and the failures.
 struct CheckTable<'a> {
     only: &'a str,
     rows: usize,
@@ -32,7 +32,7 @@ impl CheckTable<'_> {
         name.contains(self.only)
     }
 
-    /// One line for a group of questions that is asked for, then one for each that failed.
+    /// Runs a group of checks if selected; prints a line for the group and one for each failure.
     fn ask(
         &mut self,
         name: &str,
@@ -42,7 +42,7 @@ impl CheckTable<'_> {
         outcomes.iter().filter(|o| !o.is_right()).take(8).try_for_each(Self::line)
     }
 
-    /// The same for questions of different kinds, of which none stands for the others.
+    /// The same for checks of different kinds, with a line for each.
     fn ask_each(
         &mut self,
         name: &str,
@@ -73,7 +73,7 @@ impl CheckTable<'_> {
             ))?;
         }
         self.rows += 1;
-        // An error is one failure, and its own line.
+        // An error counts as one failure, with its own line.
         if let Err(e) = questions(&mut outcomes) {
             self.failures += 1;
             print(&format!("{name}: {e}\n"))?;
@@ -141,7 +141,7 @@ pub fn run(
     }
 }
 
-/// Whole training runs; without one that is asked for, not even their folder is made.
+/// Whole training runs; creates no folder if none is selected.
 fn curve_checks(cpu: &Arc<dyn Backend>, card: &Arc<dyn Backend>, table: &mut CheckTable<'_>) -> Result<()> {
     let mut cases = Curves::cases()?;
     cases.retain(|c| table.wants(&c.name));
@@ -152,7 +152,7 @@ fn curve_checks(cpu: &Arc<dyn Backend>, card: &Arc<dyn Backend>, table: &mut Che
     cases.iter().try_for_each(|case| table.ask_each(&case.name, |out| curves.check(cpu, card, case, out)))
 }
 
-/// Odd sizes, which take the plain ways; and even ones, which take the fast ways.
+/// Odd sizes, which use the general kernels, and even ones, which use the fast kernels.
 fn sizes(family: &'static str) -> Vec<(&'static str, InitOptions)> {
     let make = |hidden: usize, heads: usize, kv_heads: usize, ffn: usize, vocab: usize| {
         let mut init = InitOptions {
@@ -211,11 +211,11 @@ fn family_checks(
     dtype: DType,
     out: &mut Vec<CheckOutcome>,
 ) -> Result<()> {
-    // Log-probabilities beside the CPU's.
+    // Log-probabilities against the CPU's.
     let batch_of = |seed| batch(init.vocab, seed);
     let routed = init.build()?.0.experts.is_some();
     let all = InitOptions { experts: Some(4), experts_per_token: Some(4), ..init.clone() };
-    // Where two experts are nearly as probable, devices that round differently choose differently: beside the CPU's, every
+    // Rounding decides between two experts of nearly equal probability: for the comparison with the CPU, every
     // expert has every token.
     let near = if routed { &all } else { init };
     let (here, there) = (model(cpu, near, dtype)?, model(card, near, dtype)?);
@@ -226,13 +226,13 @@ fn family_checks(
     let limit = if dtype == DType::Bf16 { 0.1 } else { 1e-4 };
     out.push(outcome("logp", far(&got.logp, &want.logp), limit));
     out.push(outcome("entropy", far(&got.entropy, &want.entropy), limit));
-    // The curve of fifty steps beside the CPU's.
+    // The loss curve of fifty steps against the CPU's.
     let (here, _) = curve(here, &batch_of(0), 50)?;
     let (there, mut trained) = curve(there, &batch_of(0), 50)?;
     let drop = here[0] - here[49];
     let worst = largest(here.iter().zip(&there).map(|(a, b)| (a - b).abs()));
     out.push(outcome("curve of 50 steps", worst / drop, if dtype == DType::Bf16 { 0.05 } else { 2e-3 }));
-    // Twice the same bits.
+    // A second run has the same bits.
     let (again, _) = curve(model(card, near, dtype)?, &batch_of(0), 50)?;
     let other = there.iter().zip(&again).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
     out.push(outcome("curve again", other as f64, 0.0));
@@ -263,8 +263,8 @@ fn step(trainer: &mut ModelTrainer, batch: &Batch) -> Result<f64> {
     Ok(loss)
 }
 
-/// A hundred times sampling and training in turn: what was sampled is scored to the same bits, memory stays flat. Then
-/// the same turn again and again, which asks the system for no memory.
+/// Alternates sampling and training a hundred times: sampled log-probabilities are recomputed to the same bits, memory does not
+/// grow. Then repeats one such turn, which must not allocate memory.
 fn switches(
     card: &Arc<dyn Backend>,
     mut trainer: ModelTrainer,
@@ -281,7 +281,7 @@ fn switches(
         last = card.memory().0;
     }
     out.push(outcome("sampled and recomputed logp, other bits", different as f64, 0.0));
-    // Lists of the last batch's rows may be a little longer. The least that is lost at every turn is 80 x 512 bytes.
+    // Lists of the last batch's rows may be a little longer. The smallest leak per turn would be 80 x 512 bytes.
     out.push(outcome("memory after 100 switches, bytes more", last.abs_diff(first) as f64, 16384.0));
     let asked = || card.memory_report().map_or(0, |r| r.asked);
     let mut before = 0;
@@ -295,7 +295,7 @@ fn switches(
     Ok(())
 }
 
-/// Samples, scores what was sampled and trains on it; how many log-probabilities were sampled with other bits.
+/// Samples, scores and trains on the completions; returns the number of log-probabilities whose bits differ.
 fn turn(sampler: &mut Sampler, trainer: &mut ModelTrainer, vocab: usize, turn: u32) -> Result<usize> {
     let temperature = [1.0, 0.7, 1.6][turn as usize % 3];
     let requests: Vec<GenerationRequest> = (0..6u32)

@@ -1,4 +1,4 @@
-//! `ferrl bench decode`: many sequences at once.
+//! `ferrl bench decode`: greedy decoding of a batch of sequences.
 
 use super::measured::MeasuredModel;
 use super::report::{self, TimedWork};
@@ -8,20 +8,20 @@ use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::{Error, Result};
 
-/// Greedy decoding of many sequences at once
+/// Greedy decoding of a batch of sequences
 ///
-/// One time is the greedy completion of all prompts, their computation included; tokens are the new ones.
+/// Each measurement decodes all prompts greedily, prefill included; tokens are the new ones.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: MeasuredModel,
-    /// Sequences that are decoded together; several numbers, such as `1,16,64`, are measured one after the other
+    /// Decode batch size: number of sequences; several, such as `1,16,64`, are measured one after the other
     #[arg(long, value_name = "N", default_value = "32", value_delimiter = ',', value_parser = size::<65536>)]
     batch: Vec<usize>,
-    /// Tokens of a prompt
+    /// Tokens per prompt
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = size::<{ 1 << 20 }>)]
     prompt: usize,
-    /// New tokens of a sequence
+    /// New tokens per sequence
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = size::<{ 1 << 20 }>)]
     new: usize,
     #[command(flatten)]
@@ -61,7 +61,7 @@ fn measure(args: &Args, model: &Model, batch: usize) -> Result<()> {
     let requests: Vec<GenerationRequest> = (0..batch).map(request).collect();
     let mut sampler = Sampler::new(model, CacheOptions::fit(model, batch, length))?;
     let mut once = || {
-        sampler.invalidate(); // prompts are computed each time
+        sampler.invalidate(); // every measurement includes the prefill
         let out = sampler.generate(model, requests.clone())?;
         match out.iter().find(|c| c.ids.len() != args.new) {
             Some(c) => {

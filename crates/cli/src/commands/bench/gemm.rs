@@ -1,4 +1,4 @@
-//! `ferrl bench gemm`: matrix products, with weights packed beforehand as they are in training and decoding.
+//! `ferrl bench gemm`: matrix products with packed weights, as in training and decoding.
 
 use super::HowArgs;
 use super::report::{median, serve, spread};
@@ -19,7 +19,7 @@ use std::time::Instant;
 /// tn is x[K,M] transposed times y[K,N] (its weight gradient, into an f32 sum; packing is timed).
 #[derive(clap::Args)]
 pub struct Args {
-    /// Which shapes
+    /// Shapes to measure
     #[arg(long, value_enum, default_value = "all")]
     table: GemmTable,
     /// Number format [default: both]
@@ -34,7 +34,7 @@ pub struct Args {
     /// Leave out shapes whose N times K is larger
     #[arg(long, value_name = "N", default_value_t = 1 << 40, hide_default_value = true, value_parser = crate::options::size::<{ 1 << 40 }>)]
     max_elements: usize,
-    /// Seconds that a measurement lasts at least
+    /// Minimum duration of a measurement in seconds
     #[arg(long, value_name = "S", default_value_t = 0.05, value_parser = crate::options::above_zero)]
     window: f32,
     #[command(flatten)]
@@ -207,7 +207,7 @@ fn measure(b: &dyn Backend, s: GemmShape, dtype: DType, count: usize, window: f6
     })
 }
 
-/// Seconds of one product, averaged over enough of them to fill the window.
+/// Seconds of one product, averaged over a window of products.
 fn timed(
     b: &dyn Backend,
     count: usize,
@@ -232,7 +232,7 @@ fn timed(
     Ok(seconds)
 }
 
-/// Numbers between -1 and 1 without a pattern that matters.
+/// Pseudo-random numbers between -1 and 1.
 pub(super) fn noise(b: &dyn Backend, dtype: DType, len: usize) -> Result<Buffer> {
     let mut buffer = b.alloc(dtype, len)?;
     let mut state = 0x9E37_79B9u32;

@@ -1,4 +1,4 @@
-//! The model that `ferrl bench train` and `ferrl bench decode` measure: a random one of some shape, or one on disk.
+//! The model of `ferrl bench train` and `ferrl bench decode`: a random one, or one on disk.
 
 use super::{ModelUse, ShapeArgs};
 use crate::machine::ensure_memory_of;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub struct MeasuredModel {
     #[command(flatten)]
     shape: ShapeArgs,
-    /// Model directory to measure, in place of a random model; a large one is read sooner than it is made
+    /// Model directory to measure instead of a random model; reading a large model is faster than initialising one
     #[arg(long, value_name = "DIR", conflicts_with_all = [
         "hidden", "layers", "heads", "kv_heads", "head_dim", "family", "inter", "experts", "experts_per_token", "expert_inter",
         "vocab", "untied",
@@ -23,7 +23,7 @@ pub struct MeasuredModel {
 }
 
 impl MeasuredModel {
-    /// Makes or reads it; refused where the device has no room for its weights.
+    /// Initialises or reads the model; an error if the device has no memory for its weights.
     pub fn load(
         &self,
         device: Arc<dyn Backend>,

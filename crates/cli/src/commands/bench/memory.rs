@@ -1,4 +1,4 @@
-//! `ferrl bench memory`: what each rank of a recipe takes at its peak, part by part, beside what the plan says.
+//! `ferrl bench memory`: peak memory of each rank of a recipe, part by part, next to the plan.
 
 use super::scratch::ScratchDir;
 use crate::machine::peak_rss_mib;
@@ -18,21 +18,21 @@ use std::path::{Path, PathBuf};
 
 /// Planned and measured memory of each rank of a recipe
 ///
-/// Takes the recipe's first steps and prints, for each rank, bytes by part: what the plan says, and what was there when the rank's buffers
-/// were most. What lies outside of buffers (program, tokenizer, messages between ranks, memory kept for reuse) is the rest of the
-/// process's largest resident size. Alone it measures one process; ranks are started by `ferrl launch -n N -- bench memory`.
+/// Runs the recipe's first steps and prints, for each rank and part, the planned bytes and the bytes at the peak of its buffers.
+/// Memory outside of buffers (program, tokenizer, messages between ranks, memory kept for reuse) is the rest of the process's peak
+/// resident size. Measures one process; `ferrl launch -n N -- bench memory` measures N ranks.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The recipe, a TOML file; of its stages the first is measured
+    /// The recipe, a TOML file; its first stage is measured
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
-    /// Changes to it, as for `ferrl train`
+    /// Overrides, as for `ferrl train`
     #[arg(value_name = "CHANGE")]
     changes: Vec<String>,
-    /// Steps to take
+    /// Number of steps
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     steps: usize,
-    /// Fail where a rank takes this many per cent more or less than planned
+    /// Fail if a rank's peak differs from the plan by more than this many percent
     #[arg(long, value_name = "PERCENT", value_parser = above_zero)]
     within: Option<f32>,
     /// One line of JSON instead of a table
@@ -40,12 +40,12 @@ pub struct Args {
     json: bool,
 }
 
-/// What a rank took.
+/// Memory of a rank.
 #[derive(Serialize, Deserialize)]
 struct Measured {
-    /// Bytes of buffers when they were most, by [`Purpose`].
+    /// Bytes of buffers at their peak, by [`Purpose`].
     buffers: Vec<usize>,
-    /// Largest resident size of the process, or of a card.
+    /// Peak resident size of the process, or peak memory of a card.
     peak: usize,
 }
 
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     let rank = ranks.rank();
     let shown = done.and_then(|(parts, all)| if rank == 0 { show(args, &parts, &all) } else { Ok(()) });
     ranks.finish();
-    if rank == 0 { shown } else { Ok(()) } // rank 0 says what is wrong
+    if rank == 0 { shown } else { Ok(()) } // rank 0 reports the error
 }
 
 fn measure(args: &Args, ranks: &Ranks) -> Result<(Vec<MemoryPart>, Vec<Measured>)> {
@@ -97,7 +97,7 @@ fn take_steps(args: &Args, ranks: &Ranks, recipe: Recipe, dir: &Path) -> Result<
     Ok(Measured { buffers, peak: device.memory_report().map_or(resident, |report| report.most) })
 }
 
-/// What a part of a plan is for; none where it is not in buffers.
+/// The purpose of the buffers of a part of the plan; `None` if it is outside of buffers.
 fn purpose(part: &MemoryPart) -> Option<Purpose> {
     match part.name {
         "gradients" | "leaving" => Some(Purpose::Gradients),
@@ -130,7 +130,7 @@ fn show(args: &Args, parts: &[MemoryPart], all: &[Measured]) -> Result<()> {
     let worst = all.iter().map(|m| off(m).abs()).fold(0.0, f64::max);
     match args.within {
         Some(within) if worst > f64::from(within) => Err(Error::resource(format!(
-            "a rank takes {worst:.1} % more or less than planned, expected {within} % at most"
+            "a rank's peak differs from the plan by {worst:.1} %, expected {within} % at most"
         ))),
         _ => Ok(()),
     }

@@ -46,14 +46,14 @@ pub struct Args {
     /// Threads of the CPU [default: all cores]
     #[arg(long, value_name = "N", requires = "check", value_parser = size::<1024>)]
     threads: Option<usize>,
-    /// Folder of reference models with results of another library, to compare with: crates/engine/tests/fixtures in the
-    /// source of this version
+    /// Folder of reference models with results of transformers to compare with: crates/engine/tests/fixtures in the source
+    /// of this version
     #[arg(long, value_name = "DIR", requires = "check")]
     fixtures: Option<PathBuf>,
-    /// Check as well that this many ranks on the device leave the weights of one process, bit for bit
+    /// Also check that this many ranks on the device train to the same weights as one process, bit for bit
     #[arg(long, value_name = "N", requires = "check", value_parser = size::<64>)]
     ranks: Option<usize>,
-    /// Only checks whose name contains this
+    /// Run only checks whose name contains this
     #[arg(long, value_name = "TEXT", requires = "check", default_value = "", hide_default_value = true)]
     only: String,
 }
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// How often, and for whom.
+/// Repetitions and output format.
 #[derive(clap::Args)]
 struct HowArgs {
     /// Measurements after one warm-up
@@ -114,13 +114,13 @@ struct ShapeArgs {
     /// Key and value heads
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = size::<4096>)]
     kv_heads: usize,
-    /// Width of a head [default: the width divided by the heads]
+    /// Head dimension [default: hidden size / heads]
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
     head_dim: Option<usize>,
-    /// Family of the model; when left out, one with biases on queries, keys and values
+    /// Model family [default: one with biases on queries, keys and values]
     #[arg(long, value_name = "NAME")]
     family: Option<String>,
-    /// Inner width of the feed-forward network
+    /// Intermediate size of the feed-forward network
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = size::<{ 1 << 20 }>)]
     inter: usize,
     /// Experts of a layer, in a family that has them [default: 8]
@@ -129,7 +129,7 @@ struct ShapeArgs {
     /// Experts per token [default: 2]
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
     experts_per_token: Option<usize>,
-    /// Inner width of an expert [default: that of the network divided by the experts per token]
+    /// Intermediate size of an expert [default: that of the feed-forward network / experts per token]
     #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
     expert_inter: Option<usize>,
     /// Size of the vocabulary
@@ -143,15 +143,15 @@ struct ShapeArgs {
 /// The adapter that is trained instead of the weights.
 #[derive(clap::Args)]
 struct LoraArgs {
-    /// Train an adapter of this rank on all linear layers (LoRA), and not the weights
+    /// Train a LoRA adapter of this rank on all linear layers instead of the weights
     #[arg(long, value_name = "R", value_parser = size::<65536>)]
     lora: Option<usize>,
-    /// Where the weights under the adapter are
+    /// Where the adapted weights are stored: device, host, or nf4 (4-bit)
     #[arg(long, value_name = "WHERE", requires = "lora", default_value = "device", value_parser = BASES)]
     base: String,
 }
 
-/// As `adapter.base` has them.
+/// The adapter's options, as in a recipe.
 const BASES: [&str; 3] = ["device", "host", "nf4"];
 
 impl LoraArgs {
@@ -171,7 +171,7 @@ impl LoraArgs {
 }
 
 impl ShapeArgs {
-    /// Makes the random model for sequences of this length; refused where the device has no room for its weights.
+    /// Options of the random model for sequences of this length; an error if the device has no memory for its weights.
     fn init(&self, device: &dyn Backend, context: usize, bytes: usize) -> Result<InitOptions> {
         let family = self.family.clone().or_else(|| measured_family().map(String::from));
         let family = family.ok_or_else(|| Error::usage("no family has the shape to measure"))?;
@@ -197,7 +197,7 @@ impl ShapeArgs {
         Ok(init)
     }
 
-    /// The random model; where all or most of it is frozen, as files of its compute type would hold it.
+    /// The random model; frozen weights are stored in its compute type.
     fn model(
         &self,
         device: Arc<dyn Backend>,
@@ -222,7 +222,7 @@ impl ShapeArgs {
     }
 }
 
-/// What a model is for.
+/// What the model is used for, which decides its memory.
 #[derive(Clone, Copy, PartialEq)]
 enum ModelUse {
     Decode,
@@ -240,13 +240,13 @@ impl ModelUse {
         }
     }
 
-    /// Bytes that a device needs for a weight: as it is read, its master or base, its gradient and moments.
+    /// Bytes of device memory per weight: compute copy, master or base, gradient and moments.
     fn bytes(self, device: &dyn Backend, dtype: DType) -> usize {
         let shared = device.rounds_masters() && dtype == DType::Bf16;
         match self {
             ModelUse::Decode if shared => 2,
             ModelUse::Adapt if shared => 4,
-            // At least: its moments may be elsewhere.
+            // A lower bound: the moments may be offloaded.
             ModelUse::Train if shared => 8,
             ModelUse::Decode => 8,
             ModelUse::Adapt => 12,
@@ -255,7 +255,7 @@ impl ModelUse {
     }
 }
 
-/// Multiply-adds of one token's forward pass that sees `context` tokens, counted as two operations each.
+/// FLOPs of one token's forward pass with `context` tokens of attention; a multiply-add is two.
 fn forward_flops(config: &ModelConfig, context: f64) -> f64 {
     let attention = config.hidden * (config.qkv_width() + config.attention_width());
     let network = |layer| match config.experts_of(layer) {
@@ -267,7 +267,7 @@ fn forward_flops(config: &ModelConfig, context: f64) -> f64 {
     2.0 * products + 4.0 * context * (config.layers * config.attention_width()) as f64
 }
 
-/// The family that the peers are measured with: gated, with biases on queries, keys and values.
+/// The family used to compare with other libraries: gated, with biases on queries, keys and values.
 fn measured_family() -> Option<&'static str> {
     let fits =
         |c: &ModelConfig| c.qkv_bias && c.activation.is_gated() && c.qk_norm.is_none() && !c.post_norms;

@@ -1,4 +1,4 @@
-//! Small models of every family against what another library computed with them: `ferrl bench --check --fixtures`.
+//! `ferrl bench --check --fixtures`: small models of every family against results of transformers.
 
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, GenerationRequest, Generator, Sampler, SamplingParams};
@@ -12,16 +12,16 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Largest error of numbers around one in f32.
+/// Maximum error in f32 of numbers around one.
 const CLOSE: f64 = 1e-4;
-/// In bf16, the worst error and the root of the mean square error that are allowed in any case, and how many times those of the other library
-/// in bf16: the worst of a few hundred numbers is a matter of chance where two round in another order, their mean square is not.
+/// Limits in bf16 of the largest and the root-mean-square error: the larger of an absolute value and a multiple of transformers' own
+/// error in bf16. The largest of a few hundred errors varies with the order of rounding, their mean square does not.
 const CLOSE_BF16: [f64; 2] = [2e-2, 5e-3];
 const TIMES_THEIRS: [f64; 2] = [2.0, 1.5];
 
-/// Folders of reference models, and how far bf16 is off in the other library, by folder name.
+/// Folders of reference models, and transformers' errors in bf16 by folder name.
 pub struct Fixtures {
-    /// In order.
+    /// Sorted by name.
     pub models: Vec<PathBuf>,
     bf16: Value,
 }
@@ -40,7 +40,7 @@ fn json(path: &Path) -> Result<Value> {
 }
 
 impl Fixtures {
-    /// Those in a folder.
+    /// Opens the reference models of a folder.
     pub fn open(dir: &Path) -> Result<Self> {
         let bf16 = json(&dir.join("bf16_errors.json"))?;
         let entries = std::fs::read_dir(dir.join("models")).into_iter().flatten().flatten();
@@ -53,7 +53,7 @@ impl Fixtures {
         Ok(Fixtures { models, bf16 })
     }
 
-    /// Everything about one of them.
+    /// Checks one reference model.
     pub fn check(&self, card: &Arc<dyn Backend>, dir: &Path, out: &mut Vec<CheckOutcome>) -> Result<()> {
         let reference = PeerOutput::read(dir)?;
         let name = dir.file_name().map_or(String::new(), |n| n.to_string_lossy().into_owned());
@@ -72,14 +72,14 @@ fn load(card: &Arc<dyn Backend>, dir: &Path, dtype: DType) -> Result<Model> {
     Model::load(card.clone(), &ModelDir::open(dir)?, Options { dtype, training: true, context: 0 })
 }
 
-/// What the other library said.
+/// Reference results.
 struct PeerOutput {
     bytes: Vec<u8>,
     json: Value,
     path: PathBuf,
 }
 
-/// Differences beside the wanted number, or beside one where that is larger.
+/// Differences relative to the expected number, or to one where it is smaller.
 #[derive(Default)]
 struct Differences {
     worst: f64,
@@ -108,7 +108,7 @@ impl PeerOutput {
         Ok(PeerOutput { bytes: read(&path)?, json: json(&dir.join("reference.json"))?, path })
     }
 
-    /// Shape and bytes of a tensor, where it is there.
+    /// Shape and bytes of a tensor, if the file has it.
     fn tensor(&self, name: &str) -> Result<Option<(Vec<usize>, &[u8])>> {
         let file = SafeTensors::deserialize(&self.bytes)
             .map_err(|e| Error::data(format!("is not readable: {e}")).at(self.path.display()))?;
@@ -132,7 +132,7 @@ impl PeerOutput {
         self.json["kind"] == "sequence_classification"
     }
 
-    /// Log-probabilities and entropies, or scores; `limits` says of each kind how far the worst and the root of the mean square may be.
+    /// Log-probabilities and entropies, or scores; `limits` returns the largest and the root-mean-square error allowed of each.
     fn values(
         &self,
         model: &Model,
@@ -149,7 +149,7 @@ impl PeerOutput {
             let (mut start, mut far) = (0, Differences::default());
             for (k, ids) in sequences.iter().enumerate() {
                 let mut want = self.floats(&format!("{name}.{k}"))?.unwrap_or_default();
-                // Nothing follows the last token that could be predicted.
+                // The last token has no target.
                 want.truncate(ids.len() - usize::from(!self.gives_scores()));
                 far.add(&values[start..start + want.len()], &want);
                 start += ids.len();
@@ -165,7 +165,7 @@ impl PeerOutput {
         Ok(())
     }
 
-    /// The gradient of every tensor, beside its largest element.
+    /// The gradient of every tensor, relative to its largest element.
     fn gradients(&self, model: Model, out: &mut Vec<CheckOutcome>) -> Result<()> {
         let mut trainer = ModelTrainer::new(model, OptimizerOptions::default())?;
         let batch = Batch::of(self.sequences()?);

@@ -1,4 +1,4 @@
-//! `ferrl bench ranks`: several ranks against one process with as many threads, and the error of a simulation of it.
+//! `ferrl bench ranks`: training steps on several ranks against one process, and the error of a simulated step.
 
 use super::simulate::{Link, RankMesh, StepParts, link, part_of};
 use super::{ShapeArgs, micro_batches};
@@ -13,23 +13,24 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Training steps on several ranks against one process with as many threads
+/// Training steps on several ranks against one process with the same number of threads
 ///
-/// Ranks are threads of this process, each with a device of its own; started by `ferrl launch -n N -- bench ranks` they are processes under
-/// MPI, or with `--without-mpi` under NCCL. Prints which way gradients and weights travel, seconds a step, the time in which a rank waited for exchanges, and whether all left the same weights; then what a
-/// simulation of the step says, and its error: from the time that a rank's part of a micro-batch and an update take alone, and the latency
-/// and speed of exchanges. With `--split` also a step whose exchanges come in turn with what is computed.
+/// Ranks are threads of this process, each with its own device; with `ferrl launch -n N -- bench ranks` they are processes that
+/// communicate through MPI, or through NCCL with `--without-mpi`. Prints the transport, seconds per step, the time a rank waited for
+/// communication, and whether all end with the same weights. Then simulates the step from the time of a rank's micro-batch and
+/// update and from latency and bandwidth, and prints the simulation's error. With `--split` also a step whose communication does
+/// not overlap with computation.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     shape: ShapeArgs,
-    /// Number of ranks; that of `ferrl launch` where it has started this
+    /// Number of ranks; `ferrl launch` overrides it
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = size::<64>)]
     ranks: usize,
-    /// Sequences of a step
+    /// Sequences per step
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = size::<65536>)]
     batch: usize,
-    /// Tokens of a sequence
+    /// Tokens per sequence
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = size::<{ 1 << 20 }>)]
     seq: usize,
     /// Maximum number of tokens per micro-batch [default: one micro-batch for each rank]
@@ -41,13 +42,13 @@ pub struct Args {
     /// Split weights, moments and gradients over the ranks (ZeRO-3)
     #[arg(long)]
     split: bool,
-    /// Copies of the weights that ranks split [default: 1 with `--split`, one for each group of `--tp` ranks without]
+    /// Copies of the weights (hybrid sharding) [default: 1 with `--split`, one per group of `--tp` ranks without]
     #[arg(long, value_name = "N", value_parser = size::<64>)]
     copies: Option<usize>,
-    /// Ranks that share the features of every layer (tensor parallelism)
+    /// Tensor parallelism: ranks that share the features of every layer
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<64>)]
     tp: usize,
-    /// Ranks that share the tokens of a micro-batch (context parallelism)
+    /// Context parallelism: ranks that share the tokens of a micro-batch
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<64>)]
     sp: usize,
     /// One line of JSON instead of a table
@@ -57,18 +58,18 @@ pub struct Args {
     device: DeviceArgs,
 }
 
-/// Who takes the steps, and how.
+/// Ranks and layout of the measured steps.
 #[derive(Clone, Copy)]
 struct StepSetup<'a> {
     ranks: &'a Ranks,
-    /// How all ranks lie, also where this one computes alone.
+    /// Layout of all ranks, also when this one computes alone.
     mesh: RankMesh,
-    /// Whether exchanges go on while layers are computed.
+    /// Whether communication overlaps with computation.
     overlap: bool,
 }
 
 impl StepSetup<'_> {
-    /// Without other ranks, though they do the same meanwhile: cores and memory are shared as they are among ranks.
+    /// Without communication, while the other ranks do the same: cores and memory bandwidth are shared.
     fn alone(mesh: RankMesh) -> Self {
         StepSetup { ranks: Ranks::ALONE, mesh, overlap: true }
     }
@@ -82,9 +83,9 @@ struct Timing {
     /// Of one micro-batch.
     micro_batch: f64,
     update: f64,
-    /// Of making what products read of all weights.
+    /// Of forming the compute copies of all weights.
     forming: f64,
-    /// In which transfers from card to card were under way; none where there are no such.
+    /// During which transfers between cards were in progress; `None` without cards.
     cards: Option<f64>,
     /// Bytes that this rank sent in a step.
     sent: f64,
@@ -101,7 +102,7 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::usage("nothing to compare").fix("--ranks 2 and --seq 2 at least"));
     }
     let mesh = args.mesh(size)?;
-    // What one rank has: its share of the machine, unless told.
+    // Threads per rank: an equal part of the cores by default.
     let threads = args.device.threads.unwrap_or((cores() / size).max(1));
     let alone = StepSetup::alone(mesh);
     let share = |ranks: &Ranks| share(args, mesh, ranks, &|| args.device_with(threads, &opened));
@@ -126,7 +127,7 @@ pub fn run(args: &Args) -> Result<()> {
             _ => Ok(()),
         });
         opened.finish();
-        return if rank == 0 { shown } else { Ok(()) }; // rank 0 says what is wrong
+        return if rank == 0 { shown } else { Ok(()) }; // rank 0 reports the error
     }
     let whole = whole(&opened)?;
     let mut all = std::thread::scope(|scope| {
@@ -162,12 +163,12 @@ fn share(
     };
     let mut in_turn = mesh.layer_by_layer().then(|| own(false)).transpose()?;
     let mut steps = own(true)?;
-    // Most exchanges are among the ranks of a group.
+    // With groups most communication is within a group.
     let among = if mesh.team() > 1 { ranks.team(mesh.team()) } else { ranks.clone() };
     let probe = device()?;
     ranks.connect(&probe)?;
     let mut simulated = Vec::new();
-    // In turn, so that what else the machine does slows all of them down alike; the first round warms up.
+    // Alternating, so that other load on the machine affects all variants equally; the first round is a warm-up.
     for repeat in 0..=args.repeats {
         let link = link(&among, &probe)?;
         let all: [Option<&mut MeasuredSteps<'_>>; 4] =
@@ -189,9 +190,9 @@ fn share(
 
 /// What one rank measured.
 struct Share {
-    /// Without the others' gradients.
+    /// Without communication.
     part: Timing,
-    /// Where exchanges wait for what is computed and the other way round.
+    /// Without overlap of communication and computation.
     in_turn: Option<Timing>,
     timing: Timing,
     /// What each step is simulated from, and its seconds.
@@ -222,7 +223,7 @@ impl Args {
     }
 }
 
-/// MeasuredSteps of a random model, the same on every rank.
+/// Training steps of a random model, the same on every rank.
 struct MeasuredSteps<'a> {
     taken: StepSetup<'a>,
     trainer: ModelTrainer,
@@ -236,7 +237,7 @@ struct MeasuredSteps<'a> {
 }
 
 impl<'a> MeasuredSteps<'a> {
-    /// Of a model of this shape: the whole, or a rank's part of it, which has its part of the sequences.
+    /// Steps of a model of this shape: whole, or a rank's part of it with the rank's sequences.
     fn of(args: &Args, taken: StepSetup<'a>, shape: &ShapeArgs, device: Arc<dyn Backend>) -> Result<Self> {
         let StepSetup { ranks, mesh, overlap } = taken;
         let options = Options { dtype: args.device.dtype.dtype(), training: true, context: args.seq };
@@ -315,7 +316,7 @@ impl<'a> MeasuredSteps<'a> {
     }
 }
 
-/// Seconds of making what products read of all weights.
+/// Seconds of forming the compute copies of all weights.
 fn forming(model: &mut Model) -> Result<f64> {
     let mut seconds = Vec::new();
     for _ in 0..3 {
@@ -335,7 +336,7 @@ fn gradients(
     ranks: &Ranks,
     mesh: RankMesh,
 ) -> Result<Vec<f64>> {
-    // A group has the place of a rank.
+    // A group acts as one rank.
     let team = if ranks.is_alone() { 1 } else { mesh.team() };
     let (together, groups, own) = (ranks.team(team), ranks.size() / team, ranks.rank() / team);
     let mut seconds = Vec::new();
@@ -434,13 +435,13 @@ fn show(args: &Args, mesh: RankMesh, threads: usize, r: &RankResults) -> Result<
             format!("{what:<18}{:>14.4}{:>14.4}   {:016x}\n", t.step, t.exchange, t.hash)
         };
         let cards = timing.cards.map_or(String::new(), |seconds| {
-            format!("from card to card: {seconds:.4} s a step under way, slower ranks and what is computed meanwhile included\n")
+            format!("transfers between cards: {seconds:.4} s a step, including waits for slower ranks and overlapped computation\n")
         });
         let in_turn =
             in_turn.as_ref().map_or(String::new(), |t| line(&format!("{size} x {threads} in turn"), t));
         print(&format!(
             "training step: {}; {} x {} tokens; ranks are {}\n\n{:<18}{:>14}{:>14}   weights\n{}{}{in_turn}{}\n\
-             overhead of {size} ranks against one process with as many threads: {:.1} %\n\
+             overhead of {size} ranks against one process with the same number of threads: {:.1} %\n\
              a rank sends {:.1} MB a step in {} exchanges, at {:.2} GB/s and {:.0} us an exchange\n\
              {cards}simulated step: {simulated:.4} s, {:+.1} % off\n",
             args.shape.describe(),
@@ -464,6 +465,6 @@ fn show(args: &Args, mesh: RankMesh, threads: usize, r: &RankResults) -> Result<
     if equal {
         return Ok(());
     }
-    Err(Error::numerics("the ranks left other weights than one process")
+    Err(Error::numerics("the weights differ from those of one process")
         .fix("run `ferrl bench --check` on this device, and report it"))
 }

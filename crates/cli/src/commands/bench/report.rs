@@ -1,4 +1,4 @@
-//! Measures a piece of work and prints the result, or serves measurements to a peer's script.
+//! Measures a piece of work and prints the result, or serves measurements to a script.
 
 use super::HowArgs;
 use crate::machine::{START, peak_rss_mib};
@@ -11,21 +11,21 @@ use serde_json::{Value, json};
 use std::io::BufRead;
 use std::time::Instant;
 
-/// Something that is done again and again.
+/// Work that is measured repeatedly.
 pub struct TimedWork<'a> {
-    /// What is measured, for people.
+    /// Title of the measurement.
     pub title: String,
-    /// Tokens of one time.
+    /// Tokens per repetition.
     pub tokens: usize,
-    /// Operations of one time, known once it has been done.
+    /// FLOPs per repetition, known after the first.
     pub flops: &'a dyn Fn() -> f64,
-    /// Where it is done.
+    /// Device.
     pub device: &'a dyn Backend,
-    /// Its compute type.
+    /// Compute type.
     pub dtype: DType,
-    /// Does it once.
+    /// Runs one repetition.
     pub once: &'a mut dyn FnMut() -> Result<()>,
-    /// Seconds of its parts, each time that it was done.
+    /// Seconds of its parts, for each repetition.
     pub parts: &'a dyn Fn() -> Vec<(&'static str, Vec<f64>)>,
 }
 
@@ -42,7 +42,7 @@ pub fn run(how: &HowArgs, work: &mut TimedWork<'_>) -> Result<()> {
     let first = measure(work.once, 1, Some(&progress))?[0];
     let seconds = measure(work.once, how.repeats, Some(&progress))?;
     drop(progress);
-    // Of the measurements that count.
+    // Without the warm-up.
     let parts = (work.parts)().into_iter();
     let parts = parts.map(|(name, all)| (name, all[all.len() - how.repeats..].to_vec())).collect();
     let time = median(&seconds);
@@ -73,7 +73,7 @@ struct TimedResults {
     rates: Vec<f64>,
     rate: f64,
     gflops: f64,
-    /// GFLOP/s that the device reaches at most.
+    /// Peak GFLOP/s of the device.
     peak: f64,
     rss: f64,
     memory: f64,

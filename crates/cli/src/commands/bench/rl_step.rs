@@ -1,4 +1,4 @@
-//! `ferrl bench grpo`: whole steps of the loop, as `ferrl train` takes them.
+//! `ferrl bench grpo`: whole training steps, the same as in `ferrl train`.
 
 use super::report::{self, TimedWork};
 use super::scratch::ScratchDir;
@@ -21,7 +21,7 @@ use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Rows of the data set that is made: more than a few steps ask for.
+/// Rows of the generated data set: more than the measured steps use.
 const PROMPTS: usize = 256;
 
 /// The timed parts of a step, and their names in the training loop.
@@ -33,31 +33,32 @@ const PARTS: [(&str, &[&str]); 3] = [
 
 /// GRPO steps of a small random model: sample, reward, train
 ///
-/// One time is a whole step of the training loop: prompts are drawn, completions sampled and rewarded (for the letters
-/// "ab"), advantages and gradients computed, the parameters updated. No token ends a completion early. Tokens are the new ones.
+/// Each measurement is a whole step of the training loop: prompts are drawn, completions sampled and rewarded (for the letters
+/// "ab"), advantages and gradients computed, the parameters updated. All completions have the maximum length; tokens are the
+/// new ones.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     shape: ShapeArgs,
-    /// Prompts of a step
+    /// Prompts per step
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = size::<65536>)]
     prompts: usize,
     /// Completions per prompt
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = size::<65536>)]
     samples: usize,
-    /// Words of a prompt
+    /// Words per prompt
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = size::<{ 1 << 20 }>)]
     words: usize,
     /// New tokens per completion
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = size::<{ 1 << 20 }>)]
     new: usize,
-    /// Tokens trained on at once
+    /// Maximum number of tokens per micro-batch
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
     micro_batch: usize,
     #[command(flatten)]
     lora: LoraArgs,
-    /// Folder with the model, its tokenizer and the prompts; made if it does not exist, and kept. When left out, they
-    /// are made anew each time
+    /// Folder with the model, its tokenizer and the prompts; created if it does not exist, and kept [default: a temporary
+    /// folder]
     #[arg(long, value_name = "DIR")]
     files: Option<PathBuf>,
     /// KV cache in MiB; completions that do not fit are queued
@@ -70,7 +71,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Tokens that a prompt and its answer may have.
+    /// Maximum tokens of a prompt with its completion.
     fn context(&self) -> usize {
         16 * self.words + self.new
     }
@@ -81,7 +82,7 @@ pub fn run(args: &Args) -> Result<()> {
     let dtype = args.device.dtype.dtype();
     let device = args.device.open()?;
     let title = format!(
-        "GRPO step: {}{}; {} prompts x {} answers x {} tokens; {}, compute {}",
+        "GRPO step: {}{}; {} prompts x {} completions x {} tokens; {}, compute {}",
         args.shape.describe(),
         args.lora.describe(),
         args.prompts,
@@ -113,7 +114,7 @@ pub fn run(args: &Args) -> Result<()> {
             all.push(phases.iter().filter_map(|p| metrics.get(&format!("timing/{p}"))).sum());
         }
         let trained = (stage.num_tokens - before) as f64;
-        // Each prompt is read once for all of its answers; a trained token costs three forward passes.
+        // Prefill runs once per prompt; training a token costs three forward passes.
         let sampled = new as f64 + (trained - new as f64) / args.samples as f64;
         let context = trained / answers as f64 / 2.0;
         flops.set((sampled + 3.0 * trained) * forward_flops(&stage.policy.model.config, context));
@@ -133,25 +134,25 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn stage(args: &Args, dir: &Path, device: &Arc<dyn Backend>) -> Result<Stage> {
     let mut stage = setup::stage(recipe(args, dir)?, device.clone(), dir)?;
-    stage.skips_empty = false; // a step whose rewards happen to be equal is measured like any other
+    stage.skips_empty = false; // a step without learning signal takes the same time as any other
     let (asked, found) =
         (args.shape.init(&**device, args.context(), 0)?.build()?.0, &stage.policy.model.config);
     let shape = |c: &ModelConfig| (c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.ffn);
     if shape(&asked) != shape(found) || found.vocab < asked.vocab {
-        return Err(Error::usage("the model in this folder has another shape than the options ask for")
+        return Err(Error::usage("the model in this folder has another shape than the options")
             .at(dir.display())
             .fix("the options it was made with, or another --files"));
     }
     Ok(stage)
 }
 
-/// One step, and what it says about itself.
+/// One step and its metrics.
 fn step(stage: &mut Stage, args: &Args) -> Result<Metrics> {
     let metrics = stage.step()?.metrics;
     let get = |name: &str| metrics.get(name).unwrap_or(f64::NAN);
     let (length, gap) = (get("completions/mean_length"), get("sampling/sampling_logp_difference/max"));
     if length != args.new as f64 {
-        return Err(Error::model(format!("answers have {length} tokens, expected {}", args.new)));
+        return Err(Error::model(format!("completions have {length} tokens, expected {}", args.new)));
     }
     if (gap != 0.0 && !args.device.inexact) || !get("loss").is_finite() {
         return Err(Error::numerics(format!(
@@ -187,7 +188,7 @@ fn recipe(args: &Args, dir: &Path) -> Result<Recipe> {
         reward: vec![RewardSettings {
             verifier: Some("regex".into()),
             options: object(json!({ "pattern": "ab", "whole": false })),
-            truncated: Some("score".into()), // nothing ends by itself here
+            truncated: Some("score".into()), // every completion is truncated here
             ..Default::default()
         }],
         optim: Optim { lr: 1e-4, ..Default::default() },
@@ -208,7 +209,7 @@ fn make_files(args: &Args, dir: &Path, device: &dyn Backend) -> Result<()> {
     let tokenizer = train_bpe(lines.into_iter(), args.shape.vocab, &["<pad>".into()])?;
     let (dtype, use_of) = (args.device.dtype.dtype(), ModelUse::of(true, args.lora.lora.is_some()));
     let mut init = args.shape.init(device, args.context(), use_of.bytes(device, dtype))?;
-    // Few words make few tokens; the rest of a larger vocabulary is sampled too, and gives no text.
+    // The tokenizer has few tokens; other ids of the vocabulary are sampled too and decode to no text.
     init.vocab = init.vocab.max(tokenizer.vocab_size());
     // Like a pretrained model that is adapted.
     let storage = if args.lora.lora.is_some() { dtype.into() } else { StorageFormat::F32 };
@@ -218,7 +219,7 @@ fn make_files(args: &Args, dir: &Path, device: &dyn Backend) -> Result<()> {
     std::fs::write(&path, rows).map_err(|e| Error::data(format!("cannot write: {e}")).at(path.display()))
 }
 
-/// The random generator that the peers use too, so that both get the same prompts.
+/// The random generator of the scripts of other libraries, so that both get the same prompts.
 struct PeerRandom(u32);
 
 impl PeerRandom {

@@ -1,4 +1,4 @@
-//! A directory that disappears.
+//! A temporary directory.
 
 use ferrl_engine::{Error, Result};
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub struct ScratchDir(pub PathBuf);
 
 impl ScratchDir {
-    /// A new one; `name` tells those of one process apart.
+    /// A new directory; `name` distinguishes those of one process.
     pub fn new(name: &str) -> Result<Self> {
         let path = std::env::temp_dir().join(format!("ferrl-bench-{name}-{}", std::process::id()));
         let made = std::fs::create_dir_all(&path);
@@ -17,7 +17,7 @@ impl ScratchDir {
             let _ = std::fs::remove_dir_all(&gone);
             crate::output::exit(130);
         };
-        // Only the first of a process is heard; where another is, the folder stays.
+        // A process has one handler: if another is set, an interrupt leaves the folder.
         let _ = crate::output::on_interrupt(interrupted);
         Ok(ScratchDir(path))
     }

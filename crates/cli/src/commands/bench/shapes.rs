@@ -1,4 +1,4 @@
-//! `ferrl bench shapes`: the products of published models against what the device's memory and arithmetic allow.
+//! `ferrl bench shapes`: matrix products of published models against the device's roofline.
 
 use super::HowArgs;
 use super::gemm::noise;
@@ -13,21 +13,21 @@ use ferrl_kernels::{Backend, DType};
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Products of published models at 1 to 256 rows, as a share of the nearer bound
+/// Matrix products of published models at 1 to 256 rows against the roofline
 ///
-/// A product of few rows cannot take less time than reading its weights, one of many rows no less than its arithmetic. For every
-/// matrix of llama, qwen2, qwen3, mistral, gemma2 and phi3 models from 0.1B to 32B and every number of rows, this prints how much of
-/// the nearer bound is reached. Both bounds are measured: memory by copying a large buffer. Weights come from memory and not
-/// from a cache: several copies take turns. Shapes below 70 % (up to 16 rows, where memory is the nearer bound) or 50 % are listed.
+/// For every matrix of llama, qwen2, qwen3, mistral, gemma2 and phi3 models from 0.1B to 32B and every number of rows: the
+/// percentage of the roofline, whose bound is memory bandwidth for few rows and arithmetic for many. Both bounds are measured, memory
+/// bandwidth by copying a large buffer. Copies of each weight alternate, so that weights are read from memory and not from a cache.
+/// Shapes below 70 % (up to 16 rows and bound by memory) or 50 % (all others) are listed.
 #[derive(clap::Args)]
 pub struct Args {
     /// Only models whose name contains this
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     model: String,
-    /// Rows of a product: sequences that are decoded together
+    /// Rows of a product: the decode batch size
     #[arg(long, value_name = "N", default_value = "1,2,4,8,16,32,64,128,256", value_delimiter = ',', value_parser = size::<65536>)]
     rows: Vec<usize>,
-    /// Bytes that the copies of a weight take together at least, in MiB: more than the device's caches hold
+    /// Minimum size of all copies of a weight in MiB: more than the device's caches
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<65536>)]
     spread_mib: usize,
     #[command(flatten)]
@@ -75,7 +75,7 @@ struct PublishedShape {
     k: usize,
 }
 
-/// The distinct weights of the models, as the engine multiplies them: queries, keys and values in one product, gate and up too.
+/// The distinct weights of the models; queries, keys and values are one product, gate and up too.
 fn shapes(of: &str) -> Vec<PublishedShape> {
     let mut out: Vec<PublishedShape> = Vec::new();
     for (model, [hidden, query, key, inner, vocab]) in MODELS.into_iter().filter(|(m, _)| m.contains(of)) {
@@ -95,19 +95,19 @@ fn shapes(of: &str) -> Vec<PublishedShape> {
     out
 }
 
-/// What the device can do: bytes and operations a second.
+/// Bytes and FLOPs per second of the device.
 #[derive(Clone, Copy)]
 struct Roofline {
     bytes: f64,
     flops: f64,
 }
 
-/// A product's times and the bound on them.
+/// A product's times and the roofline's bound.
 struct ProductTimes {
     rows: usize,
     seconds: Vec<f64>,
     bound: f64,
-    reads_bound_it: bool,
+    memory_bound: bool,
 }
 
 impl ProductTimes {
@@ -115,9 +115,9 @@ impl ProductTimes {
         self.bound / median(&self.seconds)
     }
 
-    /// The share that a shape without a cliff reaches.
+    /// Expected fraction of the roofline.
     fn goal(&self) -> f64 {
-        if self.rows <= 16 && self.reads_bound_it { 0.7 } else { 0.5 }
+        if self.rows <= 16 && self.memory_bound { 0.7 } else { 0.5 }
     }
 }
 
@@ -156,7 +156,7 @@ pub fn run(args: &Args) -> Result<()> {
 type ShapeRow = (PublishedShape, Vec<ProductTimes>);
 
 fn table(rows: &[usize], all: &[ShapeRow]) -> String {
-    let mut out = format!("\nper cent of the nearer bound\n{:<42}", "rows");
+    let mut out = format!("\npercentage of the roofline\n{:<42}", "rows");
     out += &rows.iter().map(|m| format!("{m:>5}")).collect::<String>();
     let mut below = Vec::new();
     for (shape, times) in all {
@@ -170,7 +170,7 @@ fn table(rows: &[usize], all: &[ShapeRow]) -> String {
         }
     }
     let count = all.iter().map(|(_, t)| t.len()).sum::<usize>();
-    out += &format!("\n\n{} of {count} products are below their share\n", below.len());
+    out += &format!("\n\n{} of {count} products are below the expected percentage\n", below.len());
     out + &below.iter().map(|line| format!("  {line}\n")).collect::<String>()
 }
 
@@ -185,7 +185,7 @@ fn as_json(all: &[ShapeRow]) -> Vec<Value> {
     all.iter().flat_map(one).collect()
 }
 
-/// Memory by copying a buffer that no cache holds, arithmetic by the device's own measure.
+/// Memory bandwidth by copying a buffer larger than any cache, arithmetic by the device's own benchmark.
 fn bounds(b: &dyn Backend, dtype: DType, spread: usize) -> Result<Roofline> {
     let len = spread / 4;
     let src = noise(b, DType::F32, len)?;
@@ -231,7 +231,7 @@ fn results(args: &Args, b: &dyn Backend, shapes: &[PublishedShape], count: usize
                 rows,
                 seconds: seconds.into_iter().map(|s| s / copies as f64).collect(),
                 bound: reads.max(arithmetic),
-                reads_bound_it: reads >= arithmetic,
+                memory_bound: reads >= arithmetic,
             });
             progress.add(1);
         }
@@ -240,7 +240,7 @@ fn results(args: &Args, b: &dyn Backend, shapes: &[PublishedShape], count: usize
     Ok(out)
 }
 
-/// Seconds of a pass over all copies, launched as a captured graph where the device has them: as in decoding.
+/// Seconds of a pass over all copies, as a captured graph if the device has them, as in decoding.
 fn timed(
     b: &dyn Backend,
     rows: usize,
@@ -279,11 +279,11 @@ mod tests {
 
     #[test]
     fn what_falls_short_of_the_nearer_bound_is_listed() {
-        let times = |rows, seconds, reads_bound_it| ProductTimes {
+        let times = |rows, seconds, memory_bound| ProductTimes {
             rows,
             seconds: vec![seconds],
             bound: 0.6,
-            reads_bound_it,
+            memory_bound,
         };
         let shape = PublishedShape { model: "m", part: "out", n: 8, k: 4 };
         let text = table(&[1, 64], &[(shape, vec![times(1, 1.0, true), times(64, 1.0, false)])]);

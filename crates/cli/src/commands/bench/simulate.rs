@@ -1,12 +1,12 @@
-//! The step that `ferrl bench ranks` simulates: what one process computes alone, and links with a latency and a speed.
+//! The simulated step of `ferrl bench ranks`: computation of one process, and links with latency and bandwidth.
 //!
 //! ```text
-//! step = rounds * micro-batch + formed * forming + (update - forming) / shards + exchanges * latency + sent / speed
+//! step = rounds * micro-batch + formed * forming + (update - forming) / shards + exchanges * latency + sent / bandwidth
 //! ```
 //!
-//! A micro-batch is measured on a rank's part of it while all ranks compute theirs: a model with its heads, its features and its tokens of
-//! the vocabulary, on its part of the sequences. Forming is making what products read of all weights. Exchanges and bytes are those of the
-//! run; [`crate::commands::plan`] says them beforehand.
+//! A micro-batch is measured on a model of a rank's size (its heads, features and part of the vocabulary) with the rank's part of the
+//! sequences, while all ranks compute theirs. Forming derives the packed compute copies of all weights from the masters. Exchanges and
+//! bytes are those of the run; [`crate::commands::plan`] predicts them.
 
 use super::ShapeArgs;
 use ferrl_engine::{Error, Result};
@@ -21,7 +21,7 @@ pub(super) struct RankMesh {
     pub ranks: usize,
     pub tp: usize,
     pub sp: usize,
-    /// Copies of the weights; with as many as there are ranks each has a whole one.
+    /// Copies of the weights; each rank has a whole copy if it equals the number of ranks.
     pub copies: usize,
 }
 
@@ -31,7 +31,7 @@ impl RankMesh {
         self.tp * self.sp
     }
 
-    /// Micro-batches that are computed at a time.
+    /// Concurrent micro-batches (data parallelism).
     pub fn data(self) -> usize {
         self.ranks / self.team()
     }
@@ -46,13 +46,13 @@ impl RankMesh {
         self.team() == 1 && self.shards() > 1
     }
 
-    /// Whether no rank has all of the model's numbers.
+    /// Whether no rank has the whole model.
     pub fn splits(self) -> bool {
         self.team() > 1 || self.shards() > 1
     }
 }
 
-/// The model whose products have the sizes of a rank's part of them.
+/// A model with the product sizes of a rank's part.
 pub(super) fn part_of(shape: &ShapeArgs, mesh: RankMesh) -> Result<ShapeArgs> {
     let tp = mesh.tp;
     if !shape.heads.is_multiple_of(tp) || !shape.kv_heads.is_multiple_of(tp) {
@@ -69,29 +69,29 @@ pub(super) fn part_of(shape: &ShapeArgs, mesh: RankMesh) -> Result<ShapeArgs> {
     })
 }
 
-/// What was measured of one process and of the ranks' links.
+/// Measured parts of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StepParts {
-    /// Seconds of a rank's part of a micro-batch, of an update, and of forming what products read of all weights.
+    /// Seconds of a rank's micro-batch, of an update, and of forming the compute copies of all weights.
     pub micro_batch: f64,
     pub update: f64,
     pub forming: f64,
     pub link: Link,
 }
 
-/// How fast ranks exchange numbers, packing and adding included.
+/// Latency and bandwidth of the links between ranks, packing and adding included.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Link {
-    /// Seconds of an exchange of nothing.
+    /// Seconds of an empty exchange.
     pub latency: f64,
-    /// Bytes a second that a rank sends while all do.
+    /// Bytes per second that a rank sends while all ranks do.
     pub speed: f64,
 }
 
 impl StepParts {
     /// Seconds of a step of `rounds` rounds of micro-batches, in which a rank sends `sent` bytes in `exchanges` exchanges.
     pub fn step(&self, mesh: RankMesh, rounds: usize, (sent, exchanges): (f64, f64)) -> f64 {
-        // Layer by layer, forward takes one of the two forms of a weight and backward both; a group forms its part once a step.
+        // Layer by layer, forward uses one of the two forms of a weight and backward both; a group forms its part once a step.
         let formed = match (mesh.layer_by_layer(), mesh.team()) {
             (true, _) => 1.5 * rounds as f64,
             (_, 1) => 1.0,
@@ -106,7 +106,7 @@ impl StepParts {
 /// Numbers of the exchange that measures a link.
 const PROBE: usize = 4 << 20;
 
-/// Of these ranks, all of which call it: numbers are packed, sent, and added to what is there.
+/// Measures the links of these ranks, all of which call it: numbers are packed, sent and added.
 pub(super) fn link(ranks: &Ranks, device: &Arc<dyn Backend>) -> Result<Link> {
     let (size, own) = (ranks.size(), part(PROBE, ranks.rank(), ranks.size()));
     let (mut latencies, mut seconds) = (Vec::new(), Vec::new());

@@ -10,16 +10,16 @@ use ferrl_engine::{Error, Result};
 
 /// Training steps of a small random model: forward, backward, AdamW
 ///
-/// One time is a full step of supervised fine-tuning: forward, the gradient of the mean negative log-probability,
+/// Each measurement is a full step of supervised fine-tuning: forward, the gradient of the mean negative log-probability,
 /// backward, AdamW with a weight decay of 0.01 and no clipping. Every token but the first of a sequence is a target.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: MeasuredModel,
-    /// Sequences of a step
+    /// Sequences per step
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = size::<65536>)]
     batch: usize,
-    /// Tokens of a sequence
+    /// Tokens per sequence
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = size::<{ 1 << 20 }>)]
     seq: usize,
     /// Maximum number of tokens per micro-batch [default: the whole step]
@@ -30,7 +30,7 @@ pub struct Args {
     /// AdamW with 8-bit moments
     #[arg(long)]
     adamw8: bool,
-    /// Keep the moments in the machine's memory
+    /// Store the moments in host memory
     #[arg(long)]
     offload: bool,
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
         dtype.name()
     );
     let model = args.model.load(device.clone(), options, args.lora.options())?;
-    // Forward, and in backward once for the input and once for the weights, which an adapter hardly has.
+    // Forward once, backward twice (gradients of inputs and of weights); an adapter has few weight gradients.
     let passes = if args.lora.lora.is_some() { 2.0 } else { 3.0 };
     let flops = passes * forward_flops(&model.config, args.seq as f64 / 2.0);
     let settings = OptimizerOptions {

@@ -1,4 +1,4 @@
-//! `ferrl data overlap`: training rows that give test rows away.
+//! `ferrl data overlap`: training rows that contain test rows (contamination).
 
 use crate::output::print;
 use ferrl::data::hub::HubCache;
@@ -7,11 +7,11 @@ use ferrl::data::{DataSource, Dataset};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
-/// Show training rows that overlap with test rows
+/// Find training rows that overlap with test rows (contamination)
 ///
-/// A training row overlaps if its prompt is that of a test row (case and white space aside), or if any of its texts has 13
-/// words in a row that are in a test prompt. Runs of words that many test rows share are a template's and do not count.
-/// A run warns of the same between data.train and eval.data; data.overlap says what it does about it.
+/// A training row overlaps if its prompt equals that of a test row (ignoring case and white space), or if one of its texts
+/// shares 13 consecutive words with a test prompt. Word sequences that many test rows share belong to a template and do not
+/// count. A run checks data.train against eval.data in the same way; data.overlap sets what happens then.
 #[derive(clap::Args)]
 pub struct Args {
     /// Training rows: a file, folder, split@path, org/name or suite:NAME
@@ -20,10 +20,10 @@ pub struct Args {
     /// Test rows, in the same notation; suite:NAME is a suite's test rows
     #[arg(value_name = "TEST")]
     test: String,
-    /// Words in a row that count
+    /// Number of consecutive words that count as an overlap
     #[arg(long, value_name = "N", default_value_t = WORDS, value_parser = crate::options::size::<1000>)]
     words: usize,
-    /// Rows to show; all are counted
+    /// Maximum number of rows to show; all are counted
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = crate::options::count)]
     show: usize,
     /// One JSON object instead of text

@@ -1,4 +1,4 @@
-//! `ferrl data steps`: the steps of worked solutions.
+//! `ferrl data steps`: splits worked solutions into steps.
 
 use crate::data::{self, PlacedRow};
 use crate::output::JsonlOutput;
@@ -10,11 +10,11 @@ use std::path::PathBuf;
 /// Split worked solutions into steps, as VinePPO does
 ///
 /// Each input row holds a `text`; each output row is the same with `steps`, texts that join to `text` exactly. `gsm8k`: a step
-/// on each line, with the answer behind `####` in the last. `math`: sentences, lines of formulas, and clauses of long sentences.
-/// A row that cannot be split has `steps: null` and `error`; the others still come.
+/// on each line, with the answer after `####` in the last. `math`: sentences, lines of formulas, and clauses of long sentences.
+/// A row that cannot be split has `steps: null` and `error`; the other rows are split.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Whose solutions they are: gsm8k or math
+    /// Format of the solutions: gsm8k or math
     #[arg(long, value_name = "KIND", value_parser = kind)]
     kind: SolutionKind,
     /// JSON lines to read; - is standard input

@@ -1,23 +1,23 @@
-//! `ferrl data suites`: the published data sets that go by a name.
+//! `ferrl data suites`: lists the published data sets of the registry.
 
 use crate::output::print;
 use ferrl::suite::{self, Entry, SUITES, Use};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
-/// List the published data sets that have a name
+/// List the published data sets and benchmarks that suite:NAME reads
 ///
-/// `suite:NAME` in data.train or eval.data reads the published files as they are; `ferrl eval --suite NAME` evaluates a model
-/// on them. With NAME: where the rows come from, what a row looks like, and what becomes of it.
+/// `suite:NAME` in data.train or eval.data reads the published files; `ferrl eval --suite NAME` evaluates a model on them. With
+/// NAME: repository and splits, a sample row, and the prompt and columns made from it.
 #[derive(clap::Args)]
 pub struct Args {
-    /// One of them, in detail
+    /// Name of a suite
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// JSON instead of text
     #[arg(long)]
     json: bool,
-    /// The table of the manual's page on benchmarks
+    /// Print the table of the manual's page on benchmarks
     #[arg(long, conflicts_with_all = ["json", "name"])]
     markdown: bool,
 }

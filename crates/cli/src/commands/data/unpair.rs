@@ -1,4 +1,4 @@
-//! `ferrl data unpair`: pairs as labelled completions.
+//! `ferrl data unpair`: splits preference pairs into labelled completions.
 
 use crate::data;
 use crate::output::JsonlOutput;
@@ -6,10 +6,10 @@ use ferrl::data::unpair::unpair;
 use ferrl_engine::{Error, Result, counted};
 use std::path::PathBuf;
 
-/// Make two labelled completions of each pair
+/// Split preference pairs into labelled completions
 ///
-/// Rows with `prompt`, `chosen` and `rejected`, as reward models and DPO learn from, become two rows each with `completion`, `label`
-/// (for kto and implicit_prm), `target` (for classifier) and `reward` (for `ferrl data verdicts`); other columns stay.
+/// Each row with `prompt`, `chosen` and `rejected` becomes two rows with `completion`, `label` (for kto and implicit_prm), `target`
+/// (for classifier) and `reward` (for `ferrl data verdicts`); other columns are kept.
 #[derive(clap::Args)]
 pub struct Args {
     /// JSON lines to read; - is standard input

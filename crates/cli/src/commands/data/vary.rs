@@ -1,4 +1,4 @@
-//! `ferrl data vary`: worked solutions with other numbers.
+//! `ferrl data vary`: data augmentation of worked solutions with other numbers.
 
 use crate::output::JsonlOutput;
 use ferrl::data::hub::HubCache;
@@ -9,12 +9,12 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Make new exercises from worked solutions by changing their numbers
+/// Augment worked solutions: the same exercises with other numbers
 ///
-/// Solutions of GSM8K mark each calculation, `48/2 = <<48/2=24>>24`. Each row becomes up to --copies new ones: numbers of the
-/// question are drawn anew, and every later number is computed again in exact arithmetic. Values stay whole, positive and of like
-/// size where they were. Numbers whose role is unclear stay as they are; rows that cannot vary are counted by reason and left out.
-/// The same seed gives the same rows.
+/// Solutions of GSM8K mark each calculation, `48/2 = <<48/2=24>>24`. Each row becomes up to --copies new ones: the numbers of the
+/// question are sampled anew, and all later numbers are recomputed exactly. Values that were whole or positive stay so and keep
+/// their order of magnitude. Numbers whose role is unclear are not changed; rows that cannot vary are counted by reason and
+/// left out. The same seed gives the same rows.
 #[derive(clap::Args)]
 pub struct Args {
     /// Rows: a file, folder, split@path or org/name, such as 'train[:-512]@openai/gsm8k/main'
@@ -23,10 +23,10 @@ pub struct Args {
     /// JSON lines to write; - is standard output
     #[arg(long, value_name = "FILE", default_value = "-")]
     output: PathBuf,
-    /// Variants of each row, at most
+    /// Maximum number of variants of each row
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = crate::options::size::<1000>)]
     copies: usize,
-    /// Seed of the draws
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Column of the question

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 /// Make training data of a generative verifier (GenRM) from rollouts
 ///
-/// Rows with `prompt`, `completion` and `reward` (a run folder, its rollouts, or what `ferrl verify` wrote) become questions with
-/// the verdict Yes or No, as many of each; equal completions count once. Right completions come along with the weight LAMBDA, so
-/// that `algo = \"mle\"` with `aggregate = \"sequence\"` minimises the joint loss. A row with a `rationale` becomes one of
-/// GenRM-CoT, and is left out where its rationale ends with the other verdict.
+/// Rows with `prompt`, `completion` and `reward` (a run folder, its rollouts, or output of `ferrl verify`) become prompts with the
+/// verdict Yes or No, the same number of each; duplicates are dropped. Right completions are added as demonstrations with weight
+/// LAMBDA, so that `algo = "mle"` with `aggregate = "sequence"` minimises GenRM's joint loss. A row with a `rationale` becomes a row
+/// of GenRM-CoT, and is left out if the rationale's verdict contradicts the reward.
 #[derive(clap::Args)]
 pub struct Args {
     /// JSON lines to read; - is standard input, a run folder means all its rollouts
@@ -25,7 +25,7 @@ pub struct Args {
     /// Weight of right completions in the joint loss; 0 leaves them out
     #[arg(long, value_name = "X", default_value_t = 0.33, value_parser = up_to_1000)]
     lambda: f64,
-    /// Least reward of a right completion
+    /// Minimum reward of a right completion
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = up_to_1000)]
     threshold: f64,
     /// Text between completion and verdict
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     made.rows.iter().try_for_each(|row| output.row(row))?;
     output.finish()?;
     eprintln!(
-        "{}: {} of each kind, {}, {} left out because of the other verdict",
+        "{}: {} of each verdict, {}, {} left out (the rationale's verdict contradicts the reward)",
         counted(rows.len(), "row"),
         counted(made.each, "verdict"),
         counted(made.correct, "right completion"),

@@ -55,12 +55,12 @@ pub fn run(args: &Args, source: &str) -> Result<()> {
     print(&shown(&table, &found.model, pairs.len()))
 }
 
-/// Says which pairs the model was trained on: RewardBench itself was used as training data before.
+/// Warns of pairs that the model was trained on: RewardBench has been used as training data.
 fn guard(own: &Path, test: &Dataset, warnings: &Warnings) -> Result<()> {
     let cache = HubCache::from_env();
     let stages = Recipe::load(own, &[])?.stages;
     let names = stages.iter().flat_map(|s| &s.recipe.data.train).filter(|n| !n.starts_with("task:"));
-    // Files that have gone since the run began cannot be compared with.
+    // Training files may have been deleted since.
     let read = |name: &String| Dataset::read(&DataSource::parse(name).ok()?, &cache).ok();
     let train: Vec<Dataset> = names.filter_map(read).collect();
     let report = between(&train, std::slice::from_ref(test), WORDS)?;

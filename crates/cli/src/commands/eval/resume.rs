@@ -1,7 +1,7 @@
 //! `ferrl eval --resume`: continues an interrupted evaluation from the rows in `FILE.part`.
 //!
-//! A completion's random numbers depend on the seed and its prompt alone, so what is sampled now is what would have been sampled
-//! then. What the rows were sampled with stands in `FILE.part.json`; another model, seed or setting is refused.
+//! A completion's random numbers depend only on the seed and its prompt, so resuming changes no completion. `FILE.part.json` holds the
+//! model, seed and settings of the rows; others are refused.
 
 use super::EvalJob;
 use ferrl::data::lines::json_lines;
@@ -19,7 +19,7 @@ fn beside(output: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// What decides the completions: the model and, for each job, the rows and how they are sampled.
+/// Everything that determines the completions: the model and, for each job, the rows and the settings of sampling.
 pub fn settings(model: &Path, seed: u64, jobs: &[EvalJob], likelihood: Option<&str>) -> Value {
     let job = |job: &EvalJob| {
         let (r, e) = (&job.recipe.rollout, &job.recipe.eval);
@@ -40,26 +40,28 @@ pub fn remember(output: &Path, settings: &Value) -> Result<()> {
     std::fs::write(&path, settings.to_string()).map_err(|e| crate::output::unwritable(&path, &e))
 }
 
-/// Nothing is left to resume.
+/// Deletes the settings once nothing is left to resume.
 pub fn forget(output: &Path) {
     let _ = std::fs::remove_file(beside(output, ".part.json")); // the rows have their name: it says no more
 }
 
-/// The rows of an evaluation that was stopped; none where there is nothing to resume.
+/// The rows of the interrupted evaluation; empty if there is none.
 pub fn rows(output: &Path, settings: &Value) -> Result<Vec<Map<String, Value>>> {
     let part = beside(output, ".part");
     let Ok(bytes) = std::fs::read(&part) else { return Ok(Vec::new()) };
     let stored = std::fs::read(beside(output, ".part.json")).ok();
     let stored: Option<Value> = stored.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let fix = "the settings of the evaluation that was stopped, or no --resume to start over";
+    let fix = "use the settings of the interrupted evaluation, or start over without --resume";
     let Some(stored) = stored else {
-        return Err(Error::usage("does not say what its rows were sampled with").at(part.display()).fix(fix));
+        return Err(Error::usage("the settings that its rows were sampled with are missing")
+            .at(part.display())
+            .fix(fix));
     };
     if let Some((name, was, is)) = difference(&stored, settings, "") {
         let what = format!("was begun with {name} = {was}, not {is}");
         return Err(Error::usage(what).at(part.display()).fix(fix));
     }
-    // The last line may have been cut off.
+    // The last line may be incomplete.
     let row = |(_, line): (usize, Result<Value>)| line.ok()?.as_object().cloned();
     Ok(json_lines(&bytes, part.display()).map_while(row).collect())
 }
@@ -103,7 +105,7 @@ pub fn restore(jobs: &mut [EvalJob], rows: Vec<Map<String, Value>>) -> Result<Ve
             kept.push(Value::Object(row));
         }
         job.asked = done;
-        // A job that is not done is the last that was begun.
+        // Jobs run in order: only the last started one can be incomplete.
         if done < job.prompts {
             break;
         }
@@ -111,7 +113,7 @@ pub fn restore(jobs: &mut [EvalJob], rows: Vec<Map<String, Value>>) -> Result<Ve
     Ok(kept)
 }
 
-/// A row as it was before it was written.
+/// Parses a written row.
 fn answered(row: &Map<String, Value>) -> Result<Answered> {
     let bad = |e: serde_json::Error| Error::data(format!("a row of the .part file cannot be read: {e}"));
     let get = |name: &str| row.get(name).cloned().unwrap_or_default();

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Groups of a table beyond which the rest is left to --json.
+/// Maximum number of groups in a table; --json has all.
 const GROUPS: usize = 60;
 
 /// The suites of `--suite`, each with the recipe that evaluates it.
@@ -52,7 +52,7 @@ fn recipe(args: &Args, base: &Recipe, dir: &ModelDir, entry: &Entry, path: Optio
         let graded = suite::SUITES.iter().filter(|s| matches!(s.rows, Use::Graded { .. }));
         let names: Vec<&str> = graded.map(|s| s.name).collect();
         return Err(Error::usage(format!(
-            "{} has responses to learn from and no answers to grade: data.train = [\"suite:{}\"]",
+            "{} has demonstrations to train on and no answers to grade: data.train = [\"suite:{}\"]",
             entry.name, entry.name
         ))
         .at("--suite")
@@ -65,7 +65,7 @@ fn recipe(args: &Args, base: &Recipe, dir: &ModelDir, entry: &Entry, path: Optio
     r.data.weights.clear();
     r.data.task.clear();
     r.data.columns.clear();
-    // A run's own prompts say nothing about a benchmark; what the command line says of them does.
+    // Of the run's recipe the settings of prompts do not apply to a benchmark; those on the command line do.
     let said = |key: &str| args.changes.iter().any(|c| c.trim_start_matches(['+', '~']).starts_with(key));
     if !said("data.template") {
         r.data.template = None;
@@ -94,7 +94,7 @@ fn recipe(args: &Args, base: &Recipe, dir: &ModelDir, entry: &Entry, path: Optio
     Ok(r)
 }
 
-/// Says which rows of the suites a run was trained on: what is measured on them is memory.
+/// Warns of rows of the suites that the run was trained on: accuracy on them measures memorisation.
 pub fn warn_overlap(
     own: &Path,
     suites: &[(Option<&'static Entry>, Recipe)],
@@ -103,7 +103,7 @@ pub fn warn_overlap(
     let cache = HubCache::from_env();
     let stages = Recipe::load(own, &[])?.stages;
     let names = stages.iter().flat_map(|s| &s.recipe.data.train).filter(|n| !n.starts_with("task:"));
-    // Files that have gone since the run began cannot be compared with.
+    // Training files may have been deleted since.
     let read = |name: &String| Dataset::read(&DataSource::parse(name).ok()?, &cache).ok();
     let train: Vec<Dataset> = names.filter_map(read).collect();
     let mut said = Vec::new();
@@ -119,7 +119,7 @@ pub fn warn_overlap(
         }
     }
     if !said.is_empty() {
-        let fix = "the accuracy measures what was learned by heart; ferrl data overlap shows all rows";
+        let fix = "the accuracy on them measures memorisation; ferrl data overlap shows all rows";
         warnings.raise("overlapping-rows", said.join("; "), fix);
     }
     Ok(())
@@ -130,7 +130,7 @@ struct SuiteResult<'a> {
     entry: &'static Entry,
     job: &'a EvalJob,
     summary: Summary,
-    /// Accuracy by the values of each column that the suite is split by.
+    /// Accuracy by value of each grouping column of the suite.
     groups: Vec<(&'static str, BTreeMap<String, Summary>)>,
     /// Accuracy by log-probability per character, where options were scored by it.
     acc_norm: Option<f64>,
@@ -182,7 +182,7 @@ impl<'a> SuiteResult<'a> {
     }
 }
 
-/// Mean accuracy over suites: each counts the same, however many prompts it has.
+/// Mean accuracy over suites, each with the same weight (macro average).
 fn macro_average(results: &[SuiteResult<'_>]) -> Option<f64> {
     let all: Vec<f64> = results.iter().filter_map(|r| r.summary.figure("accuracy")).collect();
     (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64)

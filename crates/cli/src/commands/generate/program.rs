@@ -2,7 +2,7 @@
 
 use super::Args;
 use crate::data::{self, PlacedRow};
-use crate::output::{JsonlOutput, say};
+use crate::output::{JsonlOutput, print_generated};
 use crate::text::ModelText;
 use ferrl::episode::Environments;
 use ferrl::program::{Finished, Program};
@@ -14,7 +14,7 @@ use ferrl_kernels::Ranks;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-/// Tokens of a program's text for which the cache has room, where the model's context is longer.
+/// Maximum tokens of a program's text that the cache is sized for, if the model's context is longer.
 const ROOM: usize = 4096;
 
 /// Runs a program for every input row, or once.
@@ -48,7 +48,7 @@ pub fn run(args: &Args, path: &Path, (dir, text): (&ModelDir, &ModelText), stops
     let finished = program.run(&mut actor, &rows, &params).map_err(|e| e.at(path.display()))?;
     let Some(mut output) = output else {
         let texts: String = finished.into_iter().map(|f| f.text).collect();
-        return say(&format!("{}\n", texts.trim_end_matches('\n')));
+        return print_generated(&format!("{}\n", texts.trim_end_matches('\n')));
     };
     for Finished { text, variables, generated_tokens, shared_tokens } in finished {
         output.row(&json!({

@@ -1,4 +1,4 @@
-//! What a search says: a table or JSON of its results, and the lists of what there is.
+//! Output of `ferrl search`: results as a table or JSON, and the lists of strategies, scorers and path operations.
 
 use ferrl::recipe::{Key, KeyKind, option_keys};
 use ferrl::search::expand::{EXPANDER_OPTIONS, EXPANDERS};
@@ -10,10 +10,10 @@ use ferrl_engine::counted;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The rule that chose again among saved completions, and of how many of them.
+/// The selection rule of `--choose`, and the number of completions of `--first`.
 pub type Rechosen<'a> = (&'a str, Option<usize>);
 
-/// All results as one object. A replay gives the same one.
+/// All results as one object; a replay prints the same.
 pub fn json(records: &[Record], chosen: Option<Rechosen<'_>>) -> Value {
     let mut line = Figures::of(records).json();
     let first = records.first();
@@ -38,7 +38,7 @@ pub fn json(records: &[Record], chosen: Option<Rechosen<'_>>) -> Value {
     Value::Object(line)
 }
 
-/// The same for people.
+/// All results as text.
 pub fn table(records: &[Record], stats: bool, chosen: Option<Rechosen<'_>>) -> String {
     let f = Figures::of(records);
     let mut out = String::new();
@@ -142,7 +142,7 @@ pub fn list() -> String {
     out
 }
 
-/// What can be done with paths: registries with the names and lines of their members.
+/// The registries of path operations: name and description of each member.
 fn paths() -> [(&'static str, Vec<(&'static str, &'static str)>); 3] {
     [
         ("path filters (--filter NAME)", FILTERS.iter().map(|e| (e.name, e.about)).collect()),
@@ -154,7 +154,7 @@ fn paths() -> [(&'static str, Vec<(&'static str, &'static str)>); 3] {
     ]
 }
 
-/// The same for machines.
+/// The lists as JSON.
 pub fn list_json() -> String {
     let options = |keys: Vec<Key>| -> Value { keys.iter().map(Key::json).collect() };
     let strategies: Value = STRATEGIES

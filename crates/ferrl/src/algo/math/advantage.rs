@@ -1,10 +1,10 @@
-//! How much better an action was than expected.
+//! Advantage estimation and normalisation.
 
 use super::mean_std;
 
 /// Generalised advantage estimation (Schulman et al., 2015, arXiv 1506.02438) over the actions of one trajectory:
 /// `A_t = d_t + gamma lambda A_(t+1)`, `d_t = r_t + gamma V_(t+1) - V_t`. `after` is the value of the state after the last
-/// action: 0 where the trajectory ended, the critic's where it was cut off.
+/// action: 0 if the trajectory ended, the critic's value if it was truncated.
 pub fn gae(rewards: &[f32], values: &[f32], after: f32, gamma: f64, lambda: f64) -> Vec<f32> {
     let mut out = vec![0.0; rewards.len()];
     let (mut next_value, mut next_advantage) = (f64::from(after), 0.0);
@@ -17,10 +17,10 @@ pub fn gae(rewards: &[f32], values: &[f32], after: f32, gamma: f64, lambda: f64)
     out
 }
 
-/// Added to the deviation of rewards before dividing by it, as in TRL.
+/// Added to the standard deviation of rewards before dividing by it, as in TRL.
 pub const EPSILON: f64 = 1e-4;
 
-/// `returns - mean`, over `std + eps` where asked for, for the returns of one group (or of the batch).
+/// `returns - mean`, optionally divided by `std + eps`, for the returns of one group (or of the batch).
 pub fn centre(returns: &[f64], divide_by_std: bool) -> Vec<f64> {
     let (mean, std) = mean_std(returns);
     let scale = if divide_by_std { 1.0 / (std + EPSILON) } else { 1.0 };
@@ -31,18 +31,18 @@ pub fn centre(returns: &[f64], divide_by_std: bool) -> Vec<f64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Normalise {
-    /// Mean 0, deviation 1 over all action tokens.
+    /// Mean 0, standard deviation 1 over all action tokens.
     Whiten,
-    /// Deviation 1 over all action tokens, the mean kept.
+    /// Standard deviation 1 over all action tokens; the mean is not subtracted.
     Scale,
-    /// Mean 0, deviation 1 over completions, each counted once whatever its length.
+    /// Mean 0, standard deviation 1 over completions, with the same weight for each length.
     Answers,
-    /// As it is.
+    /// No normalisation.
     None,
 }
 
 impl Normalise {
-    /// Normalises values per token in place; what counts completions is not done here.
+    /// Normalises values per token in place; [`Normalise::Answers`] is applied elsewhere.
     pub fn apply(self, values: &mut [f64]) {
         if !matches!(self, Normalise::Whiten | Normalise::Scale) || values.len() < 2 {
             return;

@@ -1,4 +1,4 @@
-//! From losses per token to one number: what each token weighs.
+//! Aggregation of token losses: the weight of each token.
 
 use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role, Sequence, UpdateCounts};
 use ferrl_engine::train::Stats;
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Aggregate {
-    /// Every token weighs the same: divided by the number of tokens.
+    /// Mean over all tokens.
     Token,
-    /// Every trajectory weighs the same: mean over its tokens, then over trajectories.
+    /// Mean over a trajectory's tokens, then over trajectories.
     Sequence,
-    /// Divided by trajectories times a fixed length, so that long completions are not diluted.
+    /// Sum over tokens, divided by trajectories times a fixed length (Dr. GRPO).
     Constant,
 }
 

@@ -1,24 +1,24 @@
-//! Importance weights for tokens that an older policy sampled: truncated (TIS) or masked, per token or per sequence.
+//! Importance weights of tokens sampled by an older policy: truncated (TIS) or masked, per token or per sequence.
 
 use ferrl_engine::math::exp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What to do with the ratio of the old policy to the one that sampled.
+/// Correction by the ratio of the policy before the update to the one that sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Correction {
-    /// The kind.
+    /// Truncated or masked importance weights, or none.
     pub kind: CorrectionKind,
-    /// Whether tokens or whole sequences are weighed.
+    /// Weights per token or per sequence.
     pub level: CorrectionLevel,
-    /// Largest weight; beyond it truncated to it, or masked out. (0, 1000000]
+    /// Maximum weight: larger ones are truncated to it, or masked. (0, 1000000]
     pub cap: Option<f64>,
-    /// Smallest weight; below it masked out (masks only). [0, 1000000]
+    /// Minimum weight: smaller ones are masked (`kind = "mask"` only). [0, 1000000]
     pub floor: Option<f64>,
 }
 
-/// Truncation or a mask.
+/// Kind of correction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CorrectionKind {
@@ -31,14 +31,14 @@ pub enum CorrectionKind {
     Mask,
 }
 
-/// What is weighed.
+/// Level of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CorrectionLevel {
-    /// Each token by itself.
+    /// The ratio of each token.
     #[default]
     Token,
-    /// All tokens of a sequence by the product of their ratios.
+    /// The product of the ratios of a sequence, for all its tokens.
     Sequence,
 }
 

@@ -26,7 +26,7 @@ pub enum Estimator {
 }
 
 impl Estimator {
-    /// The estimate of one token. Where it is not one of a token alone (`Full`, `K3Sequence`), that of k3.
+    /// The estimate of one token; k3 for estimators that need more than a token (`Full`, `K3Sequence`).
     pub fn value(self, logp: f32, ref_logp: f32) -> f64 {
         let l = logp as f64 - ref_logp as f64;
         match self {
@@ -48,8 +48,8 @@ impl Estimator {
         }
     }
 
-    /// The estimates of the tokens of one sequence, each clipped to 0 and `clip` where there is one, and the slope of their
-    /// sum by each token's log-probability.
+    /// The estimates of the tokens of one sequence, optionally clipped to the range from 0 to `clip`, and the derivative of their sum
+    /// with respect to each token's log-probability.
     pub fn sequence(self, logps: &[f32], refs: &[f32], clip: Option<f64>) -> (Vec<f64>, Vec<f64>) {
         let pairs = || logps.iter().zip(refs);
         let whole = match self {

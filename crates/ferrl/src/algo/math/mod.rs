@@ -1,4 +1,4 @@
-//! Formulas that several algorithms share, as functions on numbers and slices.
+//! Formulas shared by several algorithms, as functions of numbers and slices.
 
 pub mod advantage;
 pub mod aggregate;

@@ -1,9 +1,9 @@
 //! Running mean and variance of rewards over all rollouts so far, batch by batch (Chan et al., 1979).
 
-/// Moments of everything seen so far.
+/// Moments of all values so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moments {
-    /// Values seen.
+    /// Number of values.
     pub count: f64,
     /// Their mean.
     pub mean: f64,
@@ -12,7 +12,7 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// With further values.
+    /// Adds values.
     pub fn update(&mut self, values: &[f64]) {
         let n = values.len() as f64;
         if values.is_empty() {

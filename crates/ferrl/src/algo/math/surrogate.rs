@@ -1,5 +1,5 @@
-//! What a token's loss is, given the ratio of new to old probability: the clipped surrogate of PPO (Schulman et al.,
-//! 2017, arXiv 1707.06347), `-min(r A, clip(r, 1 - low, 1 + high) A)`, and its relatives.
+//! Surrogate losses of a token as functions of the probability ratio: the clipped surrogate of PPO (Schulman et al.,
+//! 2017, arXiv 1707.06347), `-min(r A, clip(r, 1 - low, 1 + high) A)`, and its variants.
 
 use ferrl_engine::math::{exp, ln};
 use schemars::JsonSchema;
@@ -9,34 +9,34 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Surrogate {
-    /// The pessimistic minimum of the ratio and the clipped ratio.
+    /// PPO: the minimum of the unclipped and the clipped objective.
     Clip,
-    /// The weight of each gradient is the ratio, cut off above; no token loses its gradient.
+    /// CISPO: the gradient's weight is the ratio, truncated at the upper bound; no token loses its gradient.
     Truncate,
-    /// The ratio as it is.
+    /// The unclipped ratio.
     Ratio,
-    /// No ratio: the log-probability itself.
+    /// REINFORCE: the log-probability, without a ratio.
     Logp,
     /// Policy mirror descent (Kimi Team, 2025, arXiv 2501.12599): `-A l + tau / 2 l^2`, with `l` the log-ratio. The paper's has
     /// one ratio per completion: `ratio = "product"`, `aggregate = "sequence"`.
     Kimi,
 }
 
-/// Over which tokens a ratio is taken.
+/// Level of the probability ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Ratio {
-    /// Each token has its own.
+    /// One per token.
     Token,
-    /// A sequence has one: the geometric mean over its tokens.
+    /// One per sequence: the geometric mean over its tokens (GSPO).
     Mean,
-    /// A sequence has one: the product over its tokens.
+    /// One per sequence: the product over its tokens (RLOO).
     Product,
 }
 
 impl Ratio {
-    /// The logarithm of the one ratio of a sequence and its slope by each token's log-ratio; `None` where each token
-    /// has its own.
+    /// The logarithm of a sequence's ratio and its derivative with respect to each token's log-ratio; `None` for ratios per
+    /// token.
     pub fn shared(self, log_ratios: &[f64]) -> Option<(f64, f64)> {
         let slope = match self {
             Ratio::Token => return None,
@@ -47,31 +47,31 @@ impl Ratio {
     }
 }
 
-/// How far a ratio may go, as distances from 1.
+/// Clip range of the ratio, and other constants of the surrogates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// Below.
+    /// Lower clip range.
     pub low: f64,
-    /// Above.
+    /// Upper clip range.
     pub high: f64,
-    /// The largest ratio that a negative advantage is multiplied with.
+    /// Dual clip: upper bound of the ratio if the advantage is negative.
     pub dual: Option<f64>,
     /// Weight of the squared log-ratio of [`Surrogate::Kimi`].
     pub tau: f64,
 }
 
-/// A token's loss and what happened to it.
+/// A token's loss, its derivative and whether it was clipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenLoss {
     /// The loss of this token.
     pub loss: f64,
-    /// d loss / d log-ratio, which for a token's own ratio is d loss / d logp.
+    /// d loss / d log-ratio; with a ratio per token d loss / d logp.
     pub slope: f64,
     /// The probability ratio.
     pub ratio: f64,
-    /// Whether the lower bound stopped the gradient.
+    /// Whether the lower bound clipped the gradient.
     pub clipped_low: bool,
-    /// Whether the upper bound stopped (or, truncated, weakened) the gradient.
+    /// Whether the upper bound clipped (or, with truncation, reduced) the gradient.
     pub clipped_high: bool,
 }
 
@@ -101,7 +101,7 @@ impl Surrogate {
                 }
             }
             Surrogate::Truncate => {
-                // The antiderivative of min(r, cap) by log r, so that the loss has the gradient it claims.
+                // The antiderivative of min(r, cap) with respect to log r, so that the gradient is that of the loss.
                 let cap = 1.0 + bounds.high;
                 if ratio <= cap {
                     return free;

@@ -1,4 +1,4 @@
-//! From rewards to advantages, over everything the update learns from.
+//! From rewards to advantages, over all data of a step.
 
 use super::{Baseline, KlPlacement, Policy};
 use crate::algo::math::advantage::{EPSILON, Normalise, centre, gae};
@@ -7,15 +7,15 @@ use crate::experience::{Experience, Metrics};
 use std::collections::BTreeMap;
 
 impl Policy {
-    /// Fills `advantage`, `target_value` and `correction`, with the KL weight in force; `moving` is the baseline that
-    /// goes from rollout to rollout.
+    /// Fills `advantage`, `target_value` and `correction` with the current KL coefficient; `moving` is the moving-average
+    /// baseline.
     pub fn prepare(&self, e: &mut Experience, kl_coef: f64, moving: &mut Option<f64>) -> Metrics {
         let mut metrics = Metrics::default();
         if self.filter_equal {
             self.drop_equal_groups(e, &mut metrics);
         }
         if self.overlong > 0.0 {
-            self.punish_overlong(e, &mut metrics);
+            self.penalise_overlong(e, &mut metrics);
         }
         for s in &mut e.sequences {
             let n = s.ids.len();
@@ -66,7 +66,7 @@ impl Policy {
         metrics
     }
 
-    /// Returns against what was to be expected: `(return - baseline) * scale`.
+    /// Advantages of returns: `(return - baseline) * scale`.
     fn return_advantages(&self, e: &mut Experience, moving: &mut Option<f64>) {
         let trajectories = e.trajectories();
         let returns: Vec<f64> =
@@ -102,7 +102,7 @@ impl Policy {
         }
     }
 
-    /// Gives each action of a trajectory its advantage, a function of the discounted rewards from it on.
+    /// Sets the advantage of each action of a trajectory to a function of the discounted rewards from it on.
     fn credit(&self, e: &mut Experience, members: &[usize], advantage: impl Fn(f64) -> f64) {
         let mut from_here = 0.0;
         for &s in members.iter().rev() {
@@ -114,7 +114,7 @@ impl Policy {
         }
     }
 
-    /// Each source of reward against its own mean (and deviation) in the group, then the weighted sum.
+    /// The weighted sum of rewards, each normalised by its mean (and standard deviation) in the group.
     fn part_advantages(&self, e: &mut Experience) {
         let trajectories = e.trajectories();
         let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -125,7 +125,7 @@ impl Policy {
         for members in groups.into_values() {
             let mut total = vec![0.0; members.len()];
             for part in 0..parts[members[0]].len() {
-                // A completion that a source gave no reward is not compared by it.
+                // A completion without a reward of this source is not part of its statistics.
                 let own: Vec<Option<f64>> = members.iter().map(|&i| parts[i][part].1).collect();
                 let given: Vec<f64> = own.iter().copied().flatten().collect();
                 let weight = parts[members[0]][part].0;
@@ -179,7 +179,7 @@ impl Policy {
     }
 }
 
-/// Weight and reward of each source; a reward that came without sources is its own.
+/// Weight and reward of each source; a reward without sources counts as one source.
 fn parts(e: &Experience, trajectory: &[usize]) -> Vec<(f64, Option<f64>)> {
     let sources = &e.sequences[trajectory[0]].sources;
     if sources.is_empty() {

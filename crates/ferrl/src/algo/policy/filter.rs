@@ -1,4 +1,4 @@
-//! What is not learned from, and what is marked down for its length.
+//! Filters of groups and completions, and the soft overlong penalty.
 
 use super::Policy;
 use crate::experience::{Experience, Metrics, Sequence};
@@ -21,9 +21,9 @@ impl Policy {
         e.sequences.retain(|s| dropped.binary_search(&s.group).is_err());
     }
 
-    /// Soft punishment of length (Yu et al., 2025): none up to `length * (1 - overlong)` tokens, from there on growing
-    /// evenly to 1 at the limit.
-    pub(super) fn punish_overlong(&self, e: &mut Experience, metrics: &mut Metrics) {
+    /// Soft overlong penalty (Yu et al., 2025): 0 up to `length * (1 - overlong)` tokens, then growing linearly to 1 at
+    /// `length`.
+    pub(super) fn penalise_overlong(&self, e: &mut Experience, metrics: &mut Metrics) {
         let limit = self.length as f64;
         let free = limit * (1.0 - self.overlong);
         for members in e.trajectories() {
@@ -38,7 +38,7 @@ impl Policy {
         }
     }
 
-    /// Leaves out completions that were cut off, after the others have been compared with them.
+    /// Removes truncated completions from the loss, after they have counted in baselines.
     pub(super) fn drop_truncated(&self, e: &mut Experience, metrics: &mut Metrics) {
         let before = e.sequences.len();
         e.sequences.retain(|s| !s.truncated);

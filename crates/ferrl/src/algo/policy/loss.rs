@@ -1,4 +1,4 @@
-//! The token loss: surrogate, KL, entropy bonus, and the loss of the critic if there is one.
+//! The token loss: surrogate, KL, entropy bonus and value loss.
 
 use super::{Baseline, KlPlacement, Policy};
 use crate::algo::math::aggregate::Aggregate;
@@ -39,7 +39,7 @@ impl Sums {
 }
 
 impl Policy {
-    /// The surrogate with entropy bonus and KL, and the loss of the critic if there is one.
+    /// Loss of a micro-batch: surrogate, entropy bonus, KL and value loss.
     pub fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>, kl_coef: f64) -> Loss {
         let policy = stats.get(Role::Policy).expect("the policy was computed");
         let n = batch.len();
@@ -86,7 +86,7 @@ impl Policy {
         let at: Vec<usize> = s.actions().collect();
         let gaps: Vec<f64> = at.iter().map(|&i| policy.logp[row + i] as f64 - s.old_logp[i] as f64).collect();
         let shared = self.ratio.shared(&gaps);
-        // The gradient of the sequence's one ratio, and from there of each of its tokens.
+        // The gradient of the sequence's ratio, and from it that of each token.
         let (mut into_shared, mut slopes) = (0.0, vec![0.0; at.len()]);
         let kl = self.sequence_kl(policy, (row, s), &at, (w, kl_coef), grads);
         for (n, ((&i, &gap), slope)) in at.iter().zip(&gaps).zip(&mut slopes).enumerate() {
@@ -115,8 +115,8 @@ impl Policy {
         }
     }
 
-    /// What a token's KL is multiplied with before its weight in the loss: with `kl.sum` what that divides by beside the
-    /// number of completions.
+    /// Factor of a token's KL before the token's weight; with `kl.sum` it cancels the weight's divisor except for the number of
+    /// completions.
     fn kl_scale(&self, s: &Sequence, counts: &UpdateCounts) -> f64 {
         match self.aggregate {
             _ if !self.kl.sum => 1.0,
@@ -126,8 +126,8 @@ impl Policy {
         }
     }
 
-    /// The KL of a sequence's tokens in the loss, as it is added before the weight `w`, and its slopes; the gradient by the
-    /// exact KL is written.
+    /// The KL of a sequence's tokens in the loss, before the weight `w`, and its derivatives; also stores the gradient with respect to
+    /// the exact KL.
     fn sequence_kl(
         &self,
         policy: &Stats,
@@ -171,7 +171,7 @@ impl Policy {
                 let clipped = held * held > free * free;
                 let error = if clipped { held } else { free };
                 total += w * error * error;
-                // Where the clipped error is the larger, it does not depend on the value.
+                // If the clipped error is larger, the loss does not depend on the value.
                 grads[row + i] = if clipped { 0.0 } else { (2.0 * w * free) as f32 };
                 clips.add(f64::from(clipped));
                 errors.add(free * free);

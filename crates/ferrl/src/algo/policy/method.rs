@@ -1,4 +1,4 @@
-//! A method made of the shared settings alone.
+//! A policy-gradient method that consists of the shared settings alone.
 
 use super::{Baseline, Kl, Policy};
 use crate::algo::math::kl::Estimator;
@@ -15,22 +15,22 @@ use std::collections::BTreeMap;
 /// With one completion per prompt and a baseline within the group.
 pub const NOTHING_TO_COMPARE: Refusal = Refusal {
     key: "rollout.samples",
-    why: "compares completions to the same prompt, and 1 leaves nothing to compare with",
+    why: "needs several completions per prompt: the baseline is their mean",
     fix: "rollout.samples = 8, or algo.advantage.baseline = \"batch\"",
 };
 const NOTHING_TO_FILTER: Refusal = Refusal {
     key: "algo.filter_equal",
-    why: "drops groups whose rewards are all equal, as those of one completion are: nothing passes the filter",
+    why: "drops groups whose rewards are all equal, which groups of one completion always are",
     fix: "rollout.samples = 8, or algo.filter_equal = false",
 };
 const OWN_MEAN: Refusal = Refusal {
     key: "algo.advantage.baseline",
-    why: "subtracts the mean of the batch, and one completion is its own mean: every advantage is 0",
+    why: "subtracts the mean of the batch, so that with one completion every advantage is 0",
     fix: "rollout.prompts = 32",
 };
 const RANDOM_REFERENCE: Refusal = Refusal {
     key: "algo.kl.coef",
-    why: "has a KL penalty, which would hold the policy to a random model (model.init)",
+    why: "has a KL penalty, which would regularise the policy towards a random model (model.init)",
     fix: "algo.kl.coef = 0, or an SFT stage before this one",
 };
 
@@ -62,13 +62,13 @@ fn overlay(base: &mut Value, over: Value) {
 /// The KL coefficient, adapted towards a target KL if one is set (Ziegler et al., 2019, arXiv 1909.08593).
 #[derive(Clone, Debug, PartialEq)]
 pub struct KlWeight {
-    /// In force now.
+    /// The current coefficient.
     pub coef: f64,
 }
 
 impl KlWeight {
-    /// After a rollout with this mean KL per trajectory.
-    pub fn steer(&mut self, settings: &Kl, kl: f64, trajectories: f64) {
+    /// Adapts the coefficient after a rollout with this mean KL per trajectory.
+    pub fn adapt(&mut self, settings: &Kl, kl: f64, trajectories: f64) {
         if let Some(target) = settings.target {
             let error = (kl / target - 1.0).clamp(-0.2, 0.2);
             self.coef *= 1.0 + error * trajectories / settings.horizon;
@@ -80,14 +80,14 @@ impl KlWeight {
 pub struct Method {
     policy: Policy,
     kl: KlWeight,
-    /// The moving baseline, once there was a rollout.
+    /// The moving-average baseline, after the first rollout.
     moving: Option<f64>,
-    /// Of the rewards so far, where they are scaled.
+    /// Moments of the rewards so far, for scaling.
     moments: Moments,
 }
 
 impl Method {
-    /// With settings that were checked.
+    /// A method with checked settings.
     pub fn new(policy: Policy) -> Self {
         let kl = KlWeight { coef: policy.kl.coef };
         Method { policy, kl, moving: None, moments: Moments::default() }
@@ -117,13 +117,15 @@ impl Algorithm for Method {
     fn prepare(&mut self, experience: &mut Experience) -> Result<Prepared> {
         let mut metrics = Metrics::default();
         if self.vine().is_some() && experience.sequences.iter().any(|s| s.credit.len() != s.ids.len()) {
-            return Err(no_step_values("completions that are given have no values of their steps"));
+            return Err(no_step_values(
+                "values of steps need sampled completions, but the rows contain theirs",
+            ));
         }
         reward_metrics(experience, &mut metrics);
         self.policy.scores.apply(experience, &mut self.moments);
         metrics.join(self.policy.prepare(experience, self.kl.coef, &mut self.moving));
         if let Some(kl) = metrics.get("objective/kl") {
-            self.kl.steer(&self.policy.kl, kl, experience.trajectories().len() as f64);
+            self.kl.adapt(&self.policy.kl, kl, experience.trajectories().len() as f64);
             metrics.add("kl_coef", self.kl.coef);
         }
         Ok(Prepared { metrics, no_signal: self.policy.no_signal(experience, self.kl.coef) })
@@ -162,7 +164,7 @@ impl Algorithm for Method {
     }
 }
 
-/// Marks of a rollout's rewards, under TRL's names.
+/// Metrics of a rollout's rewards, with TRL's names.
 pub fn reward_metrics(e: &Experience, metrics: &mut Metrics) {
     let trajectories = e.trajectories();
     let mut groups: BTreeMap<usize, Vec<f64>> = BTreeMap::new();

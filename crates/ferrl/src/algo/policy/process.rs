@@ -2,8 +2,8 @@
 //!
 //! The rewards of all steps of all completions to a prompt are normalised together, `r~ = (r - mean) / (std + eps)`, the
 //! division with `divide_by_std`. A token's advantage is the sum of the normalised rewards of its own step and those after
-//! it. A completion whose steps have no rewards of their own is one step; what a source gives a completion as a whole, and a
-//! KL penalty in the reward, belong to the step they stand in.
+//! it. A completion without rewards of steps is one step; a source's reward of the whole completion and a KL penalty in the reward
+//! belong to the step of their token.
 
 use super::Policy;
 use crate::algo::math::advantage::EPSILON;
@@ -12,11 +12,11 @@ use crate::experience::{Experience, Sequence};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A step: its sequence, its place among the sequence's actions, and its reward.
+/// A step: index of its sequence, range of the sequence's actions, reward.
 type RewardedStep = (usize, Range<usize>, f64);
 
 impl Policy {
-    /// Gives each token the normalised rewards of its step and the steps after it.
+    /// Sets each token's advantage to the sum of the normalised rewards of its step and the steps after it.
     pub(super) fn process_advantages(&self, e: &mut Experience) {
         let mut groups: BTreeMap<usize, Vec<Vec<RewardedStep>>> = BTreeMap::new();
         for members in e.trajectories() {

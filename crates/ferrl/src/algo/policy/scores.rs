@@ -13,12 +13,12 @@ pub struct Scores {
     pub scale: bool,
     /// Subtract the running mean first.
     pub centre: bool,
-    /// Clip the result to minus this and this. (0, 1000000]
+    /// Clip the result to the range from minus this to this. (0, 1000000]
     pub clip: Option<f64>,
 }
 
 impl Scores {
-    /// Changes the reward of every completion; a deviation of 0 divides nothing.
+    /// Scales and clips the reward of every completion; a standard deviation of 0 does not divide.
     pub fn apply(&self, e: &mut Experience, moments: &mut Moments) {
         if *self == Scores::default() {
             return;
@@ -39,7 +39,7 @@ impl Scores {
             for &s in t {
                 e.sequences[s].reward.iter_mut().for_each(|r| *r *= factor as f32);
             }
-            // Rewards of turns are scaled alike; what centring and clipping change stands at the end.
+            // Rewards of turns are scaled too; the difference made by centring and clipping is added at the end.
             let last = t.iter().rev().find_map(|&s| Some((s, e.sequences[s].actions().last()?)));
             if let Some((s, i)) = last {
                 e.sequences[s].reward[i] = 0.0;

@@ -1,8 +1,8 @@
 //! Return batch normalisation, ReBN (Liu et al., GEM: A Gym for Agentic LLMs, 2025, arXiv 2510.01051).
 //!
 //! A turn's return is `G_t = r_t + gamma G_(t+1)`, discounted once per turn. Every token of the turn has the advantage
-//! `G_t - mean`, over `std + 1e-9` with `divide_by_std`, where mean and standard deviation are over all turns of the
-//! rollout, each counted once whatever its length. A turn is an unbroken run of sampled tokens of one sequence.
+//! `G_t - mean`, divided by `std + 1e-9` with `divide_by_std`; mean and standard deviation are over all turns of the rollout, not
+//! weighted by length. A turn is a contiguous run of sampled tokens of one sequence.
 
 use super::Policy;
 use crate::algo::math::mean_std;
@@ -13,7 +13,7 @@ use std::ops::Range;
 const EPSILON: f64 = 1e-9;
 
 impl Policy {
-    /// Compares the return of each turn with those of all turns of the rollout.
+    /// Advantages of turns: returns normalised over all turns of the rollout.
     pub(super) fn turn_advantages(&self, e: &mut Experience) {
         let mut turns: Vec<(usize, Range<usize>, f64)> = Vec::new();
         for members in e.trajectories() {

@@ -21,9 +21,9 @@ with_defaults! {
 struct Options {
     /// Rows and columns of the board. [2, 10]
     rows: usize = 2,
-    /// Turns of an episode. [1, 100000]
+    /// Maximum number of turns of an episode. [1, 100000]
     turns: usize = 20,
-    /// How actions are written: `boxed`, or `line` for the first line.
+    /// Format of actions: `boxed` (in `\boxed{}`), or `line` (the first line).
     format: ActionFormat = ActionFormat::Boxed,
 }
 }

@@ -23,11 +23,11 @@ with_defaults! {
 struct Options {
     /// Rows and columns of the board. [2, 16]
     size: usize = 4,
-    /// The tile to reach, a power of two.
+    /// Target tile, a power of two.
     target: u64 = 64,
-    /// Turns of an episode. [1, 100000]
+    /// Maximum number of turns of an episode. [1, 100000]
     turns: usize = 50,
-    /// How actions are written: `boxed`, or `line` for the first line.
+    /// Format of actions: `boxed` (in `\boxed{}`), or `line` (the first line).
     format: ActionFormat = ActionFormat::Boxed,
 }
 }
@@ -36,7 +36,7 @@ impl Options {
     fn read(values: &Map<String, Value>) -> Result<Self> {
         let o: Options = options(values)?;
         if !o.target.is_power_of_two() || !(8..=1 << 20).contains(&o.target) {
-            return Err(Error::usage(format!("{} is no power of two from 8 on", o.target))
+            return Err(Error::usage(format!("{} is not a power of two of at least 8", o.target))
                 .at("data.task.target")
                 .fix("data.task.target = 64"));
         }

@@ -30,9 +30,9 @@ struct Options {
     min: i64 = 1,
     /// Largest number.
     max: i64 = 10,
-    /// Turns of an episode. [1, 1000]
+    /// Maximum number of turns of an episode. [1, 1000]
     turns: usize = 4,
-    /// How actions are written: `boxed`, or `line` for the first line.
+    /// Format of actions: `boxed` (in `\boxed{}`), or `line` (the first line).
     format: ActionFormat = ActionFormat::Boxed,
 }
 }

@@ -21,9 +21,9 @@ with_defaults! {
 struct Options {
     /// Disks of the tower. [1, 16]
     disks: usize = 3,
-    /// Turns of an episode. [1, 100000]
+    /// Maximum number of turns of an episode. [1, 100000]
     turns: usize = 10,
-    /// How actions are written: `boxed`, or `line` for the first line.
+    /// Format of actions: `boxed` (in `\boxed{}`), or `line` (the first line).
     format: ActionFormat = ActionFormat::Boxed,
 }
 }

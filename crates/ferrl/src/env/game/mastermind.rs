@@ -25,13 +25,13 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Digits of the code, all different.
+    /// Length of the code; its digits are distinct.
     length: usize = 2,
     /// Largest digit; the smallest is 1. [2, 9]
     digits: usize = 6,
-    /// Turns of an episode. [1, 1000]
+    /// Maximum number of turns of an episode. [1, 1000]
     turns: usize = 10,
-    /// How actions are written: `boxed`, or `line` for the first line.
+    /// Format of actions: `boxed` (in `\boxed{}`), or `line` (the first line).
     format: ActionFormat = ActionFormat::Boxed,
 }
 }

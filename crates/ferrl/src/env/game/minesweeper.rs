@@ -24,11 +24,11 @@ with_defaults! {
 struct Options {
     /// Rows and columns of the field. [2, 64]
     size: usize = 5,
-    /// Mines in it.
+    /// Number of mines.
     mines: usize = 5,
-    /// Turns of an episode. [1, 100000]
+    /// Maximum number of turns of an episode. [1, 100000]
     turns: usize = 25,
-    /// How actions are written: `boxed`, or `line` for the first line.
+    /// Format of actions: `boxed` (in `\boxed{}`), or `line` (the first line).
     format: ActionFormat = ActionFormat::Boxed,
 }
 }

@@ -1,8 +1,8 @@
-//! Games of one player, with the settings and rewards of GEM's (Liu et al., 2025): an action stands in `\boxed{}`, turns are
+//! Single-player games with the settings and rewards of GEM's (Liu et al., 2025): actions are in `\boxed{}`, turns are
 //! limited, a completion without an action ends the episode with -0.1, an illegal action costs a turn.
 //!
-//! The texts are our own, and shorter. With `format = "line"` the action is the first line of the completion that has text,
-//! which suits small models. A game is a file here and a line in [`GAMES`].
+//! The texts are Ferrl's, and shorter. With `format = "line"` the action is the first non-empty line of the completion, for small
+//! models. A game is a file of this folder and a line in [`GAMES`].
 
 mod fifteen;
 mod game_2048;
@@ -83,13 +83,13 @@ impl ActionFormat {
     }
 }
 
-/// One game being played.
+/// The state of a game.
 trait Rules: Send {
-    /// The task, as the first observation says it.
+    /// The task, for the first observation.
     fn instructions(&self) -> String;
     /// An action, without its box.
     fn play(&mut self, action: &str) -> Move;
-    /// The reward of the last turn where the game is not over by then.
+    /// The reward of the last turn if the game is not over.
     fn at_limit(&self) -> f64 {
         0.0
     }
@@ -100,16 +100,16 @@ trait Rules: Send {
 /// The result of an action.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Move {
-    /// What the player is shown.
+    /// The observation.
     pub shown: String,
-    /// What it earned.
+    /// Its reward.
     pub reward: f64,
     /// Whether the game is over, and whether it was won.
     pub over: Option<bool>,
 }
 
 impl Move {
-    /// The game goes on.
+    /// The game continues.
     fn on(shown: impl Into<String>, reward: f64) -> Self {
         Move { shown: shown.into(), reward, over: None }
     }
@@ -123,7 +123,7 @@ impl Move {
     }
 }
 
-/// What every game's settings have in common.
+/// Settings of all games.
 #[derive(Clone, Copy)]
 struct GameLimits {
     turns: usize,
@@ -187,7 +187,7 @@ where
     F: Fn(&mut TaskDraw) -> R + Send + Sync,
     R: Rules + 'static,
 {
-    /// A game is dealt from a number's own random numbers; `held_out` has other ones than training.
+    /// Game `index`, from its own random numbers, which differ between training and `held_out`.
     fn play(&self, index: u64, held_out: bool) -> GameEpisode<R> {
         let stream = if held_out { format!("{} held out", self.name) } else { self.name.to_string() };
         let mut draw = TaskDraw::new(&stream, self.seed, index);
@@ -218,7 +218,7 @@ fn within(key: &str, value: usize, least: usize, most: usize) -> Result<usize> {
     Err(Error::usage(format!("{value}, expected {least} to {most}")).at(format!("data.task.{key}")))
 }
 
-/// The whole numbers of an action, such as `3 1 4` or `(3, 1): 4`; none where a word is no number.
+/// The whole numbers of an action, such as `3 1 4` or `(3, 1): 4`; `None` if a word is not a number.
 fn numbers(action: &str) -> Option<Vec<usize>> {
     let words = action.split(|c: char| !c.is_alphanumeric() && c != '-').filter(|word| !word.is_empty());
     words.map(|word| word.parse().ok()).collect()
@@ -250,7 +250,7 @@ impl Direction {
         Direction::ALL[draw.below(4)].0.to_string()
     }
 
-    /// The neighbour of a cell, where the board has one.
+    /// The neighbour of a cell, if it is on the board.
     fn from(self, [row, column]: [usize; 2], [rows, columns]: [usize; 2]) -> Option<[usize; 2]> {
         match self {
             Direction::Up => (row > 0).then(|| [row - 1, column]),

@@ -24,11 +24,11 @@ with_defaults! {
 struct Options {
     /// Rows and columns, walls included. [5, 32]
     size: usize = 6,
-    /// Boxes and targets.
+    /// Number of boxes, and of targets.
     boxes: usize = 2,
-    /// Turns of an episode. [2, 100000]
+    /// Maximum number of turns of an episode. [2, 100000]
     turns: usize = 20,
-    /// How actions are written: `boxed`, or `line` for the first line.
+    /// Format of actions: `boxed` (in `\boxed{}`), or `line` (the first line).
     format: ActionFormat = ActionFormat::Boxed,
 }
 }

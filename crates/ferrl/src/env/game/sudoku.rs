@@ -23,11 +23,11 @@ with_defaults! {
 struct Options {
     /// Rows and columns: 4 or 9.
     size: usize = 4,
-    /// Cells that are given; a few more where fewer would leave several solutions.
+    /// Number of given cells; more if needed for a unique solution.
     clues: usize = 10,
-    /// Turns of an episode. [1, 100000]
+    /// Maximum number of turns of an episode. [1, 100000]
     turns: usize = 15,
-    /// How actions are written: `boxed`, or `line` for the first line.
+    /// Format of actions: `boxed` (in `\boxed{}`), or `line` (the first line).
     format: ActionFormat = ActionFormat::Boxed,
 }
 }

@@ -21,9 +21,9 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Turns of an episode. [1, 1000]
+    /// Maximum number of turns of an episode. [1, 1000]
     turns: usize = 6,
-    /// How actions are written: `boxed`, or `line` for the first line.
+    /// Format of actions: `boxed` (in `\boxed{}`), or `line` (the first line).
     format: ActionFormat = ActionFormat::Boxed,
 }
 }

@@ -1,6 +1,6 @@
 //! Environments behind an address: OpenEnv's messages `reset` and `step`, over a WebSocket for each episode or over HTTP.
 //!
-//! A server that plays a limited number of episodes keeps the others waiting until one of its own is over.
+//! If a server limits the number of concurrent episodes, the others wait.
 
 mod server;
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 const TEXTS: &[&str] =
     &["text", "message", "content", "prompt", "observation", "output", "result", "echoed_message"];
 
-/// Servers of one environment, which take episodes in turn: a seed gives the same episode on each.
+/// Servers of one environment, which share the episodes: a seed gives the same episode on each.
 pub struct Servers {
     servers: Vec<Arc<Server>>,
     /// Episodes opened so far.
@@ -24,7 +24,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Those at addresses that commas part.
+    /// The servers at addresses separated by commas.
     pub fn new(
         urls: &str,
         options: &Map<String, Value>,
@@ -35,12 +35,12 @@ impl Servers {
         Ok(Arc::new(Servers { servers, opened: AtomicU64::new(0) }))
     }
 
-    /// Refuses servers of which one does not answer.
+    /// Fails if a server does not respond.
     pub fn check(&self) -> ferrl_engine::Result<()> {
         self.servers.iter().try_for_each(|server| server.check())
     }
 
-    /// An episode of the server whose turn it is.
+    /// An episode on the next server.
     pub fn open(&self, seed: u64) -> Box<dyn Environment> {
         static IDS: AtomicU64 = AtomicU64::new(0); // no two episodes of the process share one
         let (turn, number) =
@@ -55,14 +55,14 @@ struct ServerEpisode {
     server: Arc<Server>,
     seed: u64,
     id: String,
-    /// Whether it takes one of the episodes that the server plays at a time.
+    /// Whether it holds a slot of the server.
     holds: bool,
-    /// Its session, where the server keeps one for it.
+    /// Its WebSocket session, if any.
     socket: Option<Socket>,
 }
 
 impl ServerEpisode {
-    /// A request over HTTP, made once more where the server could not be reached at all: nothing has happened then.
+    /// A request over HTTP, repeated once if the server could not be reached.
     fn post(&self, path: &str, mut body: Value) -> std::result::Result<Value, ServerRefusal> {
         body["episode_id"] = self.id.as_str().into();
         match self.server.post(path, &body) {
@@ -160,7 +160,7 @@ impl Environment for ServerEpisode {
     }
 }
 
-/// What the policy reads of an observation: its text, or all of it as JSON.
+/// The text of an observation, or the whole observation as JSON.
 fn text(observation: &Value) -> String {
     let found = TEXTS.iter().find_map(|name| observation[*name].as_str());
     match observation {

@@ -1,4 +1,4 @@
-//! One OpenEnv server: how it is spoken to, and how many episodes it plays at a time.
+//! One OpenEnv server: its protocol and the number of concurrent episodes.
 
 use super::super::{Lost, Why};
 use crate::http::Url;
@@ -12,34 +12,34 @@ use serde_json::{Map, Value, json};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The field of an action that is text, where the server does not say.
+/// Default field of the action's text.
 const ACTION: &str = "message";
-/// How long a start waits for a server that plays other episodes before it is asked again.
+/// Wait before a busy server is tried again.
 const WAIT: Duration = Duration::from_millis(20);
 
-/// What may be set in `env.options`.
+/// Settings in `env.options`.
 #[derive(Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Field of an action that takes the text; what the server's schema says by default.
+    /// Field of the action's text; by default from the server's schema.
     action: Option<String>,
-    /// Whether the server keeps episodes over HTTP apart.
+    /// Whether the server supports concurrent episodes over HTTP.
     sessions: bool,
-    /// What the server speaks by default.
+    /// Protocol; by default the one that the server supports.
     transport: Option<Transport>,
 }
 
-/// How a server is spoken to.
+/// Protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Transport {
-    /// `POST /reset` and `POST /step`, a connection each.
+    /// `POST /reset` and `POST /step`, with a connection each.
     Http,
-    /// One connection to `/ws` for each episode, which the server keeps apart from others by it.
+    /// A WebSocket to `/ws` per episode.
     WebSocket,
 }
 
-/// Episodes that a server plays, and how many it can.
+/// Number of running episodes of a server, and its limit.
 #[derive(Debug)]
 struct EpisodeSlots {
     taken: usize,
@@ -74,13 +74,13 @@ impl Server {
         let url = url.trim_end_matches('/').to_string();
         let transport = options.transport.unwrap_or_else(|| spoken(&url, timeout));
         let action = options.action.or_else(|| text_field(&url, timeout)).unwrap_or_else(|| ACTION.into());
-        // A server says how many sessions it keeps when it refuses one; over HTTP it has one environment.
+        // The limit of sessions is known once a server refuses one; over HTTP it has one environment.
         let most = if transport == Transport::WebSocket || options.sessions { usize::MAX } else { 1 };
         let slots = Mutex::new(EpisodeSlots { taken: 0, most });
         Ok(Arc::new(Server { url, timeout, action, transport, slots, free: Condvar::new() }))
     }
 
-    /// Refuses a server that does not answer.
+    /// Fails if the server does not respond.
     pub(super) fn check(&self) -> ferrl_engine::Result<()> {
         let reset = json!({ "seed": 0 });
         let answer = match self.transport {
@@ -90,7 +90,7 @@ impl Server {
             }
         };
         match answer {
-            // Other clients play all its episodes: it answers.
+            // Busy with other clients: it responds.
             Ok(_) | Err(ServerRefusal::Full) => Ok(()),
             Err(ServerRefusal::Lost(lost)) => {
                 Err(Error::data(lost.message).at(&self.url).fix("start the server, or correct env.url"))
@@ -98,7 +98,7 @@ impl Server {
         }
     }
 
-    /// A request of its own connection.
+    /// A request on a new connection.
     pub(super) fn post(&self, path: &str, body: &Value) -> Result<Value, ServerRefusal> {
         let began = Instant::now();
         let url = Url::parse(&format!("{}/{path}", self.url)).map_err(|e| Lost::new(Why::Exited, e))?;
@@ -106,14 +106,14 @@ impl Server {
         observed(path, answer)
     }
 
-    /// A session of the server's.
+    /// Opens a session.
     pub(super) fn connect(&self) -> Result<Socket, ServerRefusal> {
         let began = Instant::now();
         let url = Url::parse(&format!("{}/ws", self.url)).map_err(|e| Lost::new(Why::Exited, e))?;
         Ok(Socket::open(&url, self.timeout).map_err(|what| lost("ws", &what, began))?)
     }
 
-    /// A message of a session and its answer.
+    /// Sends a message in a session and returns the reply.
     pub(super) fn tell(&self, socket: &mut Socket, kind: &str, data: &Value) -> Result<Value, ServerRefusal> {
         let began = Instant::now();
         let mut answer = socket
@@ -140,7 +140,7 @@ impl Server {
         lock(&self.slots)
     }
 
-    /// Takes one of the episodes that the server plays at a time; whether one was free.
+    /// Takes a slot of the server; returns whether one was free.
     pub(super) fn take(&self) -> bool {
         let full = |slots: &mut EpisodeSlots| slots.taken >= slots.most;
         let (mut slots, _) =
@@ -155,17 +155,17 @@ impl Server {
         self.free.notify_one();
     }
 
-    /// Gives a session back that the server did not open, because others hold all of them.
+    /// Lowers the limit after the server refused a session.
     pub(super) fn turned_away(&self) {
         self.give_back();
         std::thread::sleep(WAIT);
     }
 }
 
-/// Why a server did not answer with an observation.
+/// Why a server returned no observation.
 #[derive(Debug)]
 pub(super) enum ServerRefusal {
-    /// It plays as many episodes as it can.
+    /// It is busy.
     Full,
     /// The episode is lost.
     Lost(Box<Lost>),
@@ -195,8 +195,7 @@ fn observed(path: &str, answer: Value) -> Result<Value, ServerRefusal> {
     }
 }
 
-/// How a server is spoken to: servers of today make a new environment for every request over HTTP, and keep one for each
-/// WebSocket.
+/// The protocol of a server: current servers create a new environment for every HTTP request, and one per WebSocket.
 fn spoken(url: &str, timeout: Duration) -> Transport {
     let socket = Url::parse(&format!("{url}/ws"))
         .and_then(|url| Socket::open(&url, timeout.min(Duration::from_secs(5))));

@@ -1,8 +1,8 @@
 //! Environments in Python: RL2's `step`, classes with gymnasium's methods, GEM, reasoning-gym.
 //!
-//! They run in supervised processes. An async `step` serves many episodes of a process at once; any other one call at a time.
-//! A call that fails is made once more: in another process, in which the episode is played again up to that turn. Then the
-//! episode is lost, and the run goes on.
+//! They run in supervised processes. With an async `step` a process serves many episodes concurrently, otherwise one call at a time.
+//! A failed call is retried once, in another process in which the episode is replayed up to that turn. If that fails, the episode is
+//! lost and the run continues.
 
 mod workers;
 
@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What plays.
+/// The environment.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PythonEnv {
-    /// A Python file, and the class in it where it is one.
+    /// A Python file, optionally with a class.
     File(PathBuf, Option<String>),
     /// An environment of GEM, by its name there.
     Gem(String),
@@ -51,35 +51,35 @@ impl PythonEnv {
     }
 }
 
-/// How its processes are run.
+/// Settings of the worker processes.
 #[derive(Clone)]
 pub struct WorkerSettings {
-    /// What plays.
+    /// The environment.
     pub what: PythonEnv,
     /// Arguments for it.
     pub options: Map<String, Value>,
-    /// How many processes.
+    /// Number of processes.
     pub workers: usize,
-    /// The longest a call may take.
+    /// Maximum time of a call.
     pub timeout: Duration,
-    /// The longest that loading may take.
+    /// Maximum time of loading.
     pub start_timeout: Duration,
-    /// The most memory of a process in bytes.
+    /// Maximum memory of a process in bytes.
     pub memory: u64,
-    /// The Python to run.
+    /// The Python interpreter.
     pub python: String,
-    /// Who hears what it prints, and who may end its waits.
+    /// Log and interrupt.
     pub hooks: Hooks,
 }
 
-/// Where an episode begins.
+/// Initial state of an episode.
 #[derive(Clone, Debug, Default)]
 pub struct EpisodeStart {
-    /// Decides every random number of the environment.
+    /// Seed of the environment.
     pub seed: u64,
-    /// Number and columns of the data row, if the episode begins with one.
+    /// Number and columns of the data row, if the episode starts from one.
     pub row: Option<(u64, Map<String, Value>)>,
-    /// The text it begins with; the environment says it where it is empty.
+    /// The initial text; if empty, the environment's first observation.
     pub state: String,
     /// For messages.
     pub name: String,
@@ -89,11 +89,11 @@ pub struct EpisodeStart {
 pub struct WorkerEpisode {
     workers: Arc<Workers>,
     start: Arc<EpisodeStart>,
-    /// Which worker plays it.
+    /// Index of its worker.
     slot: usize,
-    /// The process and the number there that it is open under.
+    /// Its process and its number there.
     open: Option<workers::OpenEpisode>,
-    /// Actions so far and their results: replayed in another process.
+    /// Actions so far with their results, for a replay in another process.
     history: Vec<(String, Value)>,
 }
 
@@ -107,14 +107,14 @@ impl WorkerEpisode {
         WorkerEpisode { workers, start: Arc::new(start), slot, open: None, history: Vec::new() }
     }
 
-    /// The request that opens it.
+    /// The request that starts it.
     fn opening(&self) -> Value {
         let EpisodeStart { seed, row, state, .. } = &*self.start;
         let (number, row) = row.as_ref().map_or((None, None), |(number, row)| (Some(*number), Some(row)));
         json!({ "op": "open", "seed": seed, "row": row, "number": number, "state": state })
     }
 
-    /// Makes a call, once more where it fails, and says what became of it.
+    /// Makes a call, retried once if it fails.
     fn call(&mut self, request: Value, field: &str) -> Result<Value> {
         let began = Instant::now();
         let mut failed = match self.attempt(&request, field) {
@@ -123,7 +123,7 @@ impl WorkerEpisode {
         };
         self.close();
         if failed.retry {
-            self.slot = self.workers.count() + self.slot % self.workers.count(); // apart from the others
+            self.slot = self.workers.count() + self.slot % self.workers.count(); // a process for retries
             self.workers.count_retry();
             match self.attempt(&request, field) {
                 Ok(answer) => return Ok(answer),
@@ -141,7 +141,7 @@ impl WorkerEpisode {
         }
     }
 
-    /// Once: in the process it is open in, or in a new one after what has been played.
+    /// One attempt: in its process, or in a new one after a replay.
     fn attempt(
         &mut self,
         request: &Value,
@@ -163,7 +163,7 @@ impl WorkerEpisode {
         answer
     }
 
-    /// Plays what has been played so far in another process.
+    /// Replays the episode so far in another process.
     fn replay(&self, process: &workers::RunningWorker) -> std::result::Result<(), Box<workers::CallFailed>> {
         let Some(open) = &self.open else { return Ok(()) };
         self.workers.ask(self.slot, process, open, &self.opening(), "state")?;
@@ -171,14 +171,14 @@ impl WorkerEpisode {
             let request = json!({ "op": "step", "action": action });
             let turn = self.workers.ask(self.slot, process, open, &request, "turn")?;
             if turn["next"] != before["next"] || turn["reward"] != before["reward"] {
-                let what = "played again in a new process it answered otherwise: it does not depend on its seed alone";
+                let what = "replayed in a new process it returned other results: it does not depend on its seed alone";
                 return Err(workers::CallFailed::lost(Lost::new(Why::Schema, what)));
             }
         }
         Ok(())
     }
 
-    /// Frees what it holds in its process.
+    /// Closes it in its process.
     fn close(&mut self) {
         if let Some(open) = self.open.take() {
             open.close();
@@ -232,14 +232,14 @@ impl Environment for WorkerEpisode {
     }
 }
 
-/// Episodes that begin with a row of the data.
+/// Episodes that start from a row of data.
 pub struct OfRows {
     workers: Arc<Workers>,
     seed: u64,
 }
 
 impl OfRows {
-    /// Those of an environment.
+    /// Episodes of an environment.
     pub fn new(workers: Arc<Workers>, seed: u64) -> Self {
         OfRows { workers, seed }
     }

@@ -1,4 +1,4 @@
-//! The processes that environments in Python run in, and what has gone wrong in them.
+//! Worker processes of Python environments, and their failures.
 
 use super::{PythonEnv, WorkerSettings};
 use crate::env::{Lost, Why};
@@ -12,48 +12,48 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 const HOST: &str = include_str!("host.py");
-/// The longest answer in bytes.
+/// Maximum size of a reply in bytes.
 const MAX_LINE: usize = 16 << 20;
-/// An async call is cancelled at the time-out. If its process does not answer even then, it is killed after this grace period.
+/// An async call is cancelled at the time-out. If its process does not respond even then, it is killed after this grace period.
 const GRACE: Duration = Duration::from_secs(1);
-/// The run stops after this many lost episodes, if no turn was answered before.
+/// The run stops after this many lost episodes if no turn has succeeded.
 const HOPELESS: u64 = 16;
 
-/// What has happened so far.
+/// Counts of calls and failures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpisodeCounts {
-    /// Calls made.
+    /// Calls.
     pub calls: u64,
-    /// Calls made once more.
+    /// Retried calls.
     pub retries: u64,
-    /// Processes replaced.
+    /// Replaced processes.
     pub restarts: u64,
-    /// Episodes given up.
+    /// Lost episodes.
     pub lost: u64,
-    /// Answers that came too late or twice, and were not used.
+    /// Discarded replies: late or duplicate.
     pub stale: u64,
 }
 
-/// A few processes with the same environment, started when they are first needed.
+/// A pool of processes with the same environment, started on demand.
 pub struct Workers {
     settings: WorkerSettings,
-    /// Two processes per worker. When a process of the first half dies, all calls in it fail, whichever caused it; each is
+    /// Two processes per worker. When a process of the first half dies, all its calls fail, not only the one that caused it; each is
     /// retried in a process of the second half, which serves one call at a time.
     slots: Vec<EpisodeSlot>,
     ready: OnceLock<Value>,
     counts: Mutex<EpisodeCounts>,
-    /// Whether any turn was ever answered.
+    /// Whether any turn has succeeded.
     answered: AtomicBool,
 }
 
 #[derive(Default)]
 struct EpisodeSlot {
     process: Mutex<Option<RunningWorker>>,
-    /// Held during a call, where a process serves one at a time.
+    /// Held during a call, in processes that serve one at a time.
     turn: Mutex<()>,
 }
 
-/// A process in use.
+/// A running process.
 pub(super) type RunningWorker = Arc<Process>;
 
 /// An episode in a process.
@@ -81,12 +81,12 @@ impl OpenEpisode {
     }
 }
 
-/// A call that gave nothing.
+/// A failed call.
 pub(super) struct CallFailed {
     pub lost: Lost,
-    /// Whether another process may do better.
+    /// Whether a retry in another process may succeed.
     pub retry: bool,
-    /// Where the run cannot go on.
+    /// The error that ends the run, if any.
     pub fatal: Option<Error>,
 }
 
@@ -95,21 +95,21 @@ impl CallFailed {
         Box::new(CallFailed { lost, retry: false, fatal: None })
     }
 
-    /// The run cannot go on.
+    /// An error that ends the run.
     fn fatal(error: Error) -> Box<Self> {
         Box::new(CallFailed { lost: Lost::new(Why::Exited, ""), retry: false, fatal: Some(error) })
     }
 }
 
 impl Workers {
-    /// None is started yet.
+    /// Starts no process yet.
     pub fn new(settings: WorkerSettings) -> Arc<Workers> {
         let slots = (0..2 * settings.workers.max(1)).map(|_| EpisodeSlot::default()).collect();
         let (ready, counts, answered) = Default::default();
         Arc::new(Workers { settings, slots, ready, counts, answered })
     }
 
-    /// Starts the first one: what cannot be loaded is an error before work is spent.
+    /// Starts the first process, so that an environment that cannot be loaded is an error at the start.
     pub fn check(&self) -> Result<()> {
         match self.process(0) {
             Ok(_) => Ok(()),
@@ -120,17 +120,17 @@ impl Workers {
         }
     }
 
-    /// How many there are.
+    /// Number of workers.
     pub(super) fn count(&self) -> usize {
         self.slots.len() / 2
     }
 
-    /// What plays.
+    /// The environment.
     pub fn name(&self) -> String {
         self.settings.what.name()
     }
 
-    /// What has happened so far.
+    /// Counts of calls and failures.
     pub fn counts(&self) -> EpisodeCounts {
         let running = self.slots.iter().filter_map(|slot| lock(&slot.process).clone());
         let stale: u64 = running.map(|process| process.new_stale()).sum();
@@ -139,7 +139,7 @@ impl Workers {
         *counts
     }
 
-    /// Whether it answers with whole states; with what is new otherwise.
+    /// Whether it returns whole states instead of observations.
     pub(super) fn whole_states(&self) -> bool {
         self.ready.get().is_some_and(|ready| ready["kind"] == "state")
     }
@@ -148,25 +148,24 @@ impl Workers {
         lock(&self.counts).retries += 1;
     }
 
-    /// Counts an episode that is lost; the error that ends the run where all are.
+    /// Counts a lost episode; returns the error that ends the run if all are lost.
     pub(super) fn count_lost(&self, lost: &Lost) -> Option<Error> {
         let mut counts = lock(&self.counts);
         counts.lost += 1;
         let (all, answered) = (counts.lost, self.answered.load(Ordering::Relaxed));
         (all >= HOPELESS && !answered).then(|| {
-            let what =
-                format!("{all} episodes were lost before a single turn was answered; the last: {lost}");
+            let what = format!("{all} episodes were lost before any turn succeeded; the last: {lost}");
             Error::from(Lost::new(lost.why, what)).at(self.name())
         })
     }
 
-    /// The right to call a process, where it serves one call at a time.
+    /// The lock of a process that serves one call at a time.
     pub(super) fn turn(&self, slot: usize) -> Option<MutexGuard<'_, ()>> {
         let concurrent = self.ready.get().is_some_and(|ready| ready["concurrent"] == true);
         (!concurrent || slot >= self.count()).then(|| lock(&self.slots[slot].turn))
     }
 
-    /// The process of a slot, started where it has none.
+    /// The process of a slot, started if needed.
     pub(super) fn process(&self, slot: usize) -> std::result::Result<RunningWorker, Box<CallFailed>> {
         let mut held = lock(&self.slots[slot].process);
         if let Some(process) = &*held {
@@ -222,7 +221,7 @@ impl Workers {
         CallFailed::fatal(fatal)
     }
 
-    /// One call; what it gave under a name. A process that is not to be trusted any more is ended.
+    /// One call; returns a field of its reply. A process in an unknown state is ended.
     pub(super) fn ask(
         &self,
         slot: usize,
@@ -238,7 +237,7 @@ impl Workers {
         let concurrent = self.ready.get().is_some_and(|ready| ready["concurrent"] == true);
         let timeout = self.settings.timeout + if concurrent { GRACE } else { Duration::ZERO };
         let kind = match process.ask(request, timeout) {
-            // It was cancelled where it waited; the others in the process go on.
+            // The call was cancelled; others in the process continue.
             Ok(answer) if answer["hung"] == true => {
                 return Err(self.failed(FailureKind::TimedOut(self.settings.timeout), process.tail()));
             }
@@ -248,7 +247,7 @@ impl Workers {
                     return Ok(answer[field].take());
                 }
                 None => FailureKind::Garbage(answer.to_string().chars().take(80).collect()),
-                // Its code failed in a process that is sound.
+                // The environment raised; the process is intact.
                 Some(kind) => return Err(self.failed(kind, process.tail())),
             },
             Err(kind) => kind,
@@ -288,7 +287,7 @@ impl Workers {
     }
 }
 
-/// What an answer that holds nothing says.
+/// The kind of failure that a reply reports.
 fn answer_kind(answer: &Value) -> Option<FailureKind> {
     let text = |v: &Value| v.as_str().unwrap_or_default().to_string();
     if let Some(raised) = answer["raised"].as_object() {

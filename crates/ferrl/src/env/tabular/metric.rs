@@ -1,9 +1,9 @@
-//! Metrics of the tabular task, and how far a submission is above the baseline.
+//! Metrics of the tabular task, and the improvement of a submission over the baseline.
 
 use super::model::Matrix;
 use super::table::PredictionTarget;
 
-/// How a submission is graded.
+/// Metric of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TabularMetric {
     Accuracy,
@@ -30,7 +30,7 @@ impl TabularMetric {
         TabularMetric::ALL.iter().find(|(_, metric)| *metric == self).map_or("", |(name, _)| name)
     }
 
-    /// Whether the target is numbers.
+    /// Whether the task is a regression.
     pub(super) fn regression(self) -> bool {
         matches!(self, TabularMetric::Rmse | TabularMetric::Mae | TabularMetric::R2)
     }
@@ -43,7 +43,7 @@ impl TabularMetric {
         }
     }
 
-    /// The metric of outputs: one a row for numbers, one a class otherwise.
+    /// The metric of outputs: one per row in regression, one per class otherwise.
     pub(super) fn value(self, outputs: &Matrix, truth: &PredictionTarget) -> f64 {
         match truth {
             PredictionTarget::Numbers(values) => {
@@ -99,7 +99,7 @@ impl TabularMetric {
         }
     }
 
-    /// How much of the way from the baseline to a perfect submission this is: 0 at the baseline, 1 at the best, -1 at worst.
+    /// Improvement over the baseline as a fraction of that of a perfect submission, at least -1.
     pub(super) fn improvement(self, value: f64, baseline: f64) -> f64 {
         let way = self.best() - baseline;
         if way.abs() < 1e-12 || !value.is_finite() {

@@ -1,14 +1,14 @@
 //! A task like those of MLE-bench: training rows with a target, test rows without one, a metric, and one graded submission.
-//! The policy works in a small language, one command a line:
+//! The policy writes commands, one per line:
 //!
 //! ```text
 //! impute zero|mean|median     scale none|standard|minmax     encode none|onehot|ordinal     drop COLUMN
 //! model linear | ridge ALPHA | tree DEPTH | knn K            validate                       submit
 //! ```
 //!
-//! `validate` shows the metric of cross-validation on the training rows; `submit` learns from all of them, is graded on the test
-//! rows and ends the episode. The reward is the share of the way from the baseline, which predicts the mean or the majority, to
-//! a perfect submission; `score` is 1 above the baseline.
+//! `validate` shows the metric of cross-validation on the training rows; `submit` trains on all of them, is graded on the test
+//! rows and ends the episode. The reward is the improvement over the baseline (the mean or the majority class) as a fraction of
+//! that of a perfect submission; `score` is 1 above the baseline.
 
 mod metric;
 mod model;
@@ -39,17 +39,17 @@ pub(crate) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// CSV of the training rows; unset makes up a table for every episode.
+    /// CSV of the training rows; unset generates a table for every episode.
     train: Option<String> = None,
-    /// CSV of the rows that are graded, with their targets; unset takes a quarter of the training rows.
+    /// CSV of the test rows with their targets; unset uses a quarter of the training rows.
     test: Option<String> = None,
-    /// Column that is predicted.
+    /// Target column.
     target: String = "target".into(),
     /// Metric: accuracy, balanced_accuracy, auc, log_loss, rmse, mae or r2.
     metric: String = "accuracy".into(),
-    /// Turns of an episode. [1, 1000]
+    /// Maximum number of turns of an episode. [1, 1000]
     turns: usize = 10,
-    /// Rows of a made-up table. [40, 100000]
+    /// Rows of a generated table. [40, 100000]
     rows: usize = 200,
     /// Whether the prompt lists the commands.
     instructions: bool = true,
@@ -214,7 +214,7 @@ impl TabularEpisode {
         }
     }
 
-    /// The last turn: the grade of a submission, with the baseline's beside it.
+    /// The last turn: the metrics of the submission and of the baseline.
     fn graded(&self, value: f64) -> Turn {
         let TabularProblem { train, test } = &*self.problem;
         let baseline = baseline(train, test, self.metric);
@@ -237,7 +237,7 @@ impl TabularEpisode {
 
 const NAMES: [&str; 7] = ["impute", "scale", "encode", "drop", "model", "validate", "submit"];
 
-/// The choice of that name, or which there are.
+/// The choice of that name, or an error that lists them.
 fn choose<T: Copy>(word: &str, all: &[(&str, T)]) -> std::result::Result<T, String> {
     all.iter().find(|(name, _)| *name == word).map(|(_, value)| *value).ok_or_else(|| {
         let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
@@ -275,7 +275,7 @@ impl Environment for TabularEpisode {
             match self.command(line) {
                 Ok(Done::Graded(value)) => return Ok(self.graded(value)),
                 Ok(Done::Shown(text)) => shown.push(text),
-                // What follows a command that failed may build on it.
+                // Commands after a failed one may depend on it.
                 Err(why) => {
                     shown.push(format!("error: {why}"));
                     break;

@@ -1,5 +1,5 @@
-//! Models of the tabular task: ridge regression, a tree, nearest neighbours. Each maps features to one output for a number, or
-//! one a class.
+//! Models of the tabular task: ridge regression, a decision tree, nearest neighbours. Each maps features to one output in
+//! regression, or to one per class.
 
 /// Rows of numbers.
 pub(super) type Matrix = Vec<Vec<f64>>;
@@ -15,13 +15,13 @@ pub(super) enum TabularModel {
     Knn { k: usize },
 }
 
-/// Rows that a leaf of a tree keeps at least.
+/// Minimum number of rows of a leaf.
 const LEAF: usize = 3;
-/// Places where a feature may be split.
+/// Number of split candidates of a feature.
 const CUTS: usize = 32;
 
 impl TabularModel {
-    /// Outputs for `test` after learning `x` to `y`.
+    /// Outputs for `test` after training on `x` and `y`.
     pub(super) fn predict(self, x: &Matrix, y: &Matrix, test: &Matrix) -> Matrix {
         match self {
             TabularModel::Ridge { alpha } => ridge(x, y, test, alpha),
@@ -56,7 +56,7 @@ fn ridge(x: &Matrix, y: &Matrix, test: &Matrix, alpha: f64) -> Matrix {
             (0..center_y.len()).for_each(|j| right[i][j] += row[i] * (y[j] - center_y[j]));
         }
     }
-    // Without any penalty, columns that say the same would have no solution.
+    // Without any penalty collinear columns would have no unique solution.
     let floor = 1e-9 * (1.0 + gram.iter().enumerate().map(|(i, row)| row[i]).fold(0.0, f64::max));
     (0..width).for_each(|i| gram[i][i] += alpha.max(floor));
     let weights = solve(gram, right);
@@ -68,7 +68,7 @@ fn ridge(x: &Matrix, y: &Matrix, test: &Matrix, alpha: f64) -> Matrix {
     test.iter().map(output).collect()
 }
 
-/// Gauss elimination with the largest pivot.
+/// Gaussian elimination with partial pivoting.
 fn solve(mut a: Matrix, mut b: Matrix) -> Matrix {
     let n = a.len();
     for k in 0..n {

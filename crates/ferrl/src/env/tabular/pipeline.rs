@@ -1,17 +1,17 @@
-//! What a policy builds with its commands: columns to numbers, and a model. Everything is learned from the training rows.
+//! The pipeline that a policy builds with its commands: preprocessing and a model, fitted on the training rows only.
 
 use super::metric::TabularMetric;
 use super::model::{Matrix, TabularModel};
 use super::table::{Column, PredictionTarget, TabularData};
 
-/// Words of a column that get a feature of their own; the rest share none.
+/// Maximum number of words of a column with a feature each; other words have none.
 const MAX_WORDS: usize = 50;
-/// Products that nearest neighbours may take.
+/// Maximum number of products of nearest neighbours.
 const MAX_WORK: usize = 2_000_000_000;
-/// Parts of cross-validation.
+/// Number of folds of cross-validation.
 const FOLDS: usize = 4;
 
-/// What stands in for a missing number.
+/// Replacement of missing numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) enum Impute {
     #[default]
@@ -20,7 +20,7 @@ pub(super) enum Impute {
     Median,
 }
 
-/// How numbers are scaled.
+/// Scaling of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) enum Scale {
     #[default]
@@ -29,10 +29,10 @@ pub(super) enum Scale {
     MinMax,
 }
 
-/// How words become numbers.
+/// Encoding of words.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) enum WordEncoding {
-    /// They are left out.
+    /// Dropped.
     #[default]
     None,
     OneHot,
@@ -49,7 +49,7 @@ pub(super) struct TabularPipeline {
 }
 
 impl TabularPipeline {
-    /// Outputs for the rows of `test` after learning those of `train`; or why that cannot be.
+    /// Outputs for the rows of `test` after training on `train`, or an error for the policy.
     pub(super) fn predict(&self, train: &TabularData, test: &TabularData) -> Result<Matrix, String> {
         let model = self.model.ok_or("there is no model yet")?;
         let mut features = (vec![Vec::new(); train.rows()], vec![Vec::new(); test.rows()]);
@@ -110,7 +110,7 @@ impl TabularPipeline {
         rows.1.iter_mut().zip(other).for_each(|(row, cell)| push(row, cell));
     }
 
-    /// What is taken off the numbers, and what they are divided by.
+    /// Offset and divisor of scaling.
     fn spread(&self, values: &[f64]) -> (f64, f64) {
         let n = values.len().max(1) as f64;
         let positive = |width: f64| if width > 0.0 { width } else { 1.0 };
@@ -157,7 +157,7 @@ fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// A target as what models learn: the number, or one for the row's class and zeros.
+/// Training outputs of a target: the number, or a one-hot vector of the class.
 fn outputs(target: &PredictionTarget) -> Matrix {
     match target {
         PredictionTarget::Numbers(values) => values.iter().map(|v| vec![*v]).collect(),

@@ -1,4 +1,4 @@
-//! A table with a target: from CSV files, or made up by a seed.
+//! A table with a target: from CSV files, or generated from a seed.
 
 use crate::data::each_row;
 use crate::verify::countdown::TaskDraw;
@@ -36,7 +36,7 @@ impl Column {
     }
 }
 
-/// What is to be predicted.
+/// The target.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum PredictionTarget {
     Numbers(Vec<f64>),
@@ -83,7 +83,7 @@ impl TabularData {
     }
 }
 
-/// A table to learn from and one to be graded on.
+/// Training and test table.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TabularProblem {
     pub train: TabularData,
@@ -91,7 +91,7 @@ pub(super) struct TabularProblem {
 }
 
 impl TabularProblem {
-    /// Rows of one table, by lot; a quarter is for the test.
+    /// Splits a table at random; a quarter of the rows is the test.
     pub(super) fn split(table: &TabularData, draw: &mut TaskDraw) -> TabularProblem {
         let mut order: Vec<usize> = (0..table.rows()).collect();
         for i in (1..order.len()).rev() {
@@ -138,13 +138,13 @@ fn word(value: &Value) -> Option<String> {
     }
 }
 
-/// Whether a column is numbers: all its cells that are there are.
+/// Whether all non-empty cells of a column are numbers.
 fn numeric(cells: &[&Value]) -> bool {
     cells.iter().all(|v| v.is_null() || v.is_number()) && cells.iter().any(|v| v.is_number())
 }
 
-/// The tables of `train` and `test` files; without the second a quarter of the first is for the test. The target is numbers
-/// where `regression` says so, otherwise classes.
+/// The tables of `train` and `test` files; without the second a quarter of the first is the test. The target is a number in a
+/// `regression`, otherwise a class.
 pub(super) fn read(
     train: &Path,
     test: Option<&Path>,
@@ -205,15 +205,15 @@ pub(super) fn read(
     })
 }
 
-/// How a table is made up.
+/// Parameters of a generated table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MadeUp {
     pub rows: usize,
     pub regression: bool,
 }
 
-/// A table by its random numbers: numbers `a` to `d` of different scales, some of them missing, words `e`, and a target that
-/// is linear in the features or depends on their signs.
+/// Generates a table: numbers `a` to `d` of different scales, some of them missing, words `e`, and a target that is linear in the
+/// features or depends on their signs.
 pub(super) fn make_up(how: MadeUp, draw: &mut TaskDraw) -> TabularProblem {
     let unit = |draw: &mut TaskDraw| f64::from(draw.word()) / 2_147_483_648.0 - 1.0;
     let kinds = ["red", "green", "blue"];

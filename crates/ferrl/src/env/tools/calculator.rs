@@ -1,4 +1,4 @@
-//! Arithmetic that is too hard to do in the head, with a calculator at hand.
+//! Arithmetic questions with a calculator tool.
 
 use super::ToolLimits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
@@ -39,17 +39,17 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Digits of each number. [1, 9]
+    /// Digits of each operand. [1, 9]
     digits: u32 = 3,
-    /// Numbers of an expression. [2, 8]
+    /// Number of operands of an expression. [2, 8]
     numbers: usize = 2,
-    /// Operations between them, some of `+-*`.
+    /// Operations, some of `+-*`.
     ops: String = "+-*".into(),
-    /// Whether the calculator is there; without it a question has one turn.
+    /// Whether the calculator is available; without it episodes have one turn.
     tool: bool = true,
-    /// Calls of an episode. [0, 1000]
+    /// Maximum number of tool calls per episode. [0, 1000]
     max_calls: usize = 2,
-    /// Fraction of demonstrations that call the calculator; the others answer at once, rightly. [0, 1]
+    /// Fraction of demonstrations that call the calculator; the others give the right answer directly. [0, 1]
     demonstrated: f64 = 0.5,
     /// Whether the prompt explains the tool and the answer's form.
     instructions: bool = true,

@@ -1,8 +1,8 @@
-//! A question with tools: an action that calls some gets their results as the next observation; one that calls none, or gives
-//! an `<answer>` first, ends the episode and a verifier scores it.
+//! A question with tools: after an action with tool calls the next observation has their results; an action without calls, or with
+//! an `<answer>` before them, ends the episode and is scored by a verifier.
 //!
-//! Results are written in the format of the call: `<information>` for Search-R1's tags, `<tool_response>` for Hermes, the bare
-//! text for Llama 3. A call that cannot be read gets a hint and counts as a call.
+//! Results have the format of the call: `<information>` for Search-R1's tags, `<tool_response>` for Hermes, plain text for
+//! Llama 3. A malformed call gets a hint and counts as a call.
 
 mod calculator;
 mod python;
@@ -23,9 +23,9 @@ use std::sync::Arc;
 /// Limits of an episode with tools.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ToolLimits {
-    /// Calls of an episode; an action that calls beyond them ends it without a reward.
+    /// Maximum number of calls per episode; an action beyond it ends the episode without a reward.
     pub max_calls: usize,
-    /// Longest result of one call, in characters; the rest is cut off.
+    /// Maximum length of a result in characters; longer ones are truncated.
     pub max_chars: usize,
 }
 
@@ -47,7 +47,7 @@ pub struct ToolEpisode {
 }
 
 impl ToolEpisode {
-    /// A prompt with the columns that the verifier needs. Without one, an answer is worth what the recipe's rewards say.
+    /// A prompt with the columns of the verifier. Without a verifier the recipe's rewards score the answer.
     pub fn new(
         prompt: String,
         columns: Map<String, Value>,
@@ -58,7 +58,7 @@ impl ToolEpisode {
         ToolEpisode { prompt, columns, tools, verifier, limits, calls: 0, errors: 0 }
     }
 
-    /// The text of each call's result, and how the calls were written.
+    /// Runs calls; returns the text of each result and the format of the calls.
     fn run(&mut self, written: Vec<call::WrittenCall>) -> Result<(Vec<String>, CallFormat)> {
         let format = written.first().map_or(CallFormat::Tag, |first| first.format);
         let mut results = Vec::new();
@@ -78,7 +78,7 @@ impl ToolEpisode {
         Ok((results, format))
     }
 
-    /// What the episode's last turn shows beside the score.
+    /// Additional information of the last turn.
     fn extra(&self) -> Map<String, Value> {
         let mut extra = Map::new();
         extra.insert("tool_calls".into(), json!(self.calls));
@@ -106,7 +106,7 @@ impl ToolEpisode {
     }
 }
 
-/// Results as the policy reads them.
+/// Results as an observation.
 fn observation(results: &[String], format: CallFormat) -> String {
     match format {
         CallFormat::Tag => format!("\n\n<information>{}</information>\n\n", results.join("\n")),
@@ -134,7 +134,7 @@ impl Environment for ToolEpisode {
             Some(first) if answered.is_none_or(|at| first.at < at) => first.at,
             _ => return Ok(self.grade(action)?),
         };
-        // An answer in the middle ends the calls that count.
+        // Calls after an answer do not count.
         let until = answered.filter(|at| *at > first).unwrap_or(action.len());
         if self.calls >= self.limits.max_calls {
             let shown = observation(&["error: no calls are left".into()], written[0].format);

@@ -1,4 +1,4 @@
-//! Questions that a short program answers, with a Python interpreter at hand.
+//! Questions that a short program answers, with a Python tool.
 
 use super::ToolLimits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
@@ -34,13 +34,13 @@ with_defaults! {
 struct Options {
     /// Largest number in a question. [20, 100000]
     max_number: usize = 1000,
-    /// Calls of an episode. [0, 1000]
+    /// Maximum number of tool calls per episode. [0, 1000]
     max_calls: usize = 2,
-    /// Fraction of demonstrations that call Python; the others answer at once, rightly. [0, 1]
+    /// Fraction of demonstrations that call Python; the others give the right answer directly. [0, 1]
     demonstrated: f64 = 0.5,
     /// Whether the prompt explains the tool and the answer's form.
     instructions: bool = true,
-    /// Sandbox of the tool: `auto`, `on` or `off`.
+    /// Sandbox of the tool: `auto` (every layer that the kernel supports), `on` (an error if a layer is missing) or `off`.
     sandbox: SandboxMode = SandboxMode::Auto,
 }
 }
@@ -51,7 +51,7 @@ struct Programs {
     o: Options,
 }
 
-/// One question in this many is held out, by its text.
+/// One question in this many is held out, by a hash of its text.
 const HELD_OUT: u64 = 8;
 
 impl Questions for Programs {

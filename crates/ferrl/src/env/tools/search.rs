@@ -1,5 +1,5 @@
-//! Questions about documents, with a search to call: the user's documents and questions, or a small made-up world of people
-//! where each has a document. Training asks about other people than evaluations do.
+//! Questions about documents with a search tool: the user's documents and questions, or generated ones about people with a
+//! document each. The people of evaluations are held out.
 
 use super::ToolLimits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
@@ -36,23 +36,23 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// File of documents: rows with `text` or `contents`, and `title` where they have one; unset makes up a world.
+    /// File of documents: rows with `text` or `contents`, optionally `title`; unset generates people and questions.
     documents: Option<String> = None,
-    /// Address of a retrieval service in the documents' place, such as `http://127.0.0.1:8000/retrieve`.
+    /// Address of a retrieval service instead of `documents`, such as `http://127.0.0.1:8000/retrieve`.
     url: Option<String> = None,
     /// File of questions: rows with `question` (or `prompt`) and `answer` (or `golden_answers`); a text or a list.
     questions: Option<String> = None,
-    /// Fraction of a file's questions, from its end, that evaluations ask. [0, 1]
+    /// Fraction of a file's questions, from its end, that is held out for evaluations. [0, 1]
     held_out: f64 = 0.1,
-    /// People of the made-up world. [10, 200000]
+    /// Number of generated people. [10, 200000]
     people: usize = 1000,
-    /// Documents of a result. [1, 100]
+    /// Documents per result (top k). [1, 100]
     topk: usize = 3,
-    /// Whether the search is there; without it a question has one turn.
+    /// Whether the search is available; without it episodes have one turn.
     tool: bool = true,
-    /// Calls of an episode. [0, 1000]
+    /// Maximum number of tool calls per episode. [0, 1000]
     max_calls: usize = 4,
-    /// Fraction of demonstrations that search; the others answer at once, rightly. [0, 1]
+    /// Fraction of demonstrations that search; the others give the right answer directly. [0, 1]
     demonstrated: f64 = 0.5,
     /// Whether the prompt explains the tool and the answer's form.
     instructions: bool = true,
@@ -125,7 +125,7 @@ const PETS: [&str; 20] = [
     "newt", "owl", "parrot", "rabbit", "sheep", "snail", "toad",
 ];
 
-/// Somebody of the made-up world.
+/// A generated person.
 struct Person {
     name: String,
     city: &'static str,
@@ -171,7 +171,7 @@ impl Person {
 }
 
 struct SearchQuestion {
-    /// How to use the tool, where the prompt says so.
+    /// Instructions for the tool, if the prompt has them.
     told: Option<String>,
     rows: Vec<(String, Value)>,
     seed: u64,

@@ -9,12 +9,12 @@ use ferrl_engine::Result;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// A question, and how a demonstration answers it.
+/// A question with its demonstration.
 pub(super) struct Question {
     pub prompt: String,
-    /// What the verifier needs.
+    /// Columns for the verifier.
     pub columns: Map<String, Value>,
-    /// The actions of a demonstration; the last one answers.
+    /// The actions of a demonstration; the last one is the answer.
     pub actions: Vec<String>,
 }
 
@@ -53,13 +53,13 @@ impl<Q: Questions> Task for ToolTask<Q> {
     }
 }
 
-/// The verifier of answers in `<answer>` tags that must be equal to the column, as its further options say.
+/// An exact-match verifier of `<answer>` tags with these options.
 pub(super) fn exact(mut options: Value) -> Result<Arc<dyn Verifier>> {
     options["take"] = "answer".into();
     Ok(Arc::from(verify::build("exact", options.as_object().unwrap_or(&Map::new()))?))
 }
 
-/// What a prompt says of the tools and of the answer.
+/// Instructions for the tools and the format of the answer.
 pub(super) fn instructions(tools: &[Arc<dyn Tool>]) -> String {
     let mut text = String::new();
     for tool in tools {

@@ -1,4 +1,4 @@
-//! A series of prices with headlines: from CSV files, or made up by a seed.
+//! A series of prices with headlines: from CSV files, or generated from a seed.
 
 use crate::data::{columns_of, each_row};
 use crate::verify::countdown::TaskDraw;
@@ -6,15 +6,15 @@ use ferrl_engine::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
-/// One row of a market: what is known at its close.
+/// One row of a market: information at its close.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Day {
     pub price: f64,
-    /// Published before the close; empty where there was none.
+    /// Published before the close; may be empty.
     pub headline: String,
 }
 
-/// How a market is made up.
+/// Parameters of a generated market.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Synthetic {
     pub days: usize,
@@ -43,14 +43,14 @@ const BAD: [&str; 6] = [
     "faces lawsuit",
 ];
 
-/// A number with mean 0 and variance 1: the sum of twelve uniform ones, less their mean.
+/// A number with mean 0 and variance 1: the sum of twelve uniform ones minus 6.
 fn normal(draw: &mut TaskDraw) -> f64 {
     let sum: f64 = (0..12).map(|_| (f64::from(draw.word()) + 0.5) / 4_294_967_296.0).sum();
     sum - 6.0
 }
 
 impl Synthetic {
-    /// Days by a seed. The headline of a day is good or bad news about the return that follows.
+    /// Generates days. The headline of a day is good or bad news about the next return.
     pub(super) fn days(&self, seed: u64) -> Vec<Day> {
         let (mut price, mut days) = (100.0f64, Vec::with_capacity(self.days));
         for day in 0..self.days {
@@ -68,8 +68,8 @@ impl Synthetic {
     }
 }
 
-/// Days of a file with `close` or `price`, and `headline` where the file has it. `headlines` is a second file with `date` and
-/// `headline`: each belongs to the first day whose close it precedes.
+/// Days of a file with `close` or `price`, and optionally `headline`. `headlines` is a second file with `date` and `headline`:
+/// each belongs to the first day whose close it precedes.
 pub(super) fn read(prices: &Path, headlines: Option<&Path>) -> Result<Vec<Day>> {
     let (mut days, mut dates) = (Vec::new(), Vec::new());
     each_row(prices, |place, row| {
@@ -91,15 +91,16 @@ pub(super) fn read(prices: &Path, headlines: Option<&Path>) -> Result<Vec<Day>> 
     })?;
     let Some(headlines) = headlines else { return Ok(days) };
     if dates.iter().any(String::is_empty) {
-        return Err(Error::data("headlines in a file of their own need a `date` in every row here")
-            .at(prices.display()));
+        return Err(
+            Error::data("with a file of headlines every row here needs a `date`").at(prices.display())
+        );
     }
     each_row(headlines, |place, row| {
         let of = |name: &str| row.get(name).and_then(Value::as_str).map(str::trim);
         let (Some(date), Some(text)) = (of("date").or_else(|| of("Date")), of("headline")) else {
             return Err(Error::data("a row needs `date` and `headline`").at(place));
         };
-        // What is published after the last close is of no use.
+        // Headlines after the last close are not used.
         let day = dates.partition_point(|known| known.as_str() < date);
         if let Some(Day { headline, .. }) = days.get_mut(day) {
             *headline = if headline.is_empty() { text.to_string() } else { format!("{headline}; {text}") };

@@ -3,8 +3,9 @@
 //! times the asset's return: mean-variance utility after costs.
 //!
 //! Days are split walk-forward: with `folds` and `fold`, the time line has `folds + 1` equal blocks, training plays in
-//! the first `fold` of them and evaluations in the next. An episode never sees a row after its present day: what it shows is
-//! made from the [`Past`] alone. Demonstrations of training days may know how the day went (`hindsight`). `score` is 1 where an episode earned more than buying and holding.
+//! the first `fold` of them and evaluations in the next. An episode never shows a row after its current day: observations are
+//! made from the [`Past`] alone. Demonstrations of training days may use the next return (`hindsight`). `score` is 1 if the episode
+//! earned more than buying and holding.
 
 mod market;
 
@@ -22,16 +23,16 @@ use std::sync::Arc;
 
 pub(crate) const ENTRY: Entry = Entry {
     name: "trading",
-    about: "short, flat or long by prices and headlines: risk-adjusted return after costs",
+    about: "trade one asset (short, flat or long) by prices and headlines: risk-adjusted return after costs",
     schema: || schema_for!(Options),
     build: |values, seed| Ok(Box::new(Trading::new(options(values)?, seed)?)),
 };
 
 with_defaults! {
 struct Options {
-    /// CSV of days in order: `close` or `price`, `headline`, `date`; unset makes up a market.
+    /// CSV of days in order: `close` or `price`, `headline`, `date`; unset generates a market.
     prices: Option<String> = None,
-    /// CSV of headlines with `date` and `headline`, where the prices have none.
+    /// CSV of headlines with `date` and `headline`, if the prices have none.
     headlines: Option<String> = None,
     /// Returns shown at the start of an episode. [1, 1000]
     window: usize = 5,
@@ -39,23 +40,23 @@ struct Options {
     horizon: usize = 20,
     /// Cost of a change of position by one, as a fraction of its value. [0, 1]
     cost: f64 = 0.0005,
-    /// Risk aversion: what the variance of a day's return, in percent, costs. [0, 1000]
+    /// Risk aversion: weight of the squared daily return, in percent. [0, 1000]
     risk: f64 = 0.02,
-    /// Equal blocks after the first: walk-forward folds. [1, 100]
+    /// Number of walk-forward folds: equal blocks after the first. [1, 100]
     folds: usize = 4,
-    /// The fold: training has the blocks before, evaluations the block itself. [1, 100]
+    /// The fold: its block is for evaluations, the blocks before it are for training. [1, 100]
     fold: usize = 4,
-    /// Placebo: headlines in a random order, those of training and of evaluations each among themselves.
+    /// Placebo: shuffle the headlines, separately for training and evaluations.
     shuffle_headlines: bool = false,
-    /// Fraction of demonstrated positions that know the next return; the others are random. [0, 1]
+    /// Fraction of demonstrated positions that are chosen with the next return; the others are random. [0, 1]
     hindsight: f64 = 0.0,
-    /// Days of the made-up market. [100, 10000000]
+    /// Days of a generated market. [100, 10000000]
     days: usize = 5000,
-    /// Fraction of the next return's variance that a made-up headline explains. [0, 0.1]
+    /// Fraction of the next return's variance that a generated headline explains. [0, 0.1]
     signal: f64 = 0.1,
-    /// Mean daily return of the made-up market. [-0.1, 0.1]
+    /// Mean daily return of a generated market. [-0.1, 0.1]
     drift: f64 = 0.0002,
-    /// Standard deviation of a daily return of the made-up market. (0, 0.1]
+    /// Standard deviation of daily returns of a generated market. (0, 0.1]
     volatility: f64 = 0.01,
 }
 }
@@ -112,7 +113,7 @@ impl Trading {
         Ok(Trading { days: days.into(), train, test, seed, o })
     }
 
-    /// Episodes of training begin anywhere in the blocks before; those of evaluations follow each other.
+    /// Training episodes start anywhere in the earlier blocks; those of evaluations are consecutive.
     fn play(&self, index: u64, held_out: bool) -> TradingEpisode {
         let stream = if held_out { "trading held out" } else { "trading" };
         let mut draw = TaskDraw::new(stream, self.seed, index);
@@ -172,7 +173,7 @@ impl TradingRules {
     }
 }
 
-/// Everything up to the present day, and nothing after it.
+/// All rows up to the current day, and none after it.
 struct Past<'a>(&'a [Day]);
 
 impl Past<'_> {
@@ -206,7 +207,7 @@ fn position(action: &str) -> Option<i32> {
     words.filter_map(named).next_back().map(|(_, position)| *position)
 }
 
-/// What an action costs, in percent, that names no position; the position stays as it is.
+/// Cost, in percent, of an action without a position; the position is kept.
 const UNREAD: f64 = 0.1;
 
 struct TradingEpisode {
@@ -216,7 +217,7 @@ struct TradingEpisode {
     rules: TradingRules,
     turn: usize,
     position: i32,
-    /// Net returns so far, in percent.
+    /// Sum of the net returns so far, in percent.
     earned: Vec<f64>,
     /// Sum of the rewards so far.
     utility: f64,
@@ -234,13 +235,13 @@ impl TradingEpisode {
         self.days[day + 1].price / self.days[day].price - 1.0
     }
 
-    /// What an investor earns who is long from the first day.
+    /// The return of buying on the first day and holding.
     fn buy_and_hold(&self) -> f64 {
         let day = |turn| self.rules.reward(self.change(turn), 1, i32::from(turn > 0)).1;
         (0..self.rules.horizon).map(day).sum()
     }
 
-    /// What a player earns on average who draws each position with probability 1/3.
+    /// The expected return of a player with uniformly random positions.
     fn random_player(&self) -> f64 {
         let mean = |turn: usize| {
             let before: &[i32] = if turn == 0 { &[0] } else { &[-1, 0, 1] };
@@ -252,7 +253,7 @@ impl TradingEpisode {
         (0..self.rules.horizon).map(mean).sum()
     }
 
-    /// The position that the next return would have paid, with that probability, or a random one.
+    /// With probability `hindsight` the position with the sign of the next return, else a random one.
     fn demonstration(&mut self, hindsight: f64) -> String {
         let knows = self.draw.chance(hindsight);
         let position = match (knows, self.change(self.turn) > 0.0) {

@@ -1,6 +1,6 @@
-//! The options of RL2's trainers over its versions: what each is here.
+//! The options of RL2's trainers in all its versions, and Ferrl's counterparts.
 
-/// Its rewards see the stop text: RL2 reads completions by their ids.
+/// RL2's rewards see the stop string: it decodes completions from their ids.
 pub(super) const STOP: &str = "rollout.train_sampling_params.stop";
 
 /// Tables that have had several names.
@@ -16,7 +16,7 @@ pub(super) const TABLES: &[(&str, &str)] = &[
     ("actor.kl", "kl"),
 ];
 
-/// Options that are keys here under another name.
+/// Options whose key here has another name.
 pub(super) const RENAMED: &[(&str, &str)] = &[
     ("actor.cp_size", "parallel.sp_size"),
     ("actor.ddp_size", "parallel.ddp_size"),
@@ -91,17 +91,21 @@ pub(super) const RENAMED: &[(&str, &str)] = &[
     ("trainer.total_steps", "train.steps"),
 ];
 
-/// RL2 limits the tokens of a micro-batch per rank; this key limits those of all `sp_size * tp_size` ranks that compute it.
+/// RL2 limits the tokens of a micro-batch per rank; this key limits those of all its `sp_size * tp_size` ranks.
 pub(super) const PER_DEVICE: &str = "train.micro_batch_tokens";
 
-const MODEL: &str = "sampler, trainer, reference and tokenizer are those of one model directory";
-const LAYOUT: &str = "policy, critic and reference lie over the ranks in one way";
+const MODEL: &str = "sampler, trainer, reference and tokenizer use one model directory";
+const LAYOUT: &str = "policy, critic and reference are split over the ranks in the same way";
 const UPDATES: &str = "policy and critic are updated together, from the same micro-batches";
-const TESTS: &str = "evaluations sample as rollouts do, at their own temperature";
+const TESTS: &str = "evaluations sample like rollouts, at their own temperature";
 
-/// Options that must say what another key says, and why.
+/// Options that must equal another key, and why.
 pub(super) const SAME: &[(&str, &str, &str)] = &[
-    ("actor.temperature", "rollout.temperature", "log-probabilities have the temperature of sampling"),
+    (
+        "actor.temperature",
+        "rollout.temperature",
+        "log-probabilities are computed at the temperature of sampling",
+    ),
     ("actor.tokenizer_name", "model.path", MODEL),
     ("critic.avg_level", "actor.avg_level", UPDATES),
     ("critic.cp_size", "parallel.sp_size", LAYOUT),
@@ -117,9 +121,13 @@ pub(super) const SAME: &[(&str, &str, &str)] = &[
     ("critic.weight_decay", "optim.weight_decay", UPDATES),
     ("ref_actor.cp_size", "parallel.sp_size", LAYOUT),
     ("ref_actor.ddp_size", "parallel.ddp_size", LAYOUT),
-    ("ref_actor.model_name", "model.path", "the reference is the policy as it started"),
+    ("ref_actor.model_name", "model.path", "the reference is the initial policy"),
     ("ref_actor.sp_size", "parallel.sp_size", LAYOUT),
-    ("ref_actor.temperature", "rollout.temperature", "log-probabilities have the temperature of sampling"),
+    (
+        "ref_actor.temperature",
+        "rollout.temperature",
+        "log-probabilities are computed at the temperature of sampling",
+    ),
     ("ref_actor.tokenizer_name", "model.path", MODEL),
     ("ref_actor.tp_size", "parallel.tp_size", LAYOUT),
     ("rollout.model_name", "model.path", MODEL),
@@ -137,11 +145,11 @@ pub(super) const SAME: &[(&str, &str, &str)] = &[
 const KERNELS: &str = "kernels are Ferrl's own";
 const OFFLOAD: &str =
     "parameters stay on the device; optim.offload = \"moments\" moves the optimizer state to the host";
-const NO_GRADIENT: &str = "passes without gradients have micro-batches of train.micro_batch_tokens too";
+const NO_GRADIENT: &str = "passes without gradients also use train.micro_batch_tokens";
 const CACHE: &str = "the KV cache has the size rollout.cache_mib";
 const TRACKER: &str = "`ferrl sync RUN --to wandb --project NAME` exports a run";
 
-/// Options that change nothing that is learned and have no key here: what is so instead. They are accepted, and said.
+/// Options without a key here that do not affect what is learned, with what Ferrl does instead. They are accepted with a note.
 pub(super) const NOTED: &[(&str, &str)] = &[
     ("actor.max_inference_length_per_device", NO_GRADIENT),
     ("actor.offload_model", OFFLOAD),
@@ -165,15 +173,18 @@ pub(super) const NOTED: &[(&str, &str)] = &[
     ("trainer.use_wandb", TRACKER),
 ];
 
-/// Options that ask for something else than a setting: what they ask for, and how that is done here. Switched off, they are
-/// accepted.
+/// Options for features that are no settings here, with the feature and Ferrl's counterpart. Switched off, they are accepted.
 pub(super) const REFUSED: &[(&str, &str, &str)] = &[
     ("actor.apply_len_norm", "log-probabilities divided by length are SimPO's", "algo=simpo"),
-    ("rollout.partial_rollout", "partial rollouts are counted in tokens", "rollout.partial_tokens=512"),
-    ("trainer.eval_only", "evaluating is a command of its own", "ferrl eval MODEL --data FILE"),
+    (
+        "rollout.partial_rollout",
+        "partial rollouts have a number of tokens per step",
+        "rollout.partial_tokens=512",
+    ),
+    ("trainer.eval_only", "evaluation is a separate command", "ferrl eval MODEL --data FILE"),
     (
         "trainer.load_ckpt_from",
-        "a run is continued by its name",
+        "a run is resumed by its name",
         "--resume with the run's --name; model.path=DIR starts from the weights of a directory",
     ),
 ];

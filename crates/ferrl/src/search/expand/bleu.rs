@@ -1,4 +1,4 @@
-//! Rejection of steps that say the same as a sibling, by BLEU (Papineni et al., 2002).
+//! Rejection of steps similar to a sibling, by BLEU (Papineni et al., 2002).
 
 use super::super::Node;
 use super::{ChildDraw, Drawn, Expander, ExpanderOptions};
@@ -25,7 +25,7 @@ impl Expander for BleuRejection {
     }
 }
 
-/// Sentence BLEU up to 4-grams of words; orders that the candidate is too short for are left out. 1 for equal texts.
+/// Sentence BLEU up to 4-grams of words, or to the candidate's length. 1 for equal texts.
 pub(super) fn bleu(candidate: &str, reference: &str) -> f64 {
     let (c, r): (Vec<&str>, Vec<&str>) =
         (candidate.split_whitespace().collect(), reference.split_whitespace().collect());

@@ -1,5 +1,5 @@
-//! As many completions as the mean of their scores needs: openrl's rule. It starts with 10 and adds 4 until the 95 % interval
-//! `2 · 1.96 √(p (1 - p) / n)` is at most 0.05 wide, or 30 were drawn.
+//! Samples completions until the confidence interval of their mean score is narrow: openrl's rule. It starts with 10 and adds 4
+//! until the 95 % interval `2 · 1.96 √(p (1 - p) / n)` is at most 0.05 wide, or 30 were sampled.
 
 use super::{ChildDraw, Drawn, Expander, ExpanderOptions};
 use ferrl_engine::{Error, Result};

@@ -1,7 +1,7 @@
-//! Expanders: how the children of a node are drawn. Each is a line of [`EXPANDERS`].
+//! Expanders: how the children of a node are sampled. Each is a line of [`EXPANDERS`].
 //!
-//! An expander is asked for draws until it wants no more: it sees the results of the earlier ones, may reject a child, and may
-//! ask again.
+//! The driver calls an expander until it requests no more samples: it sees the results of the earlier ones and may reject
+//! children.
 
 mod bleu;
 mod confidence;
@@ -12,88 +12,88 @@ use crate::fixes::unknown;
 use ferrl_engine::Result;
 use schemars::{Schema, schema_for};
 
-/// One child to draw.
+/// One child to sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChildDraw {
-    /// Sampling temperature, where it is not the search's own.
+    /// Sampling temperature, if it is not the search's.
     pub temperature: Option<f32>,
-    /// Which of the expander's system messages the completion has; only at the root.
+    /// Index of the expander's system message; only at the root.
     pub system: Option<usize>,
-    /// Whether it goes to the end of the completion though a step was asked for.
+    /// Whether it continues to the end of the completion even if a step was requested.
     pub to_the_end: bool,
 }
 
-/// What was drawn at a node so far, in this expansion.
+/// Samples of a node in this expansion so far.
 pub struct Drawn<'a> {
-    /// What is asked for.
+    /// The requested expansion.
     pub asked: &'a Expansion,
     /// Depth of the node.
     pub depth: usize,
-    /// Draws so far.
+    /// Number of samples.
     pub draws: usize,
-    /// Children that were accepted; a merged one stands for each of its draws.
+    /// Accepted children; a merged one occurs once per sample.
     pub accepted: &'a [&'a Node],
 }
 
-/// Draws children.
+/// Samples children.
 pub trait Expander: Send + Sync {
-    /// The draws to make next; none when the expansion is complete.
+    /// The next samples; empty when the expansion is complete.
     fn draws(&self, so_far: &Drawn<'_>) -> Vec<ChildDraw>;
-    /// Whether a drawn step becomes a child.
+    /// Whether a sampled step becomes a child.
     fn accepts(&self, _text: &str, _siblings: &[&Node]) -> bool {
         true
     }
-    /// System messages that its draws refer to.
+    /// The system messages of its samples.
     fn systems(&self) -> &[String] {
         &[]
     }
 }
 
-/// An expander's place in the registry.
+/// An expander's registry entry.
 pub struct Entry {
     /// The name of option `expander`.
     pub name: &'static str,
-    /// One line for people.
+    /// One-line description.
     pub about: &'static str,
     build: fn(&ExpanderOptions) -> Result<Box<dyn Expander>>,
 }
 
 /// Every expander.
 pub const EXPANDERS: &[Entry] = &[
-    Entry { name: "iid", about: "independent draws", build: plain::iid },
+    Entry { name: "iid", about: "independent samples", build: plain::iid },
     Entry {
         name: "efficient_iid",
-        about: "the same: all draws of a node are one batch on one prefix, and may use the whole context",
+        about: "the same as iid: samples of a node always share their prefix",
         build: plain::iid,
     },
     Entry {
         name: "efficient_iid_for_tree",
-        about: "the same; children that end the completion are leaves of the tree",
+        about: "the same as iid: children that end the completion are always leaves",
         build: plain::iid,
     },
     Entry {
         name: "iid_with_max_branching_depth",
-        about: "independent draws down to a depth; below it one completion to the end",
+        about: "independent samples down to a depth; below it one completion to the end",
         build: plain::max_depth,
     },
     Entry {
         name: "high_low_temperature_iid",
-        about: "half of the draws at a high temperature, the others at a low one",
+        about: "half of the samples at a high temperature, the others at a low one",
         build: plain::high_low,
     },
     Entry {
         name: "iid_with_different_system_message",
-        about: "the draws at the prompt take turns among system messages",
+        about: "samples of the prompt alternate between system messages",
         build: plain::systems,
     },
     Entry {
         name: "bleu_rejection_sampling_iid",
-        about: "a step too similar to one of its siblings is drawn again",
+        about: "resamples steps that are too similar to a sibling (BLEU)",
         build: bleu::build,
     },
     Entry {
         name: "confidence_interval_aware_efficient_iid",
-        about: "completions until the interval of their mean score is narrow enough",
+        about: "samples completions until the confidence interval of their mean score is narrow",
         build: confidence::build,
     },
 ];
@@ -112,17 +112,17 @@ pub struct ExpanderOptions {
     low: f64 = 0.35,
     /// Of iid_with_different_system_message: the system messages.
     systems: Vec<String> = Vec::new(),
-    /// Of bleu_rejection_sampling_iid: most similar that is kept. [0, 1]
+    /// Of bleu_rejection_sampling_iid: maximum BLEU of an accepted step with a sibling. [0, 1]
     max_bleu: f64 = 0.6,
-    /// Of bleu_rejection_sampling_iid: draws at most, for each child. [1, 4096]
+    /// Of bleu_rejection_sampling_iid: maximum number of samples per child. [1, 4096]
     tries: usize = 4,
-    /// Of confidence_interval_aware_efficient_iid: first draws. [1, 65536]
+    /// Of confidence_interval_aware_efficient_iid: initial samples. [1, 65536]
     ci_start: usize = 10,
-    /// Of confidence_interval_aware_efficient_iid: draws added each time. [1, 65536]
+    /// Of confidence_interval_aware_efficient_iid: samples added at a time. [1, 65536]
     ci_add: usize = 4,
-    /// Of confidence_interval_aware_efficient_iid: draws at most. [1, 65536]
+    /// Of confidence_interval_aware_efficient_iid: maximum number of samples. [1, 65536]
     ci_max: usize = 30,
-    /// Of confidence_interval_aware_efficient_iid: width that is enough. [0, 1]
+    /// Of confidence_interval_aware_efficient_iid: target width of the interval. [0, 1]
     ci_width: f64 = 0.05,
 }
 }
@@ -135,7 +135,7 @@ pub fn build(name: &str, options: &ExpanderOptions) -> Result<Box<dyn Expander>>
     (entry.build)(options)
 }
 
-/// Draws that are still missing, all alike.
+/// Number of samples that are still missing.
 fn missing(so_far: &Drawn<'_>) -> usize {
     so_far.asked.samples.saturating_sub(so_far.draws)
 }

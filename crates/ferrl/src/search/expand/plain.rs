@@ -1,4 +1,4 @@
-//! Independent draws, at one temperature or two, to a depth, with several system messages.
+//! Expanders with independent samples: at one temperature or two, to a maximum depth, with several system messages.
 
 use super::{ChildDraw, Drawn, Expander, ExpanderOptions, missing};
 use ferrl_engine::{Error, Result};
@@ -41,7 +41,7 @@ pub(super) fn high_low(options: &ExpanderOptions) -> Result<Box<dyn Expander>> {
 }
 
 impl Expander for HighLow {
-    /// The first half is high; of an odd number the one more is.
+    /// The first half, rounded up, at the high temperature.
     fn draws(&self, so_far: &Drawn<'_>) -> Vec<ChildDraw> {
         let high = so_far.asked.samples.div_ceil(2);
         let draw = |i: usize| ChildDraw {

@@ -1,34 +1,30 @@
-//! Aggregators: which of the paths of one tree are used.
+//! Aggregators: select among the paths of one tree.
 
 use super::{Entry, TreePath};
 use std::collections::HashSet;
 
-/// Chooses among paths; the number is per cent or a count, where one is needed.
+/// Selects paths; the number is a percentage or a count.
 type Aggregator = fn(Vec<TreePath>, f64) -> Vec<TreePath>;
 
 /// Every aggregator.
 pub const AGGREGATORS: &[Entry<Aggregator>] = &[
     Entry { name: "none", about: "all paths", apply: |paths, _| paths },
-    Entry {
-        name: "unique",
-        about: "each text once, the first of equal ones",
-        apply: |paths, _| unique(paths),
-    },
+    Entry { name: "unique", about: "paths without duplicate texts", apply: |paths, _| unique(paths) },
     Entry {
         name: "top_k_percent_mean_advantage",
-        about: "the given per cent of paths with the highest mean advantage, one at least",
+        about: "the given percentage of paths with the highest mean advantage, at least one",
         apply: |paths, percent| {
             top(paths, percent, |p| p.advantages().sum::<f64>() / p.steps.len().max(1) as f64)
         },
     },
     Entry {
         name: "top_k_percent_sum_advantage",
-        about: "the given per cent of paths with the highest sum of advantages, one at least",
+        about: "the given percentage of paths with the highest sum of advantages, at least one",
         apply: |paths, percent| top(paths, percent, |p| p.advantages().sum()),
     },
     Entry {
         name: "max_k_paths",
-        about: "the first paths, as many as given",
+        about: "the given number of paths, from the first",
         apply: |mut paths, count| {
             paths.truncate(count.max(0.0) as usize);
             paths
@@ -41,7 +37,7 @@ fn unique(paths: Vec<TreePath>) -> Vec<TreePath> {
     paths.into_iter().filter(|p| seen.insert(p.text())).collect()
 }
 
-/// The best by a key, in their own order; of equal ones the first.
+/// The best paths by a key, in their original order; ties go to the first.
 fn top(paths: Vec<TreePath>, percent: f64, key: impl Fn(&TreePath) -> f64) -> Vec<TreePath> {
     let count = ((paths.len() as f64 * percent / 100.0) as usize).max(1);
     let mut order: Vec<usize> = (0..paths.len()).collect();

@@ -1,8 +1,8 @@
-//! Filters: which paths stay.
+//! Path filters.
 
 use super::{Entry, TreePath};
 
-/// Whether a path stays.
+/// Whether a path is kept.
 type Filter = fn(&TreePath) -> bool;
 
 /// Every filter.

@@ -1,4 +1,4 @@
-//! Post-processors: what becomes of the scores and advantages of a path.
+//! Post-processors of the scores and advantages of a path.
 
 use super::{Entry, PathStep, TreePath};
 
@@ -12,7 +12,7 @@ const EPSILON: f64 = 1e-6;
 pub const POST_PROCESSORS: &[Entry<PostProcessor>] = &[
     Entry {
         name: "chop_zero_advantage_tail",
-        about: "removes the last steps as long as their advantage is 0",
+        about: "removes trailing steps with advantage 0",
         apply: |p| {
             let kept = p.steps.iter().rposition(|s| s.advantage != 0.0).map_or(0, |last| last + 1);
             p.steps.truncate(kept);
@@ -33,7 +33,7 @@ pub const POST_PROCESSORS: &[Entry<PostProcessor>] = &[
     },
     Entry {
         name: "all_advantages_to_one",
-        about: "every advantage is 1: imitation of the path",
+        about: "every advantage is 1: SFT on the path",
         apply: |p| each(p, |s| s.advantage = 1.0),
     },
     Entry {
@@ -69,7 +69,7 @@ pub const POST_PROCESSORS: &[Entry<PostProcessor>] = &[
     },
     Entry {
         name: "apply_importance_weights",
-        about: "advantages times the number of completions that a path stands for",
+        about: "advantages times the number of completions that the path represents",
         apply: |p| {
             let weight = p.weight;
             each(p, |s| s.advantage *= weight);

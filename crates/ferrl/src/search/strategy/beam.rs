@@ -1,7 +1,7 @@
-//! Beam search over steps: of all continuations of the beams, the `width` best are continued (Snell et al., 2024, arXiv
-//! 2408.03314, with a verifier; with log-probabilities the classical beam).
+//! Beam search over steps: the `width` best of all continuations of the beams are continued (Snell et al., 2024, arXiv
+//! 2408.03314, with a verifier; with log-probabilities the classical beam search).
 //!
-//! A whole completion keeps its place among the beams, so a search ends when all of them are whole.
+//! Whole completions remain beams, so a search ends when all beams are whole completions.
 
 use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree, Until};
 use super::{Common, Entry, MAX_NODES};
@@ -19,13 +19,13 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Beams that are continued. [1, 65536]
+    /// Beam width. [1, 65536]
     width: usize = 4,
-    /// Continuations of each beam; as many as beams where not given. [1, 65536]
+    /// Continuations of each beam; `width` by default. [1, 65536]
     branch: Option<usize> = None,
-    /// What ranks beams: score (the scorer on prefixes) or logp; score where the scorer judges steps.
+    /// How beams are ranked: score (the scorer on prefixes) or logp; score by default if the scorer can score prefixes.
     evaluate: Option<BeamRank> = None,
-    /// Which whole completion is the result.
+    /// Rule that selects the result among whole completions.
     answer: ChoiceRule = ChoiceRule::Best,
 }
 }
@@ -57,7 +57,7 @@ impl Beam {
         }
         let (branch, max_depth) = (options.branch.unwrap_or(options.width), common.depth());
         if (options.width * branch) as f64 > MAX_NODES {
-            let what = format!("{} beams with {branch} next steps each are too many", options.width);
+            let what = format!("{} beams with {branch} continuations each are too many", options.width);
             return Err(Error::usage(what).at("beam").fix(format!("width times branch up to {MAX_NODES}")));
         }
         Ok(Beam { options, branch, max_depth, by_score, beams: vec![0], started: false })
@@ -83,7 +83,7 @@ impl Strategy for Beam {
         if self.started {
             let whole = self.beams.iter().copied().filter(|&b| round.tree.node(b).terminal);
             let mut all: Vec<usize> = whole.chain(grown).collect();
-            // A stable sort: of equal ones the first stay.
+            // A stable sort: ties go to the first.
             all.sort_by(|&a, &b| self.rank(round.tree, b).total_cmp(&self.rank(round.tree, a)));
             all.truncate(self.options.width);
             self.beams = all;

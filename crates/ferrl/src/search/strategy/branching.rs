@@ -1,5 +1,5 @@
-//! A tree of steps with a schedule of branching factors by depth, as openrl grows them: a constant number, or a list that says
-//! how many children the nodes of each depth have. Depths after the end of the list have one child, which goes to the end.
+//! A tree of steps with a branching factor per depth, as in openrl: one number, or a list. Below the depths of the list nodes have
+//! one child, which continues to the end.
 //!
 //! The score of a leaf is its completion's; that of an inner node is the mean of its children's, so that `advantage` is the
 //! child's score minus the parent's.
@@ -19,7 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     build: |options, common| {
         let Options { branch, answer } = read_settings(ENTRY.name, options)?;
         let branch = branch.list()?;
-        // One number is for all depths, which `max_depth` ends; a tree of 64 levels of two has no end in practice.
+        // With one number the tree has `max_depth` levels: 64 levels of two would never end.
         let max_depth = common.max_depth.unwrap_or(if branch.len() == 1 { 3 } else { MAX_DEPTH });
         let tree = Branching { branch, max_depth, choice: answer, started: false };
         tree.check_size()?;
@@ -29,14 +29,14 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Children by depth: 3,2,1, or one number for all depths. [1, 65536]
+    /// Branching factors by depth: 3,2,1, or one number for all depths. [1, 65536]
     branch: BranchSchedule = BranchSchedule::Each(vec![3, 2, 1]),
-    /// Which whole completion is the result.
+    /// Rule that selects the result among whole completions.
     answer: ChoiceRule = ChoiceRule::Weighted,
 }
 }
 
-/// Whole numbers from 1 on: one, a list, or `3,2,1`.
+/// Whole numbers of at least 1: one, a list, or `3,2,1`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(untagged)]
 enum BranchSchedule {
@@ -70,7 +70,7 @@ struct Branching {
     started: bool,
 }
 
-/// Refuses a level of more nodes than a search may ask for at once.
+/// Refuses a level with more nodes than a search may request at once.
 fn check_level(nodes: f64) -> Result<()> {
     if nodes <= MAX_NODES {
         return Ok(());
@@ -80,14 +80,14 @@ fn check_level(nodes: f64) -> Result<()> {
 }
 
 impl Branching {
-    /// Refuses a schedule whose first two levels no memory holds. Deeper ones may never be: completions end.
+    /// Refuses a schedule whose first two levels are too large. Deeper levels may not be reached, because completions end.
     fn check_size(&self) -> Result<()> {
         let (first, until) = self.at(0);
         let second = if until == Until::Step { self.at(1).0 } else { 1 };
         check_level(first as f64 * second as f64)
     }
 
-    /// Children of a node at a depth, and how far they go.
+    /// Number of children of a node at a depth, and where they end.
     fn at(&self, depth: usize) -> (usize, Until) {
         let last = depth + 1 >= self.max_depth;
         match self.branch.as_slice() {

@@ -1,6 +1,6 @@
 //! Chain of thought: independent completions of the prompt, of which the first is the result.
 //!
-//! Its accuracy is that of one sample, whatever `samples` is; the others make it a measurement (`figures` has their mean).
+//! Its accuracy is that of one sample for any `samples`; further samples reduce the variance of the mean in `figures`.
 
 use super::super::{Expansion, Round, Strategy, Tree};
 use super::sampling::{IndependentSampling, Options};

@@ -1,7 +1,7 @@
-//! Fish-bone: one solution is the spine, and at every prefix of it whole completions branch off. The value of a prefix is the
-//! mean score of the completions from there, which is VinePPO's estimate (Kazemnejad et al., 2024, arXiv 2410.01679).
+//! Fish-bone: one solution (the spine), with whole completions from each of its prefixes. The value of a prefix is the mean score
+//! of its completions, which is VinePPO's estimate (Kazemnejad et al., 2024, arXiv 2410.01679).
 //!
-//! The spine is sampled step by step; completions branch off the prompt and off every step but the last.
+//! The spine is sampled step by step; completions start from the prompt and from every step but the last.
 
 use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree};
 use super::Entry;
@@ -12,7 +12,7 @@ use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "fishbone",
-    about: "one solution, with completions that branch off each of its steps",
+    about: "one solution, with completions from each of its steps (as VinePPO)",
     schema: || schema_for!(Options),
     build: |options, common| {
         let (options, max_depth) = (read_settings(ENTRY.name, options)?, common.depth());
@@ -22,9 +22,9 @@ pub(super) const ENTRY: Entry = Entry {
 
 with_defaults! {
 struct Options {
-    /// Completions off each step of the spine. [1, 65536]
+    /// Completions from each step of the spine. [1, 65536]
     branch: usize = 4,
-    /// Which whole completion is the result.
+    /// Rule that selects the result among whole completions.
     answer: ChoiceRule = ChoiceRule::Weighted,
 }
 }
@@ -32,7 +32,7 @@ struct Options {
 struct FishBone {
     options: Options,
     max_depth: usize,
-    /// Nodes of the spine that are still to be branched off.
+    /// Nodes of the spine without completions yet.
     spine: Vec<usize>,
     stage: FishBoneStage,
 }

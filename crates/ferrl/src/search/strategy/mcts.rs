@@ -1,13 +1,14 @@
 //! Monte Carlo tree search over steps.
 //!
 //! A simulation descends from the root by UCT (Kocsis and Szepesvári, 2006), `q + c √(ln N / n)`, or PUCT (Silver et al.,
-//! 2017), `q + c P √N / (1 + n)`, to a leaf. A leaf that was evaluated before is expanded by `branch` sampled steps, of which
-//! the search descends into one; a node of many visits gets more steps (progressive widening). The leaf is evaluated by rollouts to the end of the completion, or by the scorer, and the
-//! value is backed up to the root. A completion that is whole is evaluated by its score each time it is reached.
+//! 2017), `q + c P √N / (1 + n)`, to a leaf. A leaf that was evaluated before is expanded by `branch` sampled steps, and the
+//! simulation descends to one of them; nodes with many visits get more steps (progressive widening). The leaf is evaluated by
+//! rollouts to the end of the completion, or by the scorer, and the value is backed up to the root. A whole completion is evaluated
+//! by its score each time it is reached.
 //!
-//! `parallel` simulations are under way at once. Each counts as lost on its path until its value is there (virtual loss,
-//! Chaslot et al., 2008), so that the others descend elsewhere, and all share a decode batch. The tree depends on `parallel`
-//! and on nothing else of how it was computed.
+//! `parallel` simulations run concurrently and share a decode batch. Each counts as a loss on its path until its value is known
+//! (virtual loss, Chaslot et al., 2008), so that the others descend elsewhere. Of all settings of execution the tree depends only on
+//! `parallel`.
 
 use super::super::{ChoiceRule, Expansion, Facts, Prior, Round, Strategy, Tree, Until};
 use super::{Common, Entry};
@@ -18,27 +19,27 @@ use serde::{Deserialize, Serialize};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "mcts",
-    about: "Monte Carlo tree search over steps (UCT or PUCT), many leaves at once under virtual loss",
+    about: "Monte Carlo tree search over steps (UCT or PUCT), parallel with virtual loss",
     schema: || schema_for!(Options),
     build: |options, common| Ok(Box::new(Mcts::new(read_settings(ENTRY.name, options)?, common)?)),
 };
 
 with_defaults! {
 struct Options {
-    /// Simulations; with --budget as many as it allows. [1, 1048576]
+    /// Maximum number of simulations; with --budget the budget decides. [1, 1048576]
     #[schemars(extend("default" = 32))]
     simulations: Option<u64> = None,
-    /// Simulations under way at once (virtual loss). [1, 4096]
+    /// Concurrent simulations (virtual loss). [1, 4096]
     parallel: usize = 4,
-    /// Steps sampled where a node is expanded; equal ones are merged. [1, 4096]
+    /// Steps sampled in an expansion; equal ones are merged. [1, 4096]
     branch: usize = 4,
-    /// Bound that chooses the child to descend to.
+    /// Selection rule: uct or puct.
     select: Select = Select::Puct,
-    /// Weight of exploration. [0, 1000000]
+    /// Exploration constant c. [0, 1000000]
     c: f64 = 1.25,
-    /// Progressive widening: a node of N visits has branch · N^widen steps drawn; 0 is off. [0, 1]
+    /// Progressive widening: a node with N visits gets branch · N^widen samples; 0 disables it. [0, 1]
     widen: f64 = 0.4,
-    /// Value of a leaf: rollout, or score where the scorer judges steps; rollout by default.
+    /// Evaluation of a leaf: rollout (the default), or score, if the scorer can score prefixes.
     evaluate: Option<LeafValue> = None,
     /// Rollouts of a leaf; each is one visit. [1, 4096]
     rollouts: usize = 1,
@@ -49,7 +50,7 @@ struct Options {
 }
 }
 
-/// Simulations in a row that sampled nothing: all that is worth a visit has been sampled.
+/// Consecutive simulations without samples: the relevant part of the tree is exhausted.
 const FREE: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -73,16 +74,16 @@ struct Mcts {
     choice: ChoiceRule,
     max_depth: usize,
     budgeted: bool,
-    /// Simulations begun.
+    /// Number of started simulations.
     begun: u64,
-    /// What each expansion of the last round was for.
+    /// Purpose of each expansion of the last round.
     waiting: Vec<Waiting>,
 }
 
 /// Simulations that wait for an expansion of a node.
 struct Waiting {
     node: usize,
-    /// For a rollout one; for steps as many as reached the node meanwhile.
+    /// One for a rollout; for steps all simulations that have reached the node since.
     simulations: usize,
     rollout: bool,
 }
@@ -126,7 +127,7 @@ impl Strategy for Mcts {
             let before = work.simulations();
             self.begun += 1;
             self.simulate_from(tree, 0, &mut work);
-            // Where a budget of tokens ends the search, simulations that need none must do so as well.
+            // With a token budget, simulations without samples must also end the search.
             free = if self.budgeted && work.simulations() == before { free + 1 } else { 0 };
         }
         let expansions = work.waiting.iter().map(|w| self.expansion(tree, w)).collect();
@@ -154,7 +155,7 @@ impl NextRound {
         self.waiting.iter().map(|w| w.simulations).sum()
     }
 
-    /// One more simulation that waits for the steps of a node.
+    /// Lets a simulation wait for the steps of a node.
     fn expand(&mut self, node: usize) {
         match self.waiting.iter_mut().find(|w| w.node == node && !w.rollout) {
             Some(w) => w.simulations += 1,
@@ -178,7 +179,7 @@ impl Mcts {
         }
     }
 
-    /// Takes in what an expansion brought.
+    /// Processes the children of an expansion.
     fn absorb(&self, tree: &mut Tree, waiting: &Waiting, grown: &[usize], work: &mut NextRound) {
         if waiting.rollout {
             tree.set_under_way(waiting.node, false);
@@ -190,13 +191,13 @@ impl Mcts {
         }
         tree.set_priors(waiting.node, self.options.prior);
         for _ in 0..waiting.simulations {
-            // It goes on from where it waited.
+            // Continues from the node where it waited.
             tree.set_under_way(waiting.node, false);
             self.simulate_from(tree, waiting.node, work);
         }
     }
 
-    /// Descends from a node to a leaf and evaluates it, or waits for what that needs.
+    /// Descends from a node to a leaf and evaluates it, or waits for samples.
     fn simulate_from(&self, tree: &mut Tree, from: usize, work: &mut NextRound) {
         let mut at = from;
         while let Some(next) = self.descend(tree, at) {
@@ -223,15 +224,15 @@ impl Mcts {
         }
     }
 
-    /// Whether a node that has steps gets more of them (progressive widening, Coulom, 2007): without that, a search whose first
-    /// steps are all wrong never leaves them.
+    /// Whether a node with steps gets more of them (progressive widening, Coulom, 2007): without it a search could not escape wrong
+    /// first steps.
     fn widens(&self, tree: &Tree, id: usize) -> bool {
         let drawn: u64 = tree.steps(id).map(|c| tree.node(c).samples).sum();
         let most = self.options.branch as f64 * (tree.node(id).visits.max(1) as f64).powf(self.options.widen);
         drawn > 0 && (drawn + self.options.branch as u64) as f64 <= most
     }
 
-    /// The child to go to: the first of those with the highest bound. None at a leaf, and where more steps are to be drawn.
+    /// The child with the highest bound, ties going to the first. `None` at a leaf, and at a node that gets more steps.
     fn descend(&self, tree: &Tree, id: usize) -> Option<usize> {
         if self.widens(tree, id) {
             return None;
@@ -241,11 +242,11 @@ impl Mcts {
         let bound = |c: usize| {
             let n = tree.node(c);
             let visits = (n.visits + tree.virtual_loss(c)) as f64;
-            // What is under way counts as lost; what was never looked at is taken for as good as its parent.
+            // Running simulations count as losses; unvisited children have their parent's value.
             let q = if visits > 0.0 { n.value * n.visits as f64 / visits } else { parent.value };
             match self.options.select {
                 Select::Puct => q + self.options.c * n.prior * above.sqrt() / (1.0 + visits),
-                // Unvisited children come first, the more probable before the others.
+                // Unvisited children first, in the order of probability.
                 Select::Uct if visits == 0.0 => 1e9 + n.prior,
                 Select::Uct => q + self.options.c * (above.ln() / visits).sqrt(),
             }

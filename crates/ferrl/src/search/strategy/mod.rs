@@ -18,15 +18,15 @@ use ferrl_engine::{Error, Result};
 use schemars::{Schema, schema_for};
 use serde_json::{Map, Value};
 
-/// A strategy's place in the registry.
+/// A strategy's registry entry.
 pub struct Entry {
     /// The name after `--strategy`.
     pub name: &'static str,
-    /// One line for people.
+    /// One-line description.
     pub about: &'static str,
-    /// The JSON Schema of its own options; those of [`STEP_OPTIONS`] and of expanders come on top.
+    /// The JSON Schema of its own options, without [`STEP_OPTIONS`] and those of expanders.
     pub schema: fn() -> Schema,
-    /// Makes one for a question, from its own options.
+    /// Builds the strategy for one prompt from its own options.
     pub build: BuildStrategy,
 }
 
@@ -50,23 +50,23 @@ pub const STEP_OPTIONS: fn() -> Schema = || schema_for!(StepOptions);
 
 with_defaults! {
 struct StepOptions {
-    /// Text that ends a step; empty: only step_tokens does, and the end of a turn.
+    /// Text that ends a step; if empty, only step_tokens and the end of a turn do.
     step: String = "\n".into(),
-    /// Tokens of a step at most; 0 is no limit. [0, 1048576]
+    /// Maximum tokens per step; 0 is no limit. [0, 1048576]
     step_tokens: usize = 0,
-    /// Steps of a path at most; the last goes to the end. [1, 4096]
+    /// Maximum number of steps of a path; the last continues to the end. [1, 4096]
     #[schemars(extend("default" = MAX_DEPTH))]
     max_depth: Option<usize> = None,
-    /// How the children of a node are drawn.
+    /// Expander: how the children of a node are sampled.
     expander: String = EXPANDERS[0].name.into(),
-    /// What of a completion is its answer, for votes.
+    /// Extractor of the answer, for votes.
     extractor: String = EXTRACTORS[0].name.into(),
 }
 }
 
-/// Steps of a path at most where nothing is given.
+/// Default maximum number of steps of a path.
 const MAX_DEPTH: usize = 64;
-/// Nodes that one round or one schedule may ask for: more than memory holds are a mistake.
+/// Maximum number of nodes that a round or a schedule may request.
 const MAX_NODES: f64 = 1_048_576.0;
 
 /// What all strategies have in common.
@@ -74,11 +74,11 @@ const MAX_NODES: f64 = 1_048_576.0;
 pub struct Common {
     /// Text that ends a step.
     pub separator: String,
-    /// Tokens of a step at most.
+    /// Maximum tokens per step.
     pub step_tokens: usize,
-    /// Steps of a path at most, where that was given.
+    /// Maximum number of steps of a path, if given.
     pub max_depth: Option<usize>,
-    /// What the options do not say.
+    /// Facts that determine defaults.
     pub facts: Facts,
 }
 
@@ -93,7 +93,7 @@ impl Common {
         Ok(Common { separator, step_tokens, max_depth: options.max_depth, facts })
     }
 
-    /// Steps of a path at most.
+    /// Maximum number of steps of a path.
     fn depth(&self) -> usize {
         self.max_depth.unwrap_or(MAX_DEPTH)
     }
@@ -106,13 +106,13 @@ pub fn find(name: &str) -> Result<&'static Entry> {
     })
 }
 
-/// What a strategy's options make.
+/// A strategy with its common options.
 pub struct Built {
-    /// Searches for one question.
+    /// Searches for one prompt.
     pub strategy: Box<dyn Strategy>,
     /// Steps.
     pub common: Common,
-    /// Draws children.
+    /// Samples children.
     pub expander: Box<dyn Expander>,
     /// The extractor's name.
     pub extractor: String,
@@ -123,7 +123,7 @@ fn schemas(entry: &Entry) -> [fn() -> Schema; 3] {
     [entry.schema, STEP_OPTIONS, EXPANDER_OPTIONS]
 }
 
-/// A strategy with these options; unknown ones are refused. `facts` are those that the options do not say.
+/// Builds a strategy with these options; unknown options are an error.
 pub fn build(entry: &Entry, table: &Map<String, Value>, facts: Facts) -> Result<Built> {
     let known = schemas(entry).map(|schema| option_keys(schema, ""));
     let mut parts = [Map::new(), Map::new(), Map::new()];

@@ -1,7 +1,7 @@
-//! Whole completions of the prompt: what chain of thought, best of n and majority vote have in common.
+//! Whole completions of the prompt: shared code of chain of thought, best of n and majority vote.
 //!
-//! Without a budget all samples are drawn at once. With one the first is drawn alone, and then as many at a time as the rest of
-//! the budget pays for at the mean length so far; `samples` is the most.
+//! Without a budget all samples are drawn at once. With one, after a first sample, each round draws as many as the remaining budget
+//! allows at the mean length so far, `samples` at most.
 
 use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree};
 use super::Common;
@@ -14,12 +14,12 @@ use serde_json::{Map, Value};
 #[derive(Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Options {
-    /// Completions; with --budget as many as it allows. [1, 65536]
+    /// Maximum number of completions; with --budget the budget decides. [1, 65536]
     #[schemars(extend("default" = 8))]
     samples: Option<usize>,
 }
 
-/// Independent completions and a rule that chooses one.
+/// Independent completions and a rule that selects one.
 pub(super) struct IndependentSampling {
     wanted: usize,
     drawn: usize,
@@ -41,7 +41,7 @@ impl IndependentSampling {
 }
 
 impl IndependentSampling {
-    /// Samples to draw at once.
+    /// Number of samples of the next round.
     fn affordable(&self, round: &Round<'_>) -> usize {
         let Some(left) = round.left.filter(|_| self.budgeted) else { return self.wanted };
         let tokens: usize = round.tree.nodes().iter().map(|n| n.sampled()).sum();

@@ -1,12 +1,12 @@
-//! Assertions of the kind that MBPP's `test_list` holds, read as cases: `assert f(1, [2]) == 3`.
+//! Parses assertions as in MBPP's `test_list` to test cases: `assert f(1, [2]) == 3`.
 //!
-//! The child never sees an assertion: it gets the arguments, and what it returns is compared here.
+//! The sandboxed program gets only the arguments; what it returns is compared here.
 
 use super::cases::{Expect, TestCase, View};
 use super::literal::LiteralParser;
 use super::object::Object;
 
-/// What is done to the returned value before it is compared.
+/// Conversion of the returned value before the comparison.
 const VIEWS: [(&str, View); 5] = [
     ("set", View::Set),
     ("frozenset", View::Set),
@@ -15,7 +15,7 @@ const VIEWS: [(&str, View); 5] = [
     ("tuple", View::AsIs),
 ];
 
-/// The function that an assertion calls, and the case it is.
+/// The function that an assertion calls, and the test case.
 pub(super) fn parse(text: &str) -> Result<(String, TestCase), String> {
     let mut parser = LiteralParser::new(text.trim());
     if parser.name() != Some("assert") {
@@ -78,7 +78,7 @@ fn operator(parser: &mut LiteralParser<'_>) -> Result<(), String> {
         Some("is") => {
             let inner = parser.place();
             if parser.name() == Some("not") {
-                return Err("\"is not\" says what a value is not".into());
+                return Err("\"is not\" has no expected value".into());
             }
             parser.back(inner);
             Ok(())
@@ -101,12 +101,14 @@ fn close(parser: &mut LiteralParser<'_>) -> Result<NamedTest, String> {
     parser.expect("(")?;
     let (name, mut case) = call(parser)?;
     parser.expect(",")?;
-    let value = super::compare::as_float(&parser.literal()?).ok_or("isclose of what is no number")?;
+    let value =
+        super::compare::as_float(&parser.literal()?).ok_or("isclose of a value that is not a number")?;
     let (mut relative, mut absolute) = (1e-9, 0.0);
     while parser.take(",") {
         let key = parser.name().map(String::from);
         parser.expect("=")?;
-        let number = super::compare::as_float(&parser.literal()?).ok_or("a tolerance that is no number")?;
+        let number =
+            super::compare::as_float(&parser.literal()?).ok_or("a tolerance that is not a number")?;
         match key.as_deref() {
             Some("rel_tol") => relative = number,
             Some("abs_tol") => absolute = number,

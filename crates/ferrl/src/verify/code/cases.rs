@@ -7,17 +7,17 @@ use crate::verify::Sample;
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
-/// What a completion is tried on.
+/// Tests of a completion.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Tests {
-    /// Calls of one function of it.
+    /// Calls of one of its functions.
     Calls { entry: String, cases: Vec<TestCase> },
-    /// Runs of it as a program: stdin, and the stdout that is expected.
+    /// Runs as a program: stdin and expected stdout.
     Runs(Vec<(String, String)>),
 }
 
 impl Tests {
-    /// How many there are.
+    /// Number of tests.
     pub(super) fn count(&self) -> usize {
         match self {
             Tests::Calls { cases, .. } => cases.len(),
@@ -26,7 +26,7 @@ impl Tests {
     }
 }
 
-/// One call and what it is to return.
+/// One call and its expected value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TestCase {
     pub(super) args: Vec<Object>,
@@ -34,18 +34,18 @@ pub(super) struct TestCase {
     pub(super) expect: Expect,
 }
 
-/// What a call is to return.
+/// Expected value of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Expect {
     /// A value, compared through a view.
     Equal(Object, View),
-    /// A number, as `math.isclose` compares.
+    /// A number, compared by `math.isclose`.
     Close { value: f64, relative: f64, absolute: f64 },
-    /// A value that is true, or one that is not.
+    /// A truthy or falsy value.
     Truth(bool),
 }
 
-/// What is compared of a value.
+/// View of a value that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum View {
     /// The value.
@@ -172,7 +172,7 @@ fn is_entry(name: &str) -> bool {
     name.split('.').count() <= 2 && name.split('.').all(is_name)
 }
 
-/// A list, or a text that is one: in a text, numbers of any size are exact, and tuples and sets can be written.
+/// A list, or a text with one: in a text, numbers of any size are exact, and tuples and sets are possible.
 fn listed(value: &Value, name: &str) -> Result<Vec<Object>> {
     let list = match value {
         Value::String(text) => literal::parse(text)
@@ -182,7 +182,7 @@ fn listed(value: &Value, name: &str) -> Result<Vec<Object>> {
     match list {
         Object::List(list) | Object::Tuple(list) if !list.is_empty() => Ok(list),
         Object::List(_) | Object::Tuple(_) => {
-            Err(Error::data(format!("{name} is empty: nothing could be tested")))
+            Err(Error::data(format!("{name} is empty: there are no tests")))
         }
         other => Err(Error::data(format!("{name} must be a list, got {other}"))),
     }

@@ -1,19 +1,18 @@
-//! Whether a returned value is the expected one: Python's `==`, with three differences.
+//! Comparison of a returned with an expected value: Python's `==`, with three differences.
 //!
-//! 1. Lists and tuples of the same elements are equal: a JSON row cannot say which is meant.
-//! 2. Floats are equal within a relative tolerance (1e-9, that of `math.isclose`), or 1e-12 of an expected 0: correct
-//!    programs that add in another order differ by some 1e-16. Whole numbers are compared exactly, of any size.
-//! 3. NaN is equal to an expected NaN: a row that expects one could not be passed otherwise.
+//! 1. Lists and tuples of the same elements are equal: JSON has no tuples.
+//! 2. Floats are equal within a relative tolerance (1e-9, as in `math.isclose`), or within 1e-12 of an expected 0: correct
+//!    programs with another order of additions differ by about 1e-16. Whole numbers of any size are compared exactly.
+//! 3. NaN equals an expected NaN: otherwise no program could pass.
 //!
-//! The keys of a dictionary that a JSON row expects are texts: `{"1": 2}` is equal to Python's `{1: 2}`, as `json.dumps`
-//! writes it.
+//! Keys of dictionaries in JSON are texts: `{"1": 2}` equals Python's `{1: 2}`, as `json.dumps` writes it.
 
 use super::object::Object;
 
-/// Of an expected 0, to which no relative tolerance applies.
+/// Absolute tolerance of an expected 0.
 const NEAR_ZERO: f64 = 1e-12;
 
-/// Whether `got` is what was expected, floats within `tolerance`.
+/// Whether `got` equals `want`, floats within `tolerance`.
 pub(super) fn equal(got: &Object, want: &Object, tolerance: f64) -> bool {
     use Object::*;
     let each = |a: &[Object], b: &[Object]| {
@@ -40,7 +39,7 @@ pub(super) fn equal(got: &Object, want: &Object, tolerance: f64) -> bool {
     }
 }
 
-/// The same members in any order, as often.
+/// Whether two lists are equal as multisets.
 pub(super) fn same_members(got: &[Object], want: &[Object], tolerance: f64) -> bool {
     let mut left: Vec<&Object> = got.iter().collect();
     got.len() == want.len()
@@ -50,7 +49,7 @@ pub(super) fn same_members(got: &[Object], want: &[Object], tolerance: f64) -> b
         })
 }
 
-/// Whether a key is the text that JSON has for it.
+/// Whether a text is the JSON form of a key.
 fn key_text(key: &Object, text: &Object) -> bool {
     let Object::Str(text) = text else { return false };
     match key {
@@ -66,7 +65,7 @@ fn numbers(got: &Object, want: &Object, tolerance: f64) -> bool {
     match (whole(got), whole(want)) {
         (Some(a), Some(b)) => a == b,
         (a, b) => match (real(got), real(want)) {
-            // A whole number against a float of the same value is exact where the tolerance is 0.
+            // With tolerance 0 a whole number equals a float of the same value.
             (Some(x), Some(y)) if tolerance == 0.0 => {
                 let exact =
                     |digits: Option<String>, float: f64| digits.is_none_or(|d| d == format!("{float:.0}"));

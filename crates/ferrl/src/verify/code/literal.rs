@@ -1,8 +1,8 @@
-//! Literals of Python and JSON, read without Python: nothing is evaluated.
+//! Parses literals of Python and JSON; nothing is evaluated.
 
 use super::object::Object;
 
-/// Reads a text that is one literal: numbers of any size, texts, bytes, lists, tuples, sets, dictionaries, `None`, `True`,
+/// Parses a text that is one literal: numbers of any size, texts, bytes, lists, tuples, sets, dictionaries, `None`, `True`,
 /// `False` (or JSON's names for them), `set()`, `set([...])`, `float("inf")`.
 pub(super) fn parse(text: &str) -> Result<Object, String> {
     let mut parser = LiteralParser::new(text);
@@ -11,10 +11,10 @@ pub(super) fn parse(text: &str) -> Result<Object, String> {
     Ok(value)
 }
 
-/// Brackets within brackets.
+/// Maximum nesting of brackets.
 const DEEPEST: usize = 60;
 
-/// Reads a text from front to back.
+/// A parser with a position in its text.
 pub(super) struct LiteralParser<'a> {
     text: &'a str,
     at: usize,
@@ -30,7 +30,7 @@ impl<'a> LiteralParser<'a> {
         &self.text[self.at..]
     }
 
-    /// The next letter that is not blank; comments are blank.
+    /// The next character after white space and comments.
     pub(super) fn peek(&mut self) -> Option<char> {
         loop {
             let rest = self.rest();
@@ -43,7 +43,7 @@ impl<'a> LiteralParser<'a> {
         }
     }
 
-    /// Takes a piece of text, if it comes next.
+    /// Consumes `piece` if it is next.
     pub(super) fn take(&mut self, piece: &str) -> bool {
         self.peek();
         let there = self.rest().starts_with(piece);
@@ -53,7 +53,7 @@ impl<'a> LiteralParser<'a> {
         there
     }
 
-    /// Takes a name, if one comes next.
+    /// Consumes a name if one is next.
     pub(super) fn name(&mut self) -> Option<&'a str> {
         self.peek().filter(|c| c.is_alphabetic() || *c == '_')?;
         let rest = self.rest();
@@ -72,7 +72,7 @@ impl<'a> LiteralParser<'a> {
         self.at = place;
     }
 
-    /// Nothing but blanks may follow.
+    /// Checks that only white space follows.
     pub(super) fn end(&mut self) -> Result<(), String> {
         match self.peek() {
             None => Ok(()),
@@ -139,7 +139,7 @@ impl<'a> LiteralParser<'a> {
                 .ok_or_else(|| "not a number".into()),
                 Object::Float(x) => Ok(Object::Float(-x)),
                 Object::Complex(re, im) => Ok(Object::Complex(-re, -im)),
-                _ => Err("a minus before what is no number".into()),
+                _ => Err("a minus before a value that is not a number".into()),
             };
         }
         if self.take("+") {
@@ -166,7 +166,7 @@ impl<'a> LiteralParser<'a> {
         }
     }
 
-    /// What stands between two brackets, and whether a comma ends it.
+    /// The items between two brackets, and whether the last is followed by a comma.
     fn items(&mut self, open: &str, close: &str) -> Result<(Vec<Object>, bool), String> {
         self.expect(open)?;
         let (mut items, mut comma) = (Vec::new(), false);
@@ -238,7 +238,7 @@ impl<'a> LiteralParser<'a> {
         }
     }
 
-    /// A name that stands for a value, a text with a prefix, or a call that makes a value of one.
+    /// A named constant, a text with a prefix, or a call of a constructor with a literal.
     fn named(&mut self) -> Result<Object, String> {
         let place = self.at;
         let Some(name) = self.name() else { return Err(self.unexpected("a value")) };
@@ -284,7 +284,7 @@ impl<'a> LiteralParser<'a> {
         }
     }
 
-    /// Texts that stand behind each other are one.
+    /// Consecutive texts are concatenated.
     fn texts(&mut self) -> Result<Object, String> {
         let mut whole: Option<Object> = None;
         loop {
@@ -302,7 +302,7 @@ impl<'a> LiteralParser<'a> {
                 (None, part) => part,
                 (Some(Object::Str(a)), Object::Str(b)) => Object::Str(a + &b),
                 (Some(Object::Bytes(a)), Object::Bytes(b)) => Object::Bytes([a, b].concat()),
-                _ => return Err("texts and bytes behind each other".into()),
+                _ => return Err("texts and bytes cannot be concatenated".into()),
             });
             self.peek();
         }
@@ -342,7 +342,7 @@ impl<'a> LiteralParser<'a> {
         Ok(if bytes { Object::Bytes(units) } else { Object::Str(text) })
     }
 
-    /// What a backslash and what follows it stand for; a line's end stands for nothing.
+    /// The character of an escape sequence; none for an escaped line break.
     fn escape(&mut self, bytes: bool) -> Result<Option<char>, String> {
         let rest = self.rest();
         let Some(c) = rest.chars().next() else { return Err("a text that does not end".into()) };
@@ -368,23 +368,23 @@ impl<'a> LiteralParser<'a> {
             other => return Err(format!("the escape \\{other} is not read")),
         };
         let mut code = self.hex(length)?;
-        // JSON writes letters beyond the basic plane as two halves.
+        // JSON writes characters beyond the basic plane as surrogate pairs.
         if (0xD800..0xDC00).contains(&code) && self.rest().starts_with("\\u") {
             self.at += 2;
             let low = self.hex(4)?;
             code = 0x10000 + ((code - 0xD800) << 10) + low.saturating_sub(0xDC00);
         }
-        char::from_u32(code).map(Some).ok_or_else(|| "half a letter in a text".into())
+        char::from_u32(code).map(Some).ok_or_else(|| "an unpaired surrogate in a text".into())
     }
 
     fn hex(&mut self, length: usize) -> Result<u32, String> {
         let digits = self.rest().get(..length).ok_or("an escape that does not end")?;
         self.at += length;
-        u32::from_str_radix(digits, 16).map_err(|_| format!("not a code of a letter: {digits}"))
+        u32::from_str_radix(digits, 16).map_err(|_| format!("not a character code: {digits}"))
     }
 }
 
-/// Each member once, as a set has it.
+/// The members without duplicates.
 fn distinct(members: Vec<Object>) -> Vec<Object> {
     let mut kept: Vec<Object> = Vec::new();
     for member in members {

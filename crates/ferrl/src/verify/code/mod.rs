@@ -1,5 +1,5 @@
-//! Unit-tested code: the completion is run in a sandbox, on arguments or input of the row, and what it returns is compared
-//! outside.
+//! Unit-tested code: runs the completion in a sandbox with the row's arguments or input, and compares what it returns outside of
+//! the sandbox.
 
 mod asserts;
 mod cases;
@@ -20,40 +20,40 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "code",
-    about: "Python code that passes the tests of its row, run in a sandbox",
+    about: "1 if Python code passes the tests of its row in a sandbox, otherwise 0",
     schema: || schema_for!(Options),
     build: |given| Ok(Box::new(Code::new(given.read()?, given.hooks)?)),
 };
 
 with_defaults! {
 struct Options {
-    /// Confinement: auto (every layer the kernel has), on (an error where one is missing), off (none).
+    /// Confinement: auto (every layer that the kernel supports), on (an error if a layer is missing), off (none).
     sandbox: SandboxMode = SandboxMode::Auto,
-    /// Seconds that a completion may run (each run of io). [0.05, 86400]
+    /// Maximum seconds of a completion (of each run with io). [0.05, 86400]
     wall_s: f64 = Limits::default().wall_s,
-    /// Memory of the program and what it starts. [32, 1048576]
+    /// Maximum memory of the program and its child processes, in MiB. [32, 1048576]
     memory_mib: u64 = Limits::default().memory_mib,
-    /// Processes and threads at a time. [1, 4096]
+    /// Maximum number of concurrent processes and threads. [1, 4096]
     processes: u64 = Limits::default().processes,
-    /// Size of the scratch folder. [1, 1048576]
+    /// Maximum size of the scratch folder in MiB. [1, 1048576]
     scratch_mib: u64 = Limits::default().scratch_mib,
-    /// Size of stdout and stderr together. [1, 262144]
+    /// Maximum size of stdout and stderr together, in KiB. [1, 262144]
     output_kib: u64 = Limits::default().output_kib,
-    /// The interpreter.
+    /// The Python interpreter.
     python: String = "python3".into(),
     /// Relative tolerance of floats; whole numbers are always compared exactly. [0, 0.1]
     tolerance: f64 = 1e-9,
-    /// Reward the fraction of cases passed, not all or nothing.
+    /// Reward the fraction of passed cases instead of all or nothing.
     partial: bool = false,
 }
 }
 
-/// The function that an assertion calls, if the assertion becomes a test case.
+/// The function that an assertion calls, if the assertion can be parsed.
 pub fn called(assertion: &str) -> Option<String> {
     asserts::parse(assertion).ok().map(|(name, _)| name)
 }
 
-/// Programs at a time in a batch.
+/// Maximum number of concurrent programs.
 const MOST_AT_A_TIME: usize = 8;
 
 /// The verifier.
@@ -100,7 +100,7 @@ impl Code {
         })
     }
 
-    /// A fault of the sandbox loses the completion; a row that cannot be used and an interruption end everything.
+    /// A failure of the sandbox loses the completion; an unusable row or an interrupt ends the run.
     fn outcome(&self, sample: &Sample<'_>) -> Result<Outcome> {
         match self.judge(sample) {
             Ok(score) => Ok(Outcome::Scored(score)),
@@ -112,14 +112,14 @@ impl Code {
     }
 }
 
-/// The code in a completion: its last block of Python, else its last block, else all of it.
+/// The code in a completion: its last Python block, else its last block, else the whole completion.
 pub fn extracted(completion: &str) -> &str {
     let block = |labels: &[&str]| {
         let (mut found, mut at) = (None, 0);
         while let Some(start) = completion[at..].find("```").map(|i| at + i + 3) {
             let line = completion[start..].find('\n').map_or(completion.len(), |i| start + i + 1);
             let label = completion[start..line].trim();
-            // A block that does not end was cut off, or is all that follows.
+            // An unclosed block extends to the end.
             let end = completion[line..].find("```").map_or(completion.len(), |i| line + i);
             if labels.iter().any(|l| label.eq_ignore_ascii_case(l)) {
                 found = Some(&completion[line..end]);
@@ -138,7 +138,7 @@ impl Verifier for Code {
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         self.judge(sample)
     }
-    /// Several at a time: each is a process of its own.
+    /// Scores concurrently: each program is a process.
     fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
         let threads = cores();
         let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(samples.len())));
@@ -158,7 +158,7 @@ impl Verifier for Code {
         done.sort_by_key(|(i, _)| *i);
         done.into_iter().map(|(_, outcome)| outcome).collect()
     }
-    /// Whether the row has tests that can be read; nothing is run.
+    /// Checks that the row has tests; runs nothing.
     fn check(&self, sample: &Sample<'_>) -> Result<()> {
         cases::of(sample).map(|_| ())
     }

@@ -1,12 +1,12 @@
 //! Python values outside of Python: arguments, return values and expected values.
 //!
-//! On the wire a value is JSON with its type beside it, `["i", "12345678901234567890123"]`, so that whole numbers of any
-//! size, tuples, sets and keys that are no texts arrive as what they are.
+//! Values are sent as JSON with their type, `["i", "12345678901234567890123"]`, which preserves whole numbers of any size, tuples,
+//! sets, and keys that are not texts.
 
 use serde_json::{Value, json};
 use std::fmt;
 
-/// A value of one of Python's own types.
+/// A value of one of Python's built-in types.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Object {
     None,
@@ -23,7 +23,7 @@ pub(crate) enum Object {
     Dict(Vec<(Object, Object)>),
 }
 
-/// Numbers in JSON rows above this lose digits before anybody can look at them.
+/// Largest exact whole number of a JSON row that is parsed to a float.
 const EXACT: f64 = 18_446_744_073_709_551_616.0;
 
 impl Object {
@@ -55,7 +55,7 @@ impl Object {
         }
     }
 
-    /// A number in it that was a whole number of more than 64 bits, perhaps: JSON does not say.
+    /// A float in it that may have been a whole number of more than 64 bits.
     pub(crate) fn rounded(&self) -> Option<f64> {
         match self {
             Object::Float(x) if x.abs() >= EXACT && x.is_finite() => Some(*x),
@@ -65,7 +65,7 @@ impl Object {
         }
     }
 
-    /// As the child gets it.
+    /// The value as it is sent to the sandboxed program.
     pub(crate) fn to_wire(&self) -> Value {
         let list = |all: &[Object]| Value::Array(all.iter().map(Object::to_wire).collect());
         match self {
@@ -85,7 +85,7 @@ impl Object {
         }
     }
 
-    /// What the child sent; none where that is no value.
+    /// Parses a value sent by the sandboxed program; `None` if it is malformed.
     pub(crate) fn from_wire(value: &Value) -> Option<Object> {
         let parts = value.as_array()?;
         let text = |i: usize| parts.get(i).and_then(Value::as_str);
@@ -121,7 +121,7 @@ impl Object {
 }
 
 fn float_text(x: f64) -> String {
-    // Python reads inf, -inf and nan in the same words.
+    // Python parses inf, -inf and nan written in the same way.
     if x.is_nan() { "nan".into() } else { format!("{x:?}") }
 }
 
@@ -129,7 +129,7 @@ fn float(text: &str) -> Option<f64> {
     text.parse().ok()
 }
 
-/// As Python would write it, cut off after some 80 letters: for messages.
+/// Python's notation, truncated after about 80 characters, for messages.
 impl fmt::Display for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = String::new();
@@ -144,7 +144,7 @@ impl fmt::Display for Object {
 impl Object {
     fn write(&self, out: &mut String) {
         if out.len() > 400 {
-            return; // more is not shown
+            return; // truncated
         }
         match self {
             Object::None => out.push_str("None"),

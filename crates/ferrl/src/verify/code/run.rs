@@ -6,7 +6,7 @@ use crate::sandbox::{ProgramEnd, PythonSandbox, PythonTask, Ran};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
-/// How many tests a completion passed, and why not all of them.
+/// Number of passed tests, and why not all passed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct TestVerdict {
     pub(super) passed: usize,
@@ -14,14 +14,14 @@ pub(super) struct TestVerdict {
     pub(super) why: Option<String>,
 }
 
-/// Where code is tried.
+/// Sandbox and tolerance of a test run.
 pub(super) struct Bench<'a> {
     pub(super) python: &'a PythonSandbox,
     pub(super) tolerance: f64,
 }
 
 impl Bench<'_> {
-    /// Tries code on the tests of its row.
+    /// Runs the tests of a row.
     pub(super) fn judge(&self, code: &str, tests: &Tests) -> Result<TestVerdict> {
         match tests {
             Tests::Calls { entry, cases } => self.calls(code, entry, cases),
@@ -57,10 +57,10 @@ impl Bench<'_> {
         Ok(verdict)
     }
 
-    /// What a line of the channel says. A program that holds the channel could write lines of its own: an answer counts once, in
-    /// order, and a repeated one invalidates all, so that a program cannot send guesses.
+    /// Parses a line of the channel. The program could write to the channel itself: each result counts once, in order, and a repeated
+    /// one invalidates all, so that a program cannot send guesses.
     fn answer(&self, line: &[u8], cases: &[TestCase], answered: usize) -> ProgramAnswer {
-        let garbage = || ProgramAnswer::Refused("something else than values came back".into());
+        let garbage = || ProgramAnswer::Refused("the program sent something other than values".into());
         let Ok(said) = serde_json::from_slice::<Value>(line) else { return garbage() };
         if let Some(why) = said["load"].as_str() {
             return ProgramAnswer::Refused(why.to_string());
@@ -68,7 +68,7 @@ impl Bench<'_> {
         let Some(case) =
             said["case"].as_u64().filter(|i| *i == answered as u64).and_then(|_| cases.get(answered))
         else {
-            return ProgramAnswer::Refused("values came back for cases that were not asked for".into());
+            return ProgramAnswer::Refused("the program sent values for cases that were not called".into());
         };
         if let Some(error) = said["error"].as_str() {
             return ProgramAnswer::Wrong(format!("case {answered}: {error}"));
@@ -97,7 +97,7 @@ impl Bench<'_> {
                 (end, _) => {
                     let failed = format!("run {i}: {}", ending(&ran));
                     verdict.why.get_or_insert(failed);
-                    // One that hangs or floods once would do so for every run, at the full price.
+                    // A program that times out or floods its output would do so in every run.
                     if !matches!(end, ProgramEnd::Finished(_)) {
                         break;
                     }
@@ -111,16 +111,16 @@ impl Bench<'_> {
 enum ProgramAnswer {
     Passed,
     Wrong(String),
-    /// Nothing counts.
+    /// Invalidates all results.
     Refused(String),
 }
 
-/// How a run ended, with its last words.
+/// How a run ended, with its last line of output.
 fn ending(ran: &Ran) -> String {
     let errors = String::from_utf8_lossy(&ran.stderr);
     let last = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
     match (&ran.end, last) {
-        (ProgramEnd::Finished(0), _) => "it ended before it answered".into(),
+        (ProgramEnd::Finished(0), _) => "it ended before it returned a value".into(),
         (end @ (ProgramEnd::Finished(_) | ProgramEnd::Killed(_)), last) if !last.is_empty() => {
             format!("{end}: {}", short(last))
         }
@@ -128,7 +128,7 @@ fn ending(ran: &Ran) -> String {
     }
 }
 
-/// Lines without blanks at their ends, and without empty ones at the end.
+/// Lines without trailing white space, and without trailing empty lines.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.trim_end().lines().map(str::trim_end)
 }

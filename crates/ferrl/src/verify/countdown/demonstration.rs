@@ -1,4 +1,4 @@
-//! Worked answers to learn from before reinforcement: plain or with a few tries first, and some of them wrong.
+//! Demonstrations for SFT before RL: the solution alone or after a few failed attempts; a fraction of them is wrong.
 
 use super::AnswerFormat;
 use super::expression::CountdownOp;
@@ -8,11 +8,11 @@ use ferrl_engine::{Error, Result};
 /// How demonstrations are written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DemonstrationOptions {
-    /// The form of the answer, as the verifier expects it.
+    /// Format of the answer, as the verifier expects it.
     pub format: AnswerFormat,
-    /// Most combinations tried in vain before the answer; 0 answers at once.
+    /// Maximum number of failed attempts before the answer.
     pub tries: usize,
-    /// Share of demonstrations whose answer is a random well-formed expression instead of the solution.
+    /// Fraction of demonstrations whose answer is a random well-formed expression instead of the solution.
     pub noise: f64,
     /// Operations of random expressions.
     pub ops: Vec<CountdownOp>,
@@ -40,7 +40,7 @@ impl DemonstrationOptions {
             return Err(Error::usage("ops must name at least one of + - * /").at("countdown demonstrations"));
         }
         if self.tries > 0 && self.format == AnswerFormat::Plain {
-            return Err(Error::usage("a plain answer has no room for tries")
+            return Err(Error::usage("tries need an answer format other than plain")
                 .at("countdown demonstrations")
                 .fix("data.task.format = \"line\" or \"think_answer\", or data.task.tries = 0"));
         }

@@ -1,12 +1,12 @@
-//! Arithmetic on exact fractions: a small language, a parser that cannot be surprised, and a printer.
+//! Arithmetic expressions on exact fractions: parser, value and printer.
 
 use ferrl_engine::{Error, Result};
 use num_integer::gcd;
 use std::fmt;
 
-/// The longest expression that is read.
+/// Maximum length of an expression.
 pub const MAX_BYTES: usize = 1024;
-/// The deepest nesting that is read.
+/// Maximum nesting depth.
 const MAX_DEPTH: usize = 50;
 
 /// An exact fraction in lowest terms with a positive denominator.
@@ -94,7 +94,7 @@ impl CountdownOp {
         }
     }
 
-    /// The exact result; nothing for a division by zero or a number too large to hold.
+    /// The exact result; `None` for a division by zero or an overflow.
     pub fn apply(self, a: Fraction, b: Fraction) -> Option<Fraction> {
         let cross = |x: Fraction, y: Fraction| x.top.checked_mul(y.bottom);
         match self {
@@ -129,7 +129,7 @@ impl CountdownExpr {
         CountdownExpr::Binary(op, Box::new(left), Box::new(right))
     }
 
-    /// The exact value; nothing for a division by zero or a number too large to hold.
+    /// The exact value; `None` for a division by zero or an overflow.
     pub fn value(&self) -> Option<Fraction> {
         match self {
             CountdownExpr::Number(number) => Some(Fraction::whole(*number)),
@@ -137,7 +137,7 @@ impl CountdownExpr {
         }
     }
 
-    /// Its operations with their results in the order of evaluation, such as `7-5=2`, `2*12=24`; nothing where there is no value.
+    /// Its operations with their results in the order of evaluation, such as `7-5=2`, `2*12=24`; `None` without a value.
     pub fn steps(&self) -> Option<Vec<String>> {
         let mut lines = Vec::new();
         self.work_out(&mut lines)?;
@@ -169,7 +169,7 @@ impl CountdownExpr {
         }
     }
 
-    /// Reads whole numbers, `+ - * /` (also `× ÷ −`) and parentheses; anything else is refused, signs too.
+    /// Parses whole numbers without signs, `+ - * /` (also `× ÷ −`) and parentheses; `None` for anything else.
     pub fn parse(text: &str) -> Option<CountdownExpr> {
         if text.len() > MAX_BYTES {
             return None;

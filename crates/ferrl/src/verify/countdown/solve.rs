@@ -1,4 +1,4 @@
-//! Solving Countdown by trying every way to join two numbers.
+//! Solves Countdown by exhaustive search.
 
 use super::expression::{CountdownExpr, CountdownOp, Fraction};
 use std::collections::HashSet;
@@ -18,7 +18,7 @@ pub fn solve_with(numbers: &[i64], target: i64, ops: &[CountdownOp]) -> Option<S
 struct CountdownSearch<'a> {
     target: Fraction,
     ops: &'a [CountdownOp],
-    /// Sorted values that lead nowhere.
+    /// Sorted values without a solution.
     seen: HashSet<Vec<Fraction>>,
 }
 

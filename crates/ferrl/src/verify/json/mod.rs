@@ -1,7 +1,7 @@
-//! JSON output: whether a completion is JSON, and whether it matches a JSON Schema.
+//! JSON output: checks that a completion is JSON and matches a JSON Schema.
 //!
-//! The schema is an option of the recipe, or a column of the row. `schema` says which part of the standard it knows; a
-//! keyword that it does not know is refused rather than taken as fulfilled.
+//! The schema is an option of the recipe, or a column of the row. `schema` documents the supported part of the standard; unknown
+//! keywords are an error instead of being ignored.
 
 mod schema;
 
@@ -13,10 +13,10 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "json",
-    about: "1 when the completion is JSON that matches a JSON Schema, otherwise 0",
+    about: "1 if the completion is JSON that matches a JSON Schema, otherwise 0",
     schema: || schema_for!(Options),
     build: |given| {
         let options: Options = given.read()?;
@@ -36,14 +36,14 @@ enum TakeJson {
 
 with_defaults! {
 struct Options {
-    /// The JSON Schema; without one, and without the column, any JSON is right.
+    /// The JSON Schema; without it and without the column any JSON is right.
     schema: Option<Map<String, Value>> = None,
-    /// Column with the row's own schema, an object or JSON text.
+    /// Column with a schema for the row, an object or JSON text.
     schema_column: String = "schema".into(),
-    /// The JSON: auto (all of it, else the last ```json block, else the last `<answer>` tag, else the last object or list),
-    /// whole, answer.
+    /// Where the JSON is: auto (the whole completion, else the last ```json block, else the last `<answer>` tag, else the last object
+    /// or list), whole, answer.
     take: TakeJson = TakeJson::Auto,
-    /// Reward for JSON that does not match the schema. [0, inf)
+    /// Reward of valid JSON that does not match the schema. [0, inf)
     json_reward: f64 = 0.0,
 }
 }
@@ -55,7 +55,7 @@ pub struct Json {
 }
 
 impl Json {
-    /// The text that is JSON, or should be.
+    /// The part of the completion that should be JSON.
     fn taken<'a>(&self, completion: &'a str) -> Option<&'a str> {
         let is_json = |text: &&str| serde_json::from_str::<Value>(text).is_ok();
         let whole = completion.trim();
@@ -71,7 +71,7 @@ impl Json {
         }
     }
 
-    /// The schema of a row; none where any JSON will do.
+    /// The schema of a row; `None` if any JSON is right.
     fn schema(&self, sample: &Sample<'_>) -> Result<Option<std::borrow::Cow<'_, Schema>>> {
         use std::borrow::Cow::{Borrowed, Owned};
         let Some(value) = sample.column(&self.options.schema_column).filter(|v| !v.is_null()) else {
@@ -88,7 +88,7 @@ impl Json {
     }
 }
 
-/// The last block of a text that is fenced as JSON, or without saying as what.
+/// The last block of a text that is fenced as JSON or without a language.
 fn last_fence(text: &str) -> Option<&str> {
     let (before, _) = text.rsplit_once("```")?;
     let (_, block) = before.rsplit_once("```")?;
@@ -105,7 +105,7 @@ fn unfenced(text: &str) -> &str {
 fn last_braces(text: &str) -> Option<&str> {
     let end = text.rfind(['}', ']'])?;
     let (open, close) = if text.as_bytes()[end] == b'}' { (b'{', b'}') } else { (b'[', b']') };
-    // Backwards to the bracket that opens it; what brackets in strings do is left to the parser.
+    // Searches backwards for the opening bracket; the parser decides about brackets in strings.
     let mut depth = 0usize;
     for at in (0..=end).rev() {
         match text.as_bytes()[at] {
@@ -117,7 +117,7 @@ fn last_braces(text: &str) -> Option<&str> {
             return Some(&text[at..=end]);
         }
     }
-    // A bracket in a string: from the first one on.
+    // A bracket in a string misled the search: start from the first bracket.
     let start = text.find('{')?;
     group_end(text, start).map(|end| &text[start..=end])
 }

@@ -47,7 +47,7 @@ use modes::Mode;
 use schemars::schema_for;
 use serde_json::Value;
 
-/// Its place in the registry.
+/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "math",
     about: "1 when the answer equals the column's as mathematics (MATH, AIME), otherwise 0",

@@ -1,9 +1,8 @@
-//! The same recipe on two devices: what a run learns on one it must learn on the other.
+//! The same recipe on two devices: their learning curves must agree.
 //!
-//! While a model imitates, every step of both runs has the same data, so loss and gradient are compared step by step. When
-//! it learns from its own answers, one token that rounding tips over makes every later step another one; there the
-//! first answers are compared, which come from the same weights and the same random numbers, and then how well the last
-//! steps do.
+//! In SFT every step of both runs has the same data, so loss and gradient are compared step by step. In RL a single token that
+//! rounding changes makes all later steps differ; there the first completions are compared, which have the same weights and
+//! random numbers, and then the scores of the last steps.
 
 use super::super::scratch::ScratchDir;
 use super::{largest, outcome};
@@ -25,7 +24,7 @@ const LAST: usize = 10;
 
 /// One stage of the recipe in one type.
 pub struct CurveCase {
-    /// How the table calls it.
+    /// Name in the table.
     pub name: String,
     index: usize,
     dtype: DType,
@@ -36,11 +35,11 @@ pub struct Curves {
     folder: ScratchDir,
 }
 
-/// What a run measured at each step, and what it answered at the first.
+/// Metrics of a run at each step, and its completions at the first.
 #[derive(Default)]
 struct LossCurve {
     steps: Vec<Metrics>,
-    answers: Vec<ScoredRollout>,
+    completions: Vec<ScoredRollout>,
 }
 
 fn recipes(dtype: DType) -> Result<Vec<Recipe>> {
@@ -63,7 +62,7 @@ impl Curves {
         Ok(cases)
     }
 
-    /// Nothing is trained yet; `name` tells the folders of one process apart.
+    /// Trains nothing yet; `name` distinguishes the folders of one process.
     pub fn new(name: &str) -> Result<Self> {
         Ok(Curves { folder: ScratchDir::new(name)? })
     }
@@ -81,13 +80,13 @@ impl Curves {
         let (_, want) = train(recipe, cpu, &start)?;
         let (stage, got) = train(recipe, card, &start)?;
         match stage.feed {
-            Feed::Rollouts => answers(&want, &got, case.dtype, out),
+            Feed::Rollouts => completions(&want, &got, case.dtype, out),
             _ => losses(&want, &got, case.dtype, out),
         }
         Ok(())
     }
 
-    /// A few steps of a case on ranks, and the bits of the weights afterwards; split over the ranks with `split`.
+    /// The bits of the weights after a few steps of a case on ranks; weights are split over the ranks with `split`.
     pub fn weights_on(
         case: &CurveCase,
         start: &Path,
@@ -114,8 +113,8 @@ impl Curves {
         self.start(cpu, case.index)
     }
 
-    /// The model a stage starts from, the same for both devices and types: a random one, or what the stages before it
-    /// make of that on the CPU.
+    /// The model a stage starts from, the same for both devices and types: a random one, or the result of the previous stages
+    /// on the CPU.
     fn start(&self, cpu: &Arc<dyn Backend>, index: usize) -> Result<PathBuf> {
         let dir = self.folder.0.join(index.to_string());
         if dir.join("config.json").exists() {
@@ -141,14 +140,14 @@ fn train(recipe: &Recipe, device: &Arc<dyn Backend>, start: &Path) -> Result<(St
         let report = stage.step()?;
         curve.steps.push(report.metrics);
         if step == 0 {
-            curve.answers = report.rollouts;
+            curve.completions = report.rollouts;
         }
     }
     Ok((stage, curve))
 }
 
 impl LossCurve {
-    /// A number at each step; NaN where a step did not give it.
+    /// A metric at each step; NaN where a step has no value.
     fn column(&self, name: &str) -> Vec<f64> {
         self.steps.iter().map(|m| m.get(name).unwrap_or(f64::NAN)).collect()
     }
@@ -162,13 +161,13 @@ fn last(values: &[f64]) -> f64 {
     mean(&values[values.len() - LAST.min(values.len())..])
 }
 
-/// Both were given the same sequences at every step.
+/// Compares runs with the same sequences at every step.
 ///
-/// What rounding alone does was measured on a CPU by other micro-batches and other instruction sets. In f32 it moves the
-/// loss of no step by more than 1e-6 and no gradient norm by more than 2.2e-5 of itself, whereas a learning rate that is
-/// 0.1 % off moves them by 1.8e-3 and 2.6e-2. In bf16 it moves single steps further, but on average only by up to 1.1e-3
-/// and 2.2e-2, and the last losses by 8e-4; a learning rate that is 5 % off by 2.1e-2 and 0.14. The limits lie between.
-/// The gradient's norm is asked for because the optimizer hides its scale from the loss.
+/// The effect of rounding alone was measured on a CPU with other micro-batches and instruction sets. In f32 it changes the
+/// loss of a step by at most 1e-6 and a gradient norm by at most 2.2e-5 (relative), whereas a learning rate that is 0.1 % off
+/// changes them by 1.8e-3 and 2.6e-2. In bf16 it changes single steps more, but on average only by up to 1.1e-3 and 2.2e-2, and
+/// the last losses by 8e-4; a learning rate that is 5 % off changes them by 2.1e-2 and 0.14. The limits lie between.
+/// The gradient norm is compared because AdamW's update does not depend on the gradient's scale.
 fn losses(want: &LossCurve, got: &LossCurve, dtype: DType, out: &mut Vec<CheckOutcome>) {
     let gaps = |name: &str| -> Vec<f64> {
         want.column(name).iter().zip(got.column(name)).map(|(w, g)| (g - w).abs() / w.abs()).collect()
@@ -185,29 +184,32 @@ fn losses(want: &LossCurve, got: &LossCurve, dtype: DType, out: &mut Vec<CheckOu
     }
 }
 
-/// Both began with the same weights and random numbers, and then went their own ways.
+/// Compares runs with the same initial weights and random numbers, whose completions diverge later.
 ///
-/// Between instruction sets of a CPU two of the 2200 first tokens differ at most, and the first gradient norm by 2e-4 of
-/// itself; an answer whose draw lies at the edge falls to either side, and its reward may go with it. Runs that part at
-/// some step, because of rounding or of a learning rate that is 0.1 % off, end with scores up to 0.012 apart, having gained
+/// Between instruction sets of a CPU at most two of the 2200 first tokens differ, and the first gradient norm by 2e-4
+/// (relative): rounding decides tokens at the edge of a sampling interval, and so their rewards. Runs that diverge at some
+/// step, because of rounding or of a learning rate that is 0.1 % off, end with scores up to 0.012 apart, after a gain of
 /// 0.14.
-fn answers(want: &LossCurve, got: &LossCurve, dtype: DType, out: &mut Vec<CheckOutcome>) {
+fn completions(want: &LossCurve, got: &LossCurve, dtype: DType, out: &mut Vec<CheckOutcome>) {
     let (tokens, norm) = if dtype == DType::Bf16 { (0.05, 0.1) } else { (0.01, 0.02) };
-    out.push(outcome("first answers, other tokens", other_tokens(&want.answers, &got.answers), tokens));
+    out.push(outcome(
+        "first completions, differing tokens",
+        other_tokens(&want.completions, &got.completions),
+        tokens,
+    ));
     let first = |c: &LossCurve| c.column("grad_norm")[0];
     out.push(outcome("first gradient norm", (first(got) / first(want) - 1.0).abs(), norm));
     let (there, here) = (want.column("score"), got.column("score"));
     out.push(outcome("score of the last steps", (last(&here) - last(&there)).abs(), 0.05));
     let gain = |score: &[f64]| last(score) - score[0];
-    // Where the CPU gains nothing there is nothing to compare.
+    // Without a gain on the CPU there is nothing to compare.
     let missing = if gain(&there) > 0.0 { 1.0 - gain(&here) / gain(&there) } else { f64::INFINITY };
-    out.push(outcome("share of the gain that is missing", missing, 0.5));
+    out.push(outcome("missing fraction of the gain", missing, 0.5));
     let gap = largest(got.column("sampling/sampling_logp_difference/max"));
     out.push(outcome("sampled and recomputed logp", gap, 0.0));
 }
 
-/// Share of tokens from the first on that an answer has otherwise than its counterpart. A character is a token here, and
-/// the end is another.
+/// Fraction of tokens that differ from the counterpart's, the stop token included.
 fn other_tokens(want: &[ScoredRollout], got: &[ScoredRollout]) -> f64 {
     if want.len() != got.len() {
         return 1.0;
@@ -256,7 +258,7 @@ mod tests {
             temperature: None,
             credit: None,
         };
-        LossCurve { steps: (0..40).map(step).collect(), answers: texts.iter().map(answer).collect() }
+        LossCurve { steps: (0..40).map(step).collect(), completions: texts.iter().map(answer).collect() }
     }
 
     #[test]
@@ -318,23 +320,23 @@ mod tests {
         let want = curve(&right, &texts);
         let found = |columns: &[(&str, f64, f64)], texts: &[&str]| {
             let mut out = Vec::new();
-            answers(&want, &curve(columns, texts), DType::F32, &mut out);
+            completions(&want, &curve(columns, texts), DType::F32, &mut out);
             wrong(&out).join("; ")
         };
         assert_eq!(found(&right, &texts), "");
-        assert_eq!(found(&right, &["3*8", "1-2"]), "first answers, other tokens");
-        assert_eq!(found(&right, &["3*8", "1+22"]), "first answers, other tokens");
-        assert_eq!(found(&right, &["3*8"]), "first answers, other tokens");
+        assert_eq!(found(&right, &["3*8", "1-2"]), "first completions, differing tokens");
+        assert_eq!(found(&right, &["3*8", "1+22"]), "first completions, differing tokens");
+        assert_eq!(found(&right, &["3*8"]), "first completions, differing tokens");
         assert_eq!(found(&with(1, 1.03, 1.0), &texts), "first gradient norm");
         assert_eq!(found(&with(0, 0.4, 0.56), &texts), "score of the last steps");
-        assert_eq!(found(&with(0, 0.41, 0.5), &texts), "share of the gain that is missing");
+        assert_eq!(found(&with(0, 0.41, 0.5), &texts), "missing fraction of the gain");
         assert_eq!(found(&with(2, 0.0, 1e-7), &texts), "sampled and recomputed logp");
         assert_eq!(found(&right[..2], &texts), "sampled and recomputed logp");
         let flat = curve(&with(0, 0.5, 0.5), &texts);
         for got in [&flat, &want] {
             let mut out = Vec::new();
-            answers(&flat, got, DType::F32, &mut out);
-            assert_eq!(wrong(&out), ["share of the gain that is missing"]);
+            completions(&flat, got, DType::F32, &mut out);
+            assert_eq!(wrong(&out), ["missing fraction of the gain"]);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Whether ranks that compute with one model together (tensor and context parallelism) give what one process on the device gives.
+//! Checks tensor and context parallelism against one process on the same device.
 //!
-//! Forward is the same bits in any type: the first loss, the first completions, and what was sampled is trained with the same
-//! log-probabilities. So are weights in f32. In bf16 a device's gradients may round in another order than those of one process: there
-//! the distance between weights after the first update is bounded, and two runs must agree in every bit.
+//! The forward pass has the same bits in any type: the first loss, the first completions, and the log-probabilities in sampling and
+//! training. So have the weights in f32. In bf16 gradients may be summed in another order than in one process: there the distance
+//! between the weights after the first update is bounded, and two runs must agree in every bit.
 
 use super::super::scratch::ScratchDir;
 use super::{CheckTable, largest, outcome};
@@ -16,17 +16,17 @@ use ferrl_kernels::{Backend, DType, Ranks, comm};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How far weights of bf16 may be from those of one process after one update, as a share of what was learned. AdamW's first update is the
-/// learning rate times the gradient's sign, so this is twice the share of weights whose gradient has another sign: a gradient that lacks half
-/// of its terms has every fourth.
+/// Maximum distance of bf16 weights from those of one process after one update, relative to the update. AdamW's first update is the
+/// learning rate times the gradient's sign, so the distance is twice the fraction of weights whose gradient changes its sign; a gradient
+/// that lacks half of its terms changes a quarter of them.
 const DISTANCE: f64 = 0.2;
 
-/// What is compared.
+/// Name of the comparison.
 const BITS: &str = "weights with other bits than one process's";
 
 /// A stage of the recipe in one type, on ranks in one layout.
 pub struct GroupCase {
-    /// How the table calls it.
+    /// Name in the table.
     pub name: String,
     index: usize,
     dtype: DType,
@@ -53,15 +53,14 @@ fn recipes(dtype: DType) -> Result<Vec<Recipe>> {
     Ok(resolved.stages.into_iter().map(|s| s.recipe).collect())
 }
 
-/// Layouts of this number of ranks: `tp_size`, `sp_size`, `rollout.tp_size`. With four ranks that share tokens there are more of
-/// them than key heads.
+/// Layouts of this number of ranks: `tp_size`, `sp_size`, `rollout.tp_size`. `sp_size = 4` is more than the key heads.
 fn layouts(ranks: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     let all = [(2, 1, 2), (1, 2, 1), (1, 1, 2), (2, 2, 2), (1, 4, 1)];
     all.into_iter()
         .filter(move |(tp, sp, rollout)| ranks.is_multiple_of(tp * sp) && ranks.is_multiple_of(*rollout))
 }
 
-/// The cases on that many ranks that are asked for.
+/// The selected cases on that many ranks.
 pub fn cases(size: usize, table: &CheckTable<'_>) -> Result<Vec<GroupCase>> {
     let mut cases = Vec::new();
     for (index, recipe) in recipes(DType::F32)?.iter().enumerate() {
@@ -76,7 +75,7 @@ pub fn cases(size: usize, table: &CheckTable<'_>) -> Result<Vec<GroupCase>> {
             }
         }
     }
-    // What is imitated is not sampled.
+    // SFT samples nothing.
     cases.retain(|c| table.wants(&c.name) && (c.tp * c.sp > 1 || c.index > 0));
     Ok(cases)
 }
@@ -87,7 +86,7 @@ pub struct GroupStart {
 }
 
 impl GroupStart {
-    /// Nothing is made yet.
+    /// Creates nothing yet.
     pub fn new() -> Result<Self> {
         Ok(GroupStart { folder: ScratchDir::new("groups")? })
     }
@@ -102,19 +101,19 @@ impl GroupStart {
     }
 }
 
-/// What a run did.
+/// Results of a run that are compared.
 pub struct GroupTrace {
     /// Loss and entropy of the first step, before any update.
     first: Vec<Option<u64>>,
     /// The first completions.
     completions: Vec<(String, usize)>,
-    /// The largest difference between a log-probability when it was sampled and when it was trained.
+    /// The largest difference between log-probabilities in sampling and training.
     gap: f64,
     /// Weights at the start, after the first step and after the last.
     weights: [Vec<f32>; 3],
 }
 
-/// A few steps of a case on ranks that call it together, or alone.
+/// Runs a few steps of a case, on ranks that call it together or in one process.
 pub fn trace(case: &GroupCase, start: &Path, device: &Arc<dyn Backend>, ranks: &Ranks) -> Result<GroupTrace> {
     let mut stage = setup::stage_on(case.recipe(ranks.is_alone())?, device.clone(), start, ranks)?;
     stage.join(ranks)?;
@@ -152,7 +151,7 @@ fn differing(a: &[f32], b: &[f32]) -> f64 {
     (other + a.len().abs_diff(b.len())) as f64
 }
 
-/// How far `a` is from `b`, as a share of what `b` learned since `start`.
+/// Distance of `a` from `b`, relative to that of `b` from `start`.
 fn distance(a: &[f32], b: &[f32], start: &[f32]) -> f64 {
     let far = |x: &[f32], y: &[f32]| -> f64 {
         x.iter().zip(y).map(|(x, y)| (f64::from(*x) - f64::from(*y)).abs()).sum()
@@ -160,13 +159,13 @@ fn distance(a: &[f32], b: &[f32], start: &[f32]) -> f64 {
     far(a, b) / far(b, start)
 }
 
-/// Two runs on ranks beside one of one process.
+/// Compares two runs on ranks with a run of one process.
 pub fn outcomes(case: &GroupCase, [own, again]: [&GroupTrace; 2], alone: &GroupTrace) -> Vec<CheckOutcome> {
     let mut all =
         vec![outcome("loss and entropy of the first step, other bits", other(&own.first, &alone.first), 0.0)];
     if case.index > 0 {
         let tokens = other(&own.completions, &alone.completions);
-        all.push(outcome("first completions, other ones", tokens, 0.0));
+        all.push(outcome("first completions that differ", tokens, 0.0));
         all.push(outcome("sampled and trained logp", own.gap, 0.0));
     }
     let [_, first, last] = &own.weights;
@@ -186,7 +185,7 @@ fn other<T: PartialEq>(a: &[T], b: &[T]) -> f64 {
     (a.iter().zip(b).filter(|(a, b)| a != b).count() + a.len().abs_diff(b.len())) as f64
 }
 
-/// The worst of all ranks for each question.
+/// The worst of all ranks for each comparison.
 pub fn worst(mut all: impl Iterator<Item = Vec<CheckOutcome>>) -> Vec<CheckOutcome> {
     let mut first = all.next().unwrap_or_default();
     for theirs in all {
@@ -197,7 +196,7 @@ pub fn worst(mut all: impl Iterator<Item = Vec<CheckOutcome>>) -> Vec<CheckOutco
     first
 }
 
-/// All cases on ranks as threads of this process, each with the device opened anew.
+/// All cases on ranks as threads of this process, each with its own device.
 pub fn in_threads(device: &str, size: usize, cases: &[GroupCase], table: &mut CheckTable<'_>) -> Result<()> {
     if cases.is_empty() {
         return Ok(());

@@ -1,7 +1,7 @@
-//! Whether several ranks on a device leave the weights of one process, bit for bit.
+//! Checks that several ranks on a device train to the weights of one process, bit for bit.
 //!
-//! On a card with NCCL the ranks are processes that exchange from card to card; elsewhere they are threads of this one. Started by
-//! `mpirun` or `ferrl launch`, this process is one of them.
+//! On a card with NCCL the ranks are processes that communicate through it; elsewhere they are threads of this process. Started by
+//! `mpirun` or `ferrl launch`, this process is one of the ranks.
 
 use super::curves::{CurveCase, Curves};
 use super::groups::{self, GroupCase, GroupStart};
@@ -14,7 +14,7 @@ use ferrl_kernels::{BACKENDS, Backend, Ranks, comm};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The cases on that many ranks that are asked for.
+/// The selected cases on that many ranks.
 fn cases(size: usize, table: &CheckTable<'_>) -> Result<Vec<CurveCase>> {
     let mut cases = Curves::cases()?;
     cases.iter_mut().for_each(|c| c.name = format!("{size} ranks {}", c.name));
@@ -48,10 +48,10 @@ pub fn check(
     groups::in_threads(device, size, &groups, table)
 }
 
-/// Ranks as processes that NCCL connects. Theirs is the output.
+/// Runs the checks on processes that NCCL connects and that print the results.
 fn in_processes(device: &str, size: usize, table: &mut CheckTable<'_>) -> Result<()> {
-    let program =
-        std::env::current_exe().map_err(|e| Error::device(format!("where is this program: {e}")))?;
+    let program = std::env::current_exe()
+        .map_err(|e| Error::device(format!("cannot find the path of this program: {e}")))?;
     let mut command: Vec<String> = ["bench", "--check", "--device", device].map(String::from).into();
     command.extend(["--ranks".to_string(), size.to_string(), "--only".to_string(), table.only.to_string()]);
     let share = [("NCCL_MULTI_RANK_GPU_ENABLE", std::ffi::OsStr::new("1"))];
@@ -67,7 +67,7 @@ pub fn as_member(ranks: &Ranks, device: &str, only: &str) -> Result<()> {
     let mut table = CheckTable { only, rows: 0, failures: 0 };
     let (cases, groups) = (cases(ranks.size(), &table)?, groups::cases(ranks.size(), &table)?);
     let done = ranks.together(|| {
-        // A card for each where there are as many.
+        // A card for each rank if there are enough.
         let card = ferrl_kernels::open_for(device, Some(1), ranks);
         let card = card.or_else(|_| ferrl_kernels::open(device, Some(1)))?;
         ranks.connect(&card)?;
@@ -94,7 +94,7 @@ pub fn as_member(ranks: &Ranks, device: &str, only: &str) -> Result<()> {
                 "report the table above with the card's name; FERRL_NCCL=off exchanges through host memory",
             )),
         (0, done) => done,
-        _ => Ok(()), // rank 0 says what is wrong
+        _ => Ok(()), // rank 0 reports the error
     }
 }
 
@@ -137,7 +137,7 @@ fn group_outcomes(
     Ok(groups::worst(theirs))
 }
 
-/// A path of rank 0's, on all ranks.
+/// Sends a path from rank 0 to all ranks.
 fn everywhere(ranks: &Ranks, made: &Path) -> Result<PathBuf> {
     let path = ranks.broadcast(made.to_string_lossy().as_bytes())?;
     Ok(PathBuf::from(String::from_utf8_lossy(&path).into_owned()))
@@ -178,7 +178,7 @@ fn differing(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).filter(|(a, b)| a != b).count() + a.len().abs_diff(b.len())
 }
 
-/// Ranks as threads of this process, each with the device opened anew.
+/// Ranks as threads of this process, each with its own device.
 fn in_threads(device: &str, case: &CurveCase, start: &Path, size: usize) -> Result<Vec<CheckOutcome>> {
     let weights = |ranks: &Ranks, split: bool| -> Result<Vec<u32>> {
         Curves::weights_on(case, start, ferrl_kernels::open(device, Some(1))?, ranks, split)

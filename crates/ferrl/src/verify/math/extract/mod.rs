@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// Bytes at the end of a completion in which an answer without a mark is looked for.
 const TAIL: usize = 4_000;
 
-/// Where the answer stands.
+/// Where the answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Take {
