@@ -1,8 +1,8 @@
-//! Weights split over ranks (ZeRO-3): every rank owns a part of each parameter, and gathers a layer when its turn comes.
+//! ZeRO-3: every rank owns a shard of each parameter and gathers a layer's weights when they are needed.
 //!
-//! Parts are cut at multiples of the chunks that a dot product sums, so that norms have the bits of one process; everything
-//! else an update does is done element by element. Which rank has which part of a parameter goes round, so that short
-//! parameters do not all lie on one rank.
+//! Shards are cut at multiples of the chunk that a dot product sums, so that norms have the bits of one process; the rest of an
+//! update is element-wise. The assignment of shards to ranks rotates from parameter to parameter, so that short parameters do
+//! not all end up on one rank.
 
 use super::adapter::BaseHome;
 use super::param::ParamShape;
@@ -13,18 +13,18 @@ use ferrl_kernels::comm::{ComingParcels, Inbox, Outbox, ParcelContents, ParcelPi
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Ranks, Weight};
 use std::ops::Range;
 
-/// A model's place among the ranks that share its weights.
+/// How a model is sharded over ranks.
 #[derive(Clone)]
 pub struct Split {
     pub(super) ranks: Ranks,
-    /// Ranks that hold one copy of the weights together.
+    /// Ranks that together hold one copy of the weights.
     pub(super) shards: usize,
-    /// Which of a run's models it is.
+    /// Index of the model within the run.
     pub(super) number: usize,
 }
 
 impl Split {
-    /// Over all ranks, in `copies` whole copies.
+    /// Shards over all ranks, in `copies` full replicas.
     pub fn new(ranks: &Ranks, copies: usize, number: usize) -> Result<Self> {
         let size = ranks.size();
         if copies == 0 || !size.is_multiple_of(copies) {
@@ -36,14 +36,14 @@ impl Split {
         Ok(Split { ranks: ranks.clone(), shards: size / copies, number })
     }
 
-    /// The weights of parameter `param`, of `len` in all, that a rank owns.
+    /// The elements of parameter `param`, of length `len`, that a rank owns.
     pub(crate) fn part(&self, param: usize, len: usize, rank: usize) -> Range<usize> {
         let index = (rank % self.shards + param) % self.shards;
         let chunks = part(len.div_ceil(DOT_CHUNK), index, self.shards);
         (chunks.start * DOT_CHUNK).min(len)..(chunks.end * DOT_CHUNK).min(len)
     }
 
-    /// Ranks of a copy; those of the first copy have the lowest numbers.
+    /// Ranks per replica; the first replica has the lowest ranks.
     pub fn shards(&self) -> usize {
         self.shards
     }
@@ -53,13 +53,13 @@ impl Split {
         &self.ranks
     }
 
-    /// The ranks of this one's copy.
+    /// The ranks of this rank's replica.
     fn copy(&self) -> Range<usize> {
         let first = self.ranks.rank() / self.shards * self.shards;
         first..first + self.shards
     }
 
-    /// What each rank of this copy has, with its rank. All ranks of the run call it together.
+    /// All-gather within the replica, tagged with ranks. Collective over all ranks of the run.
     fn gather(&self, own: &[u8]) -> Result<impl Iterator<Item = (usize, Vec<u8>)> + use<>> {
         let copy = self.copy();
         let none: &[u8] = &[];
@@ -69,13 +69,13 @@ impl Split {
         Ok(arrived.into_iter().enumerate().filter(move |(rank, _)| copy.contains(rank)))
     }
 
-    /// What rank `rank` has of a parameter that travels: where its weights begin, and how they are stored.
+    /// Rank `rank`'s shard of a parameter in transfer: start, and length with wire format.
     fn piece(&self, part: &Travelling, rank: usize) -> (usize, ParcelPiece) {
         let range = self.part(part.param, part.len, rank);
         (range.start, ParcelPiece { len: range.len(), format: part.format })
     }
 
-    /// What each rank of this copy sends here.
+    /// Pieces that each rank of the replica sends to this one.
     fn expected(&self, parts: &[Travelling]) -> Vec<Vec<ParcelPiece>> {
         let copy = self.copy();
         let from = |rank: usize| match copy.contains(&rank) {
@@ -85,8 +85,8 @@ impl Split {
         (0..self.ranks.size()).map(from).collect()
     }
 
-    /// The dot products of several parameters' vectors, by parameter, length and the sums of this rank's chunks; each as the
-    /// list of the chunks' sums.
+    /// Dot products of sharded vectors, given as `(parameter, length, sums of this rank's chunks)`; returns all chunk sums of
+    /// each.
     pub(crate) fn chunk_sums(&self, own: &[(usize, usize, Vec<f64>)]) -> Result<Vec<Vec<f64>>> {
         let bytes: Vec<u8> = own.iter().flat_map(|(_, _, sums)| sums).flat_map(|x| x.to_le_bytes()).collect();
         let mut all: Vec<Vec<f64>> =
@@ -105,37 +105,37 @@ impl Split {
     }
 }
 
-/// What is wrong where ranks do not agree on a model's shape.
+/// The error if ranks disagree on a model's shapes.
 pub(crate) fn unequal_shapes() -> Error {
     Error::rank("another rank's model has another shape").fix("one binary and one recipe on all ranks")
 }
 
-/// A parameter's weights that travel.
+/// A parameter whose shards are being exchanged.
 struct Travelling {
-    /// Which parameter.
+    /// Index of the parameter.
     param: usize,
-    /// Length of the whole.
+    /// Its full length.
     len: usize,
-    /// How numbers travel; bf16 where no more of them is used.
+    /// Wire format; bf16 where all readers round to it.
     format: DType,
 }
 
-/// Weights of some parameters on their way.
+/// Shards being received by [`Model::begin_gather`].
 pub(crate) struct Coming {
     parts: Vec<Travelling>,
     coming: ComingParcels,
 }
 
-/// Where the weights of a parameter come from that is made readable.
+/// Source of a parameter's weights.
 enum WeightSource<'a> {
-    /// This rank has all of them.
+    /// This rank holds all of them.
     Own(&'a [f32]),
-    /// Each rank of the copy has sent its part.
+    /// The shards received from the ranks of the replica.
     Arrived(&'a Split, &'a Travelling, &'a mut Inbox),
 }
 
 impl WeightSource<'_> {
-    /// Writes all of them.
+    /// Writes all weights to a device buffer.
     fn write(self, backend: &dyn Backend, to: &mut Buffer) -> Result<()> {
         match self {
             WeightSource::Own(values) => backend.write(to, 0, values),
@@ -146,7 +146,7 @@ impl WeightSource<'_> {
         }
     }
 
-    /// The same to the host.
+    /// Writes all weights to host memory.
     fn read(self, values: &mut [f32]) -> Result<()> {
         match self {
             WeightSource::Own(own) => values.copy_from_slice(own),
@@ -162,7 +162,7 @@ impl WeightSource<'_> {
 }
 
 impl Model {
-    /// Keeps this rank's part of the weights and gives the rest away. They are there again after [`Model::gather_all`].
+    /// Keeps this rank's shards and frees the rest; [`Model::gather_all`] restores the full weights.
     pub fn split(&mut self, split: Split) -> Result<()> {
         assert!(self.split.is_none(), "a model is split once");
         let adapter = self.adapter.as_ref();
@@ -177,48 +177,48 @@ impl Model {
         Ok(())
     }
 
-    /// Keeps this rank's part of a parameter, which is there whole.
+    /// Shards a full parameter.
     pub(super) fn keep_part(&mut self, param: usize, split: &Split) -> Result<()> {
         let own = split.part(param, self.params[param].shape.len(), split.ranks.rank());
         let _weights = Purpose::Weights.on(&self.backend);
         let mut values = vec![0.0; own.len()];
         self.backend.read(&self.params[param].master, own.start, &mut values)?;
         let param = &mut self.params[param];
-        param.derived = None; // before the part is allocated: both need not fit at once
+        param.derived = None; // free first: full weight and shard need not fit together
         param.master = self.backend.alloc(DType::F32, own.len())?;
         self.backend.write(&mut param.master, 0, &values)?;
         param.own = own;
         Ok(())
     }
 
-    /// The same of a weight under an adapter, in the home that it has.
+    /// Shards an adapter's base weight, in its present format and memory.
     pub(super) fn keep_base_part(&mut self, param: usize, split: &Split, home: BaseHome) -> Result<()> {
         let own = split.part(param, self.params[param].shape.len(), split.ranks.rank());
         let _weights = Purpose::Weights.on(&self.backend.clone());
         self.split_base(param, own, home)
     }
 
-    /// How its weights are split.
+    /// How its weights are sharded, if they are.
     pub fn split_over(&self) -> Option<&Split> {
         self.split.as_ref()
     }
 
-    /// Gathers all weights that are not gathered yet, so that this rank can compute with them. All ranks call it together.
+    /// Gathers all weights that are not yet gathered. Collective.
     pub fn gather_all(&mut self) -> Result<()> {
         self.gather(0..self.params.len(), self.training)
     }
 
-    /// The same for passes without gradients: what backward alone reads is not made.
+    /// The same for forward only: skips what only backward reads.
     pub fn gather_to_read(&mut self) -> Result<()> {
         self.gather(0..self.params.len(), false)
     }
 
-    /// Gives back what was gathered.
+    /// Frees gathered weights.
     pub fn release_all(&mut self) {
         self.release(0..self.params.len());
     }
 
-    /// Gathers the parameters that are not gathered yet, for forward or for `backward` too. All ranks call it together.
+    /// Gathers those of the parameters that are not yet gathered, for forward or also for `backward`. Collective.
     pub(crate) fn gather(&mut self, params: impl IntoIterator<Item = usize>, backward: bool) -> Result<()> {
         let split = self.split.clone();
         if split.is_none() && self.team.is_none() {
@@ -242,7 +242,7 @@ impl Model {
         Ok(())
     }
 
-    /// Makes what arrived readable.
+    /// Builds the derived weights from received shards.
     fn arrange(
         &mut self,
         split: &Split,
@@ -257,14 +257,14 @@ impl Model {
         split.copy().try_for_each(|rank| inbox.end(rank))
     }
 
-    /// Whether weights are gathered for backward as well: also where an adapter is merged into them or a team shares them, since
-    /// these are made once for both.
+    /// Whether weights are gathered for backward right away: also if an adapter is merged into them or a team shares them, since
+    /// these are derived once for both passes.
     fn both_ways(&self, backward: bool) -> bool {
         self.training && (backward || self.adapter.is_some() || self.team.is_some())
     }
 
-    /// Those of the parameters that are not there for forward, or for backward. An adapter's come before its bases, each of which is
-    /// merged when it is there, so that one at a time lies beside what is derived of it.
+    /// Those of the parameters that are not gathered yet. `A` and `B` come before their bases; each base is merged on arrival, so
+    /// that only one base is held beside its merged weight.
     fn missing(&self, params: impl IntoIterator<Item = usize>, backward: bool) -> Vec<usize> {
         let one_way = self.adapter.is_none() && self.team.is_none();
         let forward_only = |w: &Weight| one_way && !self.backend.holds_weight(w, true);
@@ -277,7 +277,7 @@ impl Model {
         missing
     }
 
-    /// Begins to gather those of the parameters that are not there; they come with [`Model::finish_gather`].
+    /// Starts gathering parameters (prefetch); [`Model::finish_gather`] completes it.
     pub(crate) fn begin_gather(&self, params: &[usize], backward: bool) -> Result<Option<Coming>> {
         let Some(split) = &self.split else { return Ok(None) };
         let missing = self.missing(params.iter().copied(), self.both_ways(backward));
@@ -290,7 +290,7 @@ impl Model {
         Ok(Some(Coming { parts, coming }))
     }
 
-    /// Makes weights that were on their way readable.
+    /// Waits for the shards and builds the derived weights.
     pub(crate) fn finish_gather(&mut self, coming: Coming, backward: bool) -> Result<()> {
         let Some(split) = self.split.clone() else { return Ok(()) };
         let backward = self.both_ways(backward);
@@ -298,7 +298,7 @@ impl Model {
         self.arrange(&split, &coming.parts, inbox, backward)
     }
 
-    /// Gives parameters back.
+    /// Frees gathered parameters.
     pub(crate) fn release(&mut self, params: impl IntoIterator<Item = usize>) {
         if self.split.is_some() || self.team.is_some() {
             for i in params {
@@ -308,7 +308,7 @@ impl Model {
         }
     }
 
-    /// How parameters travel, and this rank's part of them.
+    /// Wire formats of parameters, and this rank's shards in them.
     fn travelling(
         &self,
         params: &[usize],
@@ -345,8 +345,8 @@ impl Model {
         Ok((parts, outbox))
     }
 
-    /// This rank's part of a parameter as its device rounds what products read; `None` where rounding to the nearest, ties to even,
-    /// is that, or nothing is rounded. A device that holds a weight within its master rounds ties away from zero.
+    /// This rank's shard as the device rounds GEMM weights; `None` if that is round-to-nearest-even or nothing is rounded. A
+    /// device that stores a weight inside its master rounds ties away from zero.
     fn rounded_part(&self, part: &Travelling) -> Result<Option<Buffer>> {
         let b = &*self.backend;
         let master = &self.params[part.param].master;
@@ -360,12 +360,12 @@ impl Model {
         Ok(Some(rounded))
     }
 
-    /// Whether something but products reads the parameter.
+    /// Whether anything but a GEMM reads the parameter.
     fn reads_f32(&self, shape: &ParamShape) -> bool {
         !self.config.is_multiplied(shape.id) || shape.id.slot.is_table() || shape.id.slot.is_f32()
     }
 
-    /// This rank's part of a parameter.
+    /// This rank's shard of a parameter.
     pub fn own_values(&self, param: usize) -> Result<Vec<f32>> {
         if self.is_nf4(param) {
             return self.read_f32s(&self.base_f32(param)?);
@@ -373,7 +373,7 @@ impl Model {
         self.read_f32s(&self.params[param].master)
     }
 
-    /// All weights of a parameter. All ranks call it together where they are split.
+    /// All weights of a parameter. Collective if they are sharded.
     pub(crate) fn read_together(&self, param: usize) -> Result<Vec<f32>> {
         let Some(split) = &self.split else { return self.own_values(param) };
         let (parts, outbox) = self.travelling(&[param], split, false)?;
@@ -383,7 +383,7 @@ impl Model {
         Ok(whole)
     }
 
-    /// Dot products of vectors over parameters, of which each rank has its parts. All ranks call it together.
+    /// Dot products of sharded vectors over parameters. Collective.
     pub(crate) fn dots(&self, vectors: &[(usize, &Buffer, &Buffer)]) -> Result<Vec<f64>> {
         let b = &*self.backend;
         let Some(split) = &self.split else {
@@ -396,14 +396,14 @@ impl Model {
         sums.iter().map(|sums| b.add_chunks(sums)).collect()
     }
 
-    /// The forms that products and other operations read.
+    /// Builds a parameter's derived weights, merging an adapter.
     fn make_readable(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
         let shape = self.params[param].shape;
         if self.is_base(param) {
             let _weights = Purpose::Weights.on(&self.backend);
             let mut whole = self.f32s(shape.len())?;
             weights.write(&*self.backend, &mut whole)?;
-            self.params[param].whole = Some(whole); // until it is merged
+            self.params[param].whole = Some(whole); // freed by the merge
             return Ok(());
         }
         if self.team.is_some() {
@@ -420,7 +420,7 @@ impl Model {
     fn make_forms(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
-        self.release([param]); // what was there for forward alone
+        self.release([param]); // frees what was gathered for forward only
         let (mut derived, mut whole) = self.forms(&shape, backward)?;
         weights.write(&*self.backend, &mut whole)?;
         if let Some(weight) = &mut derived {
@@ -428,7 +428,7 @@ impl Model {
         }
         let shared = derived.is_some() && !self.reads_f32(&shape);
         self.params[param].derived = derived;
-        // Where the device holds master and weight in one memory, it is freed with the weight.
+        // Where the device stores the weight inside the master, it is freed with the weight.
         self.params[param].whole = (!shared).then_some(whole);
         Ok(())
     }
@@ -448,10 +448,10 @@ impl Model {
     }
 }
 
-/// Weights that travel at once.
+/// Weights per gather message.
 const BUCKET: usize = 4 << 20;
 
-/// Parts of a list whose lengths add up to a bucket or little more.
+/// Splits a list into consecutive runs whose lengths add up to a bucket or slightly more.
 pub(crate) fn buckets(list: &[usize], len: impl Fn(usize) -> usize) -> Vec<&[usize]> {
     let (mut all, mut start, mut weights) = (Vec::new(), 0, 0);
     for (at, &i) in list.iter().enumerate() {
@@ -465,18 +465,18 @@ pub(crate) fn buckets(list: &[usize], len: impl Fn(usize) -> usize) -> Vec<&[usi
 }
 
 impl Param {
-    /// Whether a sharded parameter is gathered: all its weights are on this rank.
+    /// Whether a sharded parameter is gathered.
     pub(crate) fn is_readable(&self) -> bool {
         self.whole.is_some() || self.derived.is_some()
     }
 }
 
-/// Numbers as bytes that travel.
+/// Serialises values.
 pub(crate) fn write_f32s(values: &[f32], bytes: &mut [u8]) {
     bytes.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(b, x)| *b = x.to_le_bytes());
 }
 
-/// The way back.
+/// The inverse.
 pub(crate) fn read_f32s(bytes: &[u8], values: &mut [f32]) {
     values.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(x, b)| *x = f32::from_le_bytes(*b));
 }

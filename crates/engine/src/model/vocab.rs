@@ -1,10 +1,10 @@
-//! Vocabulary parallelism: the ranks of a team share the embedding and the language-model head by tokens of the vocabulary,
-//! whatever else they share.
+//! Vocabulary parallelism: all ranks of a team, whatever else they share, split embedding and language-model head by
+//! vocabulary rows.
 //!
-//! Each has the rows of some tokens, cut at the tiles that the head folds. Forward, a member computes its tiles, and the three
-//! numbers of each tile are exchanged and folded in tile order. The gradient of the hidden states is a sum over the vocabulary:
-//! each member computes some of its columns from the gathered gradient of the logits, with those columns of the head. So every
-//! number has the bits of one rank. Embeddings are rows that their owners send.
+//! Shards are whole tiles of the head. Forward, a member computes its tiles; the three statistics of each tile are exchanged and
+//! combined in tile order. The gradient of the hidden states sums over the vocabulary: each member computes some of its columns
+//! from the all-gathered gradient of the logits, with those columns of the head. So every result has the bits of one rank.
+//! Embedding rows are sent by their owners.
 
 use super::config::ModelConfig;
 use super::context::other_batch;
@@ -23,16 +23,16 @@ use ferrl_kernels::comm::{ParcelPiece, part};
 use ferrl_kernels::{Buffer, DType, Purpose};
 use std::ops::Range;
 
-/// What the head says about rows over the whole vocabulary.
+/// Statistics of the head's rows over the whole vocabulary.
 pub(crate) struct Folded {
     pub lse: Buffer,
     pub entropy: Buffer,
-    /// Scaled logits of the tokens that were asked for.
+    /// Scaled logits of the requested tokens.
     pub found: Vec<f32>,
 }
 
 impl ModelConfig {
-    /// Tokens whose rows of embedding and head a member of a team has: whole tiles, so that some may have none.
+    /// The vocabulary rows of a member: whole tiles; may be empty.
     fn vocab_of(&self, (member, size): (usize, usize), tile: usize) -> Range<usize> {
         let tiles = part(self.vocab.div_ceil(tile), member, size);
         tiles.start * tile..(tiles.end * tile).min(self.vocab)
@@ -40,7 +40,7 @@ impl ModelConfig {
 }
 
 impl Team {
-    /// This rank's number among all of them, and theirs.
+    /// This rank's index in the whole team, and the team's size.
     pub(crate) fn member(&self) -> (usize, usize) {
         (self.ranks().rank(), self.ranks().size())
     }
@@ -52,7 +52,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// The first `count` numbers, removed from the front.
+/// Removes the first `count` numbers.
 fn take(bytes: &mut &[u8], count: usize) -> Result<Vec<f32>> {
     let (here, after) = bytes.split_at_checked(4 * count).ok_or_else(other_batch)?;
     let mut values = vec![0.0; count];
@@ -62,17 +62,17 @@ fn take(bytes: &mut &[u8], count: usize) -> Result<Vec<f32>> {
 }
 
 impl Model {
-    /// Tokens whose rows of embedding and head a member of a team has, by the tiles of the device.
+    /// The vocabulary rows of a team's member, in the device's tiles.
     pub(crate) fn vocab_of(&self, at: (usize, usize)) -> Range<usize> {
         self.config.vocab_of(at, self.backend.vocab_tile())
     }
 
-    /// The same in tiles.
+    /// Their number of tiles.
     fn vocab_tiles_of(&self, at: (usize, usize)) -> usize {
         self.vocab_of(at).len().div_ceil(self.backend.vocab_tile())
     }
 
-    /// The forms that this rank reads of embedding or head: its tokens' rows, and its columns of the head.
+    /// Derives this rank's rows of embedding or head, and its columns of the head.
     pub(super) fn make_vocabulary_readable(&mut self, param: usize, values: &[f32]) -> Result<()> {
         let Some(at) = self.team().map(Team::member) else { return Ok(()) };
         let _weights = Purpose::Weights.on(&self.backend);
@@ -96,7 +96,7 @@ impl Model {
         Ok(())
     }
 
-    /// Embeddings of this rank's tokens, from the members that have them.
+    /// Embeddings of this rank's tokens, sent by the members that own the rows.
     pub(super) fn embed_together(&self, team: &Team, all: &Tokens, x: &mut Buffer) -> Result<()> {
         let (b, (member, size), (tp, sp)) = (&*self.backend, team.member(), team.sizes());
         let (ids, _) = all.list.as_ref().ok_or_else(|| Error::usage("tokens of another layout"))?;
@@ -119,7 +119,7 @@ impl Model {
             vec![(rows, stretch(rows.len()))]
         };
         let parcels = Parcels::Each((0..size).map(parcel).collect());
-        // Rows come in the order of their members, and of their tokens for each.
+        // Rows arrive by member, then by token.
         let from = |id: u32| (0..size).position(|m| self.vocab_of((m, size)).contains(&(id as usize)));
         let owners: Vec<usize> = wanted(member / tp).iter().map(|&id| from(id).unwrap_or_default()).collect();
         let count = |from: usize| owners.iter().filter(|owner| **owner == from).count();
@@ -139,7 +139,7 @@ impl Model {
         Ok(())
     }
 
-    /// Adds the gradient of the rows of this rank's tokens; `dx` is that of all embeddings of the micro-batch.
+    /// Adds the gradient of this rank's vocabulary rows; `dx` is the gradient of all embeddings of the micro-batch.
     pub(super) fn embed_backward_together(&self, t: &Tokens, dx: &Buffer, grads: Grads<'_>) -> Result<()> {
         let (b, hidden) = (&*self.backend, self.config.hidden);
         let Some((team, sum)) = self.team().zip(grads[self.layout.embed].as_mut()) else { return Ok(()) };
@@ -157,7 +157,7 @@ impl Model {
         b.embed_backward(&b.indices(&tokens)?, &picked, self.config.embedding_scale, sum)
     }
 
-    /// The rows of this model's head for some tokens; `None` where there are none.
+    /// The head's rows for a range of tokens; `None` for an empty range.
     fn head_part(&self, tokens: &Range<usize>) -> Result<Option<VocabPart<'_>>> {
         if tokens.is_empty() {
             return Ok(None);
@@ -166,9 +166,8 @@ impl Model {
         Ok(Some(VocabPart { w: self.lm_head()?, first, from: tokens.start, to: tokens.end }))
     }
 
-    /// Statistics of rows of this model's hidden states over the whole vocabulary, of which each member computes its tiles, and
-    /// the scaled logits of tokens, as many for each row. `logits` takes those of this rank's tokens. All members call it
-    /// together.
+    /// Statistics of rows over the whole vocabulary, each member computing its tiles, and the scaled logits of the requested
+    /// tokens (equally many per row). `logits` receives the logits of this rank's tokens. Collective.
     pub(crate) fn fold_together(
         &self,
         team: &Team,
@@ -191,7 +190,7 @@ impl Model {
                 TileStats { tiles: &mut tiles, found: Some((&wanted, &mut found)), logits },
             )?;
         }
-        // A member folds some of the rows.
+        // Each member combines the tiles of some rows.
         let cut = |m: usize| {
             let before: usize = (0..m).map(tiles_of).sum();
             let numbers = 3 * before..3 * (before + tiles_of(m));
@@ -203,7 +202,7 @@ impl Model {
         let own = rows_of(member).len();
         let (mut lse, mut entropy) = (self.f32s(own)?, self.f32s(own)?);
         b.fold_tiles(&all, &mut lse, &mut entropy)?;
-        // The host needs these few: they are messages.
+        // The host needs these few numbers: sent as messages.
         let mut numbers = [self.read_f32s(&lse)?, self.read_f32s(&entropy)?].concat();
         let inside = |of: &Range<usize>, id: u32| of.contains(&(id as usize));
         let logits_here = self.read_f32s(&found)?;
@@ -221,7 +220,7 @@ impl Model {
         Ok(Folded { lse: self.upload(&lse)?, entropy: self.upload(&entropy)?, found })
     }
 
-    /// All logits of rows on the first rank, of which each has those of its tokens; none on the others. All members call it together.
+    /// Gathers all logits to the first rank. Collective.
     pub(crate) fn logits_on_first(&self, team: &Team, own: &Buffer, rows: usize) -> Result<Option<Buffer>> {
         let (member, size) = team.member();
         let cuts: Vec<Ranges> = (0..size).map(|m| vec![self.vocab_of((m, size))]).collect();
@@ -230,7 +229,7 @@ impl Model {
         Ok(whole)
     }
 
-    /// [`Model::score`] by all members of a team.
+    /// [`Model::score`] in a team. Collective.
     pub(super) fn score_together(
         &self,
         team: &Team,
@@ -260,7 +259,7 @@ impl Model {
         Ok((Scored { rows, targets, others, x, op, stats, count }, result))
     }
 
-    /// [`Model::score_backward`] by all members of a team.
+    /// [`Model::score_backward`] in a team. Collective.
     pub(super) fn score_backward_together(
         &self,
         team: &Team,
@@ -283,8 +282,8 @@ impl Model {
         self.backend.scatter_rows(&dx, &s.rows, self.config.hidden, dh)
     }
 
-    /// Calls `f` with this rank's columns of a gradient of hidden states and with what gathers the gradients of logits, and puts
-    /// the columns of all members together.
+    /// Calls `f` with this rank's columns of the gradient of the hidden states and with the all-gather of the logits' gradients,
+    /// then all-gathers the columns.
     fn by_columns(
         &self,
         team: &Team,
@@ -305,7 +304,7 @@ impl Model {
         self.join_columns(&among, &among.ranks, (&columns, rows), &own, Some(dx))
     }
 
-    /// KL(this || other) by all members of a team, which one of the two models or both are of.
+    /// KL(this || other) in a team, if at least one of the models belongs to it. Collective.
     pub(super) fn kl_together(
         &self,
         team: &Team,
@@ -347,7 +346,7 @@ impl Model {
         self.read_f32s(&kl)
     }
 
-    /// Writes the gradient of [`Model::kl`] by hidden states `x` and adds that of the head, by all members of a team.
+    /// Writes the gradient of [`Model::kl`] with respect to the hidden states `x` and adds the head's. Collective.
     pub(super) fn kl_backward_together(
         &self,
         team: &Team,
