@@ -117,7 +117,10 @@ fn tensors(model: &Model, read: impl Fn(usize) -> Vec<f32>) -> Vec<(String, Vec<
         let (b, r) = (read(b), module.r);
         let turned = (0..module.rows).flat_map(|o| (0..r).map(move |i| (i, o)));
         all.push((name("lora_A"), read(a)));
-        all.push((name("lora_B"), turned.map(|(i, o)| b[i * module.rows + module.order.held(o)]).collect()));
+        all.push((
+            name("lora_B"),
+            turned.map(|(i, o)| b[i * module.rows + module.order.decoder_row(o)]).collect(),
+        ));
     }
     for t in &adapter.saved {
         let name = match t.name.strip_suffix(".bias").filter(|_| t.of_adapted) {

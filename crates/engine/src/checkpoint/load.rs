@@ -263,7 +263,7 @@ impl ModelDir {
     fn read_part(&self, part: &StoredPart, param: &ParamShape, out: &mut [f32]) -> Result<()> {
         if let Some(quantised) = self.quantised(part)? {
             let values = quantised.values();
-            values.into_iter().enumerate().for_each(|(at, x)| out[part.held(at)] = x);
+            values.into_iter().enumerate().for_each(|(at, x)| out[part.decoder_index(at)] = x);
             return Ok(());
         }
         let (dtype, bytes) = self.part(part, param)?;
@@ -434,7 +434,7 @@ pub(super) fn decode(
     }
     let mut stored = vec![0.0; part.len()];
     let bad = dtype.decode(bytes, &mut stored);
-    stored.into_iter().enumerate().for_each(|(at, x)| out[part.held(at)] = x);
+    stored.into_iter().enumerate().for_each(|(at, x)| out[part.decoder_index(at)] = x);
     bad
 }
 

@@ -147,7 +147,7 @@ pub(super) fn encoded(
 ) -> Result<()> {
     let turned: Vec<f32>;
     let data = if part.is_rearranged() {
-        turned = (0..data.len()).map(|at| data[part.held(at)]).collect();
+        turned = (0..data.len()).map(|at| data[part.decoder_index(at)]).collect();
         &turned
     } else {
         data

@@ -1,7 +1,7 @@
-//! Keys and values in blocks of a fixed number of tokens: counted references, copy on write, shared prefixes.
+//! Paged KV cache: blocks of a fixed number of tokens, reference counts, copy on write, prefix caching.
 //!
-//! A full block is indexed by what its tokens are and which block they follow, so that a later sequence that
-//! begins the same finds it. Unreferenced blocks stay in the prefix index until their memory is needed, oldest first.
+//! A full block is indexed by its tokens and its parent block, so that a later sequence with the same prefix finds it.
+//! Unreferenced blocks stay in the prefix index until their memory is needed; the least recently used is evicted first.
 
 use crate::model::Model;
 use crate::{Error, Result};
@@ -9,14 +9,14 @@ use ferrl_kernels::backend::Heads;
 use ferrl_kernels::{Backend, Buffer, Purpose};
 use std::collections::{BTreeMap, HashMap};
 
-/// Room for generation.
+/// Sizes of the cache and of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// Bytes of keys and values, over all layers.
+    /// Bytes of keys and values over all layers.
     pub bytes: usize,
-    /// Prompt tokens computed in one step at most; longer prompts take several steps.
+    /// Maximum number of prompt tokens per step (chunked prefill).
     pub max_batch_tokens: usize,
-    /// Sequences that run at the same time at most.
+    /// Maximum number of concurrent sequences.
     pub max_sequences: usize,
 }
 
@@ -27,7 +27,7 @@ impl Default for CacheOptions {
 }
 
 impl CacheOptions {
-    /// Room for that many sequences of that many tokens at the same time.
+    /// A cache for `sequences` concurrent sequences of `tokens` tokens each.
     pub fn fit(model: &Model, sequences: usize, tokens: usize) -> Self {
         let blocks = sequences * (tokens.div_ceil(model.backend.block_tokens()) + 1);
         CacheOptions {
@@ -43,7 +43,7 @@ fn heads(model: &Model) -> Heads {
     model.own_heads(Heads { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim })
 }
 
-/// A buffer of each layer for this many blocks.
+/// One buffer per layer for `blocks` blocks.
 fn layers(model: &Model, heads: Heads, blocks: usize) -> Result<Vec<Buffer>> {
     let len = model.backend.cache_len(heads, blocks);
     let _cache = Purpose::Cache.on(&model.backend);
@@ -55,11 +55,11 @@ fn block_bytes(model: &Model) -> usize {
     model.backend.cache_len(heads(model), 1) * model.config.layers * model.dtype.size()
 }
 
-/// The blocks of one sequence, in order.
+/// The block table of a sequence.
 #[derive(Default)]
 pub(super) struct BlockTable {
     pub blocks: Vec<u32>,
-    /// Serial numbers of the leading blocks that are indexed.
+    /// Serials of the leading blocks that are in the prefix index.
     chain: Vec<u64>,
 }
 
@@ -67,30 +67,30 @@ pub(super) struct BlockTable {
 struct CacheBlock {
     refs: u32,
     entry: Option<CacheEntry>,
-    /// Key in `idle` while it is unreferenced.
+    /// Key in `idle` while unreferenced.
     since: u64,
 }
 
-/// What an indexed block holds.
+/// An entry of the prefix index.
 struct CacheEntry {
     key: u64,
     serial: u64,
-    /// Serial of the block before; 0 at the beginning of a sequence. Serials are never used again.
+    /// Serial of the parent block; 0 for a sequence's first. Serials are never reused.
     parent: u64,
     ids: Vec<u32>,
 }
 
 pub(super) struct KvCache {
-    /// Tokens of a block.
+    /// Tokens per block.
     pub size: usize,
-    /// Bytes of a block.
+    /// Bytes per block.
     pub block_bytes: usize,
-    /// One buffer a layer.
+    /// One buffer per layer.
     pub layers: Vec<Buffer>,
-    /// Blocks copied because a shared one was written.
+    /// Number of copy-on-write copies.
     pub copies: u64,
     heads: Heads,
-    /// Copies that have to be made before anything is computed.
+    /// Copies (from, to) to make before the next forward pass.
     pending: Vec<(u32, u32)>,
     blocks: Vec<CacheBlock>,
     free: Vec<u32>,
@@ -108,7 +108,7 @@ impl KvCache {
             return Err(Error::usage(format!("{bytes} bytes of cache hold no block of {block_bytes} bytes"))
                 .fix("a larger cache budget"));
         }
-        // First of all: a size that the device has no memory for is an error here, and an abort as a list of blocks.
+        // Allocated first: a size beyond the device's memory must be an error here, not an abort in allocating the block list.
         let layers = layers(model, heads, count)?;
         Ok(KvCache {
             size: model.backend.block_tokens(),
@@ -126,7 +126,7 @@ impl KvCache {
         })
     }
 
-    /// Allocates the buffers of all layers where there are none.
+    /// Allocates the layers' buffers if they were freed.
     pub fn alloc_layers(&mut self, model: &Model) -> Result<()> {
         if self.layers.is_empty() {
             self.layers = layers(model, self.heads, self.blocks.len())?;
@@ -134,7 +134,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Frees the buffers until [`KvCache::alloc_layers`], and forgets what they held. No sequence has a block.
+    /// Frees the buffers until [`KvCache::alloc_layers`] and clears the prefix index. No sequence may hold a block.
     pub fn free_layers(&mut self) {
         self.forget_all();
         self.layers.clear();
@@ -144,20 +144,20 @@ impl KvCache {
     pub fn total(&self) -> usize {
         self.blocks.len()
     }
-    /// Blocks that can be had.
+    /// Blocks that can be allocated, including evictable ones.
     pub fn available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
-    /// Unreferenced blocks that are still in the prefix index.
+    /// Unreferenced blocks in the prefix index.
     pub fn cached(&self) -> usize {
         self.idle.len()
     }
-    /// Blocks for `tokens` tokens.
+    /// Blocks needed for `tokens` tokens.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.size)
     }
 
-    /// Refers to the blocks that hold the beginning of `ids`, always short of its last token.
+    /// References the cached prefix of `ids`, at most all but the last token.
     pub fn find(&mut self, ids: &[u32]) -> BlockTable {
         let mut table = BlockTable::default();
         let mut parent = 0;
@@ -179,24 +179,24 @@ impl KvCache {
         BlockTable { blocks, chain: table.chain[..whole].to_vec() }
     }
 
-    /// Blocks that [`KvCache::reserve`] would take.
+    /// Number of blocks that [`KvCache::reserve`] would allocate.
     pub fn missing(&self, table: &BlockTable, from: usize, to: usize) -> usize {
         let copied = table.blocks.get(from / self.size).is_some_and(|&b| self.blocks[b as usize].refs > 1);
         self.blocks_for(to).saturating_sub(table.blocks.len()) + usize::from(copied)
     }
 
-    /// Makes the copies that [`KvCache::reserve`] has asked for, of all sequences and layers at once.
+    /// Makes all pending copies, in one operation.
     pub fn copy(&mut self, backend: &dyn Backend) -> Result<()> {
         let pairs = std::mem::take(&mut self.pending);
         self.copy_pairs(backend, &pairs)
     }
 
-    /// Copies of blocks, from and to, that the next [`KvCache::copy`] makes.
+    /// The pending copies (from, to).
     pub fn copies_due(&self) -> &[(u32, u32)] {
         &self.pending
     }
 
-    /// Makes these.
+    /// Makes these copies.
     pub fn copy_pairs(&mut self, backend: &dyn Backend, pairs: &[(u32, u32)]) -> Result<()> {
         if pairs.is_empty() {
             return Ok(());
@@ -204,8 +204,8 @@ impl KvCache {
         backend.cache_copies(self.heads, pairs, &mut self.layers)
     }
 
-    /// Makes places `from..to` of a sequence writable, after the next [`KvCache::copy`]; `false` where blocks are short, and
-    /// may be called again.
+    /// Makes positions `from..to` of a sequence writable (after the next [`KvCache::copy`]); `false` if blocks run out, in which
+    /// case it may be called again.
     pub fn reserve(
         &mut self,
         backend: &dyn Backend,
@@ -216,7 +216,7 @@ impl KvCache {
         if let Some(&block) = table.blocks.get(from / self.size) {
             if self.blocks[block as usize].refs > 1 {
                 let Some(own) = self.allocate() else { return Ok(false) };
-                // A block that was given back meanwhile may be in a copy that is still to be made.
+                // The block may have been freed and reallocated while a copy from or to it is still pending.
                 if self.pending.iter().any(|&(from, to)| to == block || to == own || from == own) {
                     self.copy(backend)?;
                 }
@@ -236,19 +236,19 @@ impl KvCache {
         Ok(true)
     }
 
-    /// Makes the full blocks of a sequence whose first `tokens` tokens are (or will be, in this step) computed
-    /// findable.
+    /// Adds a sequence's full blocks among its first `tokens` tokens, which are computed at the latest in this step, to the
+    /// prefix index.
     pub fn publish(&mut self, table: &mut BlockTable, ids: &[u32], tokens: usize) {
         while table.chain.len() < tokens / self.size {
             let i = table.chain.len();
             let parent = table.chain.last().copied().unwrap_or(0);
             let part = &ids[i * self.size..(i + 1) * self.size];
             let serial = match self.lookup(parent, part) {
-                Some((_, serial)) => serial, // computed twice concurrently: the first one counts
+                Some((_, serial)) => serial, // computed twice concurrently: the first one is indexed
                 None => {
                     let key = hash(parent, part);
                     if self.index.contains_key(&key) {
-                        return; // two different blocks with one hash: this one stays private
+                        return; // hash collision: this block is not indexed
                     }
                     self.serial += 1;
                     let block = table.blocks[i];
@@ -262,16 +262,16 @@ impl KvCache {
         }
     }
 
-    /// Gives all blocks back.
+    /// Frees a sequence's blocks.
     pub fn release(&mut self, table: &mut BlockTable) {
         table.chain.clear();
-        // Last first: the ends of sequences make room before their beginnings.
+        // Last first: a sequence's tail is evicted before its beginning.
         while let Some(block) = table.blocks.pop() {
             self.drop_ref(block);
         }
     }
 
-    /// Forgets what all blocks hold.
+    /// Clears the prefix index.
     pub fn forget_all(&mut self) {
         self.index.clear();
         self.blocks.iter_mut().for_each(|b| b.entry = None);
@@ -327,7 +327,7 @@ impl KvCache {
     }
 }
 
-/// FNV-1a over words.
+/// FNV-1a over the parent's serial and the token ids.
 fn hash(parent: u64, ids: &[u32]) -> u64 {
     let mix = |h: u64, word: u64| (h ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
     ids.iter().fold(mix(0xcbf2_9ce4_8422_2325, parent), |h, &id| mix(h, u64::from(id)))
@@ -348,7 +348,7 @@ mod tests {
         Model::random(backend, &init, Options::default()).unwrap()
     }
 
-    /// A card makes all of them at the same time.
+    /// A GPU makes all copies of a call concurrently.
     #[test]
     fn copies_that_wait_for_each_other_are_not_made_at_once() {
         let model = model();

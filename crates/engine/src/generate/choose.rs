@@ -1,4 +1,4 @@
-//! Choosing a token.
+//! Sampling a token from the hidden states.
 
 use super::SamplingParams;
 use super::sequence::RunningSequence;
@@ -10,7 +10,7 @@ use ferrl_kernels::backend::{Ask, Choices};
 use ferrl_kernels::philox::{philox4x32, uniform};
 use ferrl_kernels::truncate::Kept;
 
-/// A chosen token.
+/// A sampled token.
 pub(super) struct PickedToken {
     pub token: u32,
     pub logp: f32,
@@ -18,7 +18,7 @@ pub(super) struct PickedToken {
     pub top: Vec<(u32, f32)>,
 }
 
-/// Room for the rows that are looked at on the host.
+/// Scratch buffers for rows that are sampled on the host.
 #[derive(Default)]
 pub(super) struct Chooser {
     row: Vec<f32>,
@@ -26,34 +26,34 @@ pub(super) struct Chooser {
     kept: Kept,
 }
 
-/// Tokens that the device is choosing, one for each of some sequences.
+/// Tokens being sampled on the device for some sequences.
 pub(super) struct Choosing {
-    /// One for each temperature.
+    /// One per temperature.
     groups: Vec<TokenGroup>,
-    /// Of each sequence its group and its row there.
+    /// Group and row within it of each sequence.
     places: Vec<(usize, u32)>,
 }
 
 pub(super) struct TokenGroup {
-    /// Kept where the host has to look at a row.
+    /// Logits, if the host needs some rows.
     pub logits: Option<Buffer>,
     pub choices: Choices,
 }
 
-/// What is chosen for sequences of one temperature: one pass over the vocabulary.
+/// Sampling of the sequences of one temperature: one pass over the vocabulary.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct HeadOrder {
     pub divisor: f32,
     /// Rows of the hidden states.
     pub rows: Vec<u32>,
-    /// How a token of each is chosen.
+    /// How each row's token is sampled.
     pub asks: Vec<Ask>,
-    /// Whether the host has to look at the logits.
+    /// Whether the host needs a row's logits.
     pub looked_at: Vec<bool>,
 }
 
 impl HeadOrder {
-    /// The tokens, and the logits where the host has to look at them.
+    /// The tokens, and the logits of rows that the host needs.
     pub(super) fn choose(&self, model: &Model, h: &Buffer) -> Result<TokenGroup> {
         let all = self.rows.len() * model.config.hidden == h.len() && self.rows.is_sorted();
         let selected = if all { None } else { Some(model.select_rows(h, &self.rows)?) };
@@ -63,8 +63,8 @@ impl HeadOrder {
     }
 }
 
-/// Sequences by temperature, and of each its group and its row there. The last hidden state of `wanted[i]` is row `rows[i]`;
-/// `ahead` tokens are being chosen before these and are not among the sequences' ids yet.
+/// Groups sequences by temperature; returns each sequence's group and row. The last hidden state of `wanted[i]` is row
+/// `rows[i]`; `ahead` tokens are in flight before these and not yet among the sequences' ids.
 pub(super) fn orders(
     rows: &[u32],
     wanted: &[&RunningSequence],
@@ -80,7 +80,7 @@ pub(super) fn orders(
         let order = &mut orders[group];
         places.push((group, order.rows.len() as u32));
         order.rows.push(row);
-        // Where the host chooses, only the log-sum-exp is wanted.
+        // Where the host samples, the device computes only the log-sum-exp.
         order.asks.push(if s.params.has_penalties() { Ask::plain(None) } else { ask(s, ahead) });
         order.looked_at.push(!s.params.is_chosen_by_device());
     }
@@ -88,7 +88,7 @@ pub(super) fn orders(
 }
 
 impl Choosing {
-    /// Puts the tokens of some of the sequences, by number, into an index buffer, whether they are known yet or not.
+    /// Copies the tokens of these sequences into an index buffer on the device, without waiting for them.
     pub fn feed(&self, model: &Model, sequences: &[usize], ids: &mut Buffer) -> Result<()> {
         let choices: Vec<&Choices> = self.groups.iter().map(|g| &g.choices).collect();
         let from: Vec<(usize, u32)> = sequences.iter().map(|&i| self.places[i]).collect();
@@ -97,7 +97,7 @@ impl Choosing {
 }
 
 impl Chooser {
-    /// Begins to choose a token for each of `wanted` from the hidden states `h`; see [`orders`].
+    /// Starts sampling a token for each of `wanted` from the hidden states `h`; see [`orders`].
     pub fn begin(
         model: &Model,
         h: &Buffer,
@@ -113,7 +113,7 @@ impl Chooser {
         Ok(Choosing { groups: groups.collect::<Result<_>>()?, places })
     }
 
-    /// The tokens, for those of the sequences that are still there.
+    /// Waits for the tokens and returns those of sequences that are still running.
     pub fn end(
         &mut self,
         model: &Model,
@@ -166,8 +166,8 @@ impl Chooser {
         Ok(picks)
     }
 
-    /// Repetition over prompt and completion, presence and frequency over the completion. The row is divided by
-    /// the temperature already: what is subtracted has to be as well.
+    /// Repetition penalty over prompt and completion, presence and frequency penalties over the completion. The row is already
+    /// divided by the temperature, so subtracted penalties are divided by it, too.
     fn penalise(&mut self, p: &SamplingParams, ids: &[u32], start: usize) {
         self.counts.resize(self.row.len(), 0);
         let row = &mut self.row;
@@ -196,14 +196,14 @@ impl Chooser {
     }
 }
 
-/// How the token after the next `ahead` ones is chosen. A greedy request ignores truncation.
+/// How the token after the next `ahead` ones is sampled. Greedy decoding ignores truncation.
 fn ask(s: &RunningSequence, ahead: usize) -> Ask {
     let p = &s.params;
     let draw = (!p.is_greedy()).then(|| draw(s, ahead));
     Ask { draw, top_k: p.top_k, top_p: p.top_p, min_p: p.min_p }
 }
 
-/// The number a token is drawn with: a function of seed, stream and index alone.
+/// The uniform random number of a token: a function of seed, stream and index only.
 fn draw(s: &RunningSequence, ahead: usize) -> f32 {
     let [a, b, c] = s.stream;
     let index = (s.ids.len() - s.completion() + ahead) as u32;

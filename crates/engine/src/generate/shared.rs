@@ -1,9 +1,9 @@
-//! Choosing tokens where the ranks of a team share the vocabulary.
+//! Sampling under vocabulary parallelism.
 //!
-//! Logits stay where they are computed. A plain draw goes through the vocabulary in order, so its running sum goes from rank to
-//! rank: twenty bytes a row. For the largest token, `top_k` and `min_p` a rank sends the first one the tokens that can be
-//! chosen. Only `top_p` without `top_k`, penalties and the log-probabilities of other tokens need every logit of a row: those
-//! rows are sent to the first rank. So are all rows of a device whose draws cannot go from part to part.
+//! Logits stay on the ranks that compute them. Unmodified sampling scans the vocabulary in order, so the running sum is passed
+//! from rank to rank: twenty bytes per row. For greedy decoding, `top_k` and `min_p`, a rank sends its candidate tokens to the
+//! first rank. Only `top_p` without `top_k`, penalties and top logprobs need all logits of a row: those rows are gathered to the
+//! first rank. So are all rows of a device that cannot sample from parts of the vocabulary.
 
 use super::choose::{HeadOrder, TokenGroup};
 use crate::model::Model;
@@ -18,9 +18,9 @@ use std::ops::Range;
 /// What a rank sends of its logits of a row.
 enum Sent {
     Nothing,
-    /// The most probable tokens, this many (top-k).
+    /// The k most probable tokens (top-k).
     Top(usize),
-    /// Tokens whose probability is at least this fraction of the largest (min-p).
+    /// Tokens with at least this fraction of the largest probability (min-p).
     AtLeast(f32),
     All,
 }
@@ -37,19 +37,19 @@ impl Sent {
         }
     }
 
-    /// From the logits of a rank's tokens, which begin at `first`.
+    /// Selects from the logits of a rank's tokens, whose ids start at `first`.
     fn list(&self, kept: &mut Kept, row: &[f32], first: u32) -> Vec<(u32, f32)> {
         let listed = |(at, &logit): (usize, &f32)| (first + at as u32, logit);
         let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         match self {
             Sent::Nothing => Vec::new(),
             Sent::All => row.iter().enumerate().map(listed).collect(),
-            // Of equals the first, whatever their sign of zero.
+            // Ties: the first, comparing zeros of either sign as equal.
             Sent::Top(1) => {
                 row.iter().enumerate().find(|(_, l)| **l == best).map(listed).into_iter().collect()
             }
             Sent::Top(count) => kept.top(row, *count).iter().map(|&(at, l)| (first + at, l)).collect(),
-            // A little more than can be chosen: what is left of it is decided where all are.
+            // A superset of the tokens that can be sampled; the first rank, which knows the global maximum, selects exactly.
             Sent::AtLeast(least) => {
                 let cut = best + ln(f64::from(*least)) as f32 - 1e-3;
                 row.iter().enumerate().map(listed).filter(|(_, l)| *l >= cut).collect()
@@ -58,7 +58,7 @@ impl Sent {
     }
 }
 
-/// Chooses a token for each row that is asked for. All members call it together; the first one's choices are those of all.
+/// Samples a token for each row. Collective; the first rank's choices are valid for all.
 pub(super) fn choose_together(
     model: &Model,
     team: &Team,
@@ -103,7 +103,7 @@ pub(super) fn choose_together(
     Ok(TokenGroup { logits: whole, choices: Choices::new(Box::new(choices)) })
 }
 
-/// The same where a device draws from whole rows alone: the first rank puts them together.
+/// The same for devices that sample whole rows only: gathers the rows to the first rank.
 fn choose_whole(
     model: &Model,
     team: &Team,
@@ -117,14 +117,14 @@ fn choose_whole(
     Ok(TokenGroup { logits: order.looked_at.contains(&true).then_some(whole), choices })
 }
 
-/// Whether a token is drawn from all of them.
+/// Whether the row is sampled from the whole vocabulary.
 fn is_drawn(ask: &Ask) -> bool {
     ask.draw.is_some() && !ask.truncates()
 }
 
-/// Draws from the whole vocabulary, which go from rank to rank through its tokens and end at the first one.
+/// Samples from the whole vocabulary: the running sums pass from rank to rank in vocabulary order and end at the first rank.
 fn drawn(model: &Model, team: &Team, (logits, lse): (&Buffer, &Buffer), asks: &[Ask]) -> Result<Vec<Draw>> {
-    // A row that nothing is drawn for counts as done.
+    // Rows that are not sampled here count as done.
     let start = |ask: &Ask| Draw { token: (!is_drawn(ask)).then_some((0, 0.0)), ..Draw::default() };
     let mut draws: Vec<Draw> = asks.iter().map(start).collect();
     if !asks.iter().any(is_drawn) {
@@ -185,7 +185,7 @@ struct LocalLogits {
     tokens: Range<usize>,
 }
 
-/// Of each row the tokens that members have sent the first one, in the order of ids where all were sent.
+/// The candidates of each row that the members sent to the first rank; in id order if all were sent.
 fn listed(team: &Team, here: &LocalLogits, order: &HeadOrder) -> Result<Vec<Vec<(u32, f32)>>> {
     let mut kept = Kept::default();
     let sent: Vec<Sent> = order.asks.iter().zip(&order.looked_at).map(|(ask, &l)| Sent::of(ask, l)).collect();
@@ -232,7 +232,7 @@ mod tests {
         Model::random(ferrl_kernels::open("cpu", Some(1)).unwrap(), &init, options).unwrap()
     }
 
-    /// Tokens with the bits of their logits, and those of the logits that the host looks at.
+    /// Tokens with the bits of their log-probabilities, and the bits of the logits that the host needs.
     type ChosenBits = (Vec<(u32, u32, u32)>, Vec<u32>);
 
     fn chosen(model: &Model, group: &TokenGroup) -> ChosenBits {
@@ -269,7 +269,7 @@ mod tests {
         ];
         let order =
             HeadOrder { divisor: 0.7, rows: (0..ROWS as u32).collect(), asks, looked_at: vec![true; ROWS] };
-        // Parts of one tile and of several, and a rank without any.
+        // Parts of one tile and of several, and a rank with none.
         for (connect, vocab, size) in
             [(threads as fn(usize) -> Vec<Ranks>, 700, 2), (device_threads, 700, 3), (device_threads, 300, 3)]
         {

@@ -1,8 +1,8 @@
-//! Sampling by the ranks of a team (tensor parallelism). Each has its heads of the KV cache.
+//! Sampling by a tensor-parallel team. Each rank has its heads of the KV cache.
 //!
-//! The first rank leads: it schedules, chooses tokens, plays environments. The others compute what it computes: it sends them
-//! the rows of every forward pass and how tokens are chosen after it, and they take part in both (`shared.rs`). So nothing that happens on one rank alone (a tool's output, a
-//! cancelled request) can make two ranks differ.
+//! The first rank leads: it schedules, samples and plays environments. It sends the other ranks the rows of every forward pass
+//! and how tokens are sampled after it; they compute their part of both (`shared.rs`). So events on one rank only (a tool's
+//! output, a cancelled request) cannot make ranks diverge.
 
 use super::choose::HeadOrder;
 use super::sampler::Sampler;
@@ -12,14 +12,14 @@ use crate::model::decoder::{Keep, PastKv};
 use crate::{Error, Result};
 use ferrl_kernels::backend::{Ask, PagedRows, PagedSequence};
 
-/// A forward pass that the leader asks for.
+/// A forward pass that the leader announces.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct TeamOrder {
-    /// Blocks of the cache that are copied before it.
+    /// Copy-on-write copies of cache blocks to make first.
     pub copies: Vec<(u32, u32)>,
     pub ids: Vec<u32>,
     pub positions: Vec<u32>,
-    /// Tokens that are chosen after it.
+    /// Tokens to sample after it.
     pub heads: Vec<HeadOrder>,
     pub rows: PagedRows,
 }
@@ -85,13 +85,13 @@ impl TeamOrder {
     }
 }
 
-/// Tells the other ranks of the model's team, if any, that sampling is over for now.
+/// Ends [`Generator::follow`](super::Generator::follow) on the other ranks of the model's team, if any.
 pub fn dismiss(model: &Model) -> Result<()> {
     model.team().map_or(Ok(()), |team| team.ranks().broadcast(&[]).map(drop))
 }
 
 impl Sampler {
-    /// Sends the other ranks the next forward pass.
+    /// Announces the next forward pass to the other ranks.
     pub(super) fn lead(
         &self,
         model: &Model,
@@ -105,7 +105,7 @@ impl Sampler {
         team.ranks().broadcast(&order.to_bytes()).map(drop)
     }
 
-    /// Computes with the first rank of the model's team until it has sampled what it wanted.
+    /// Computes along with the first rank of the model's team until dismissed.
     pub(super) fn compute_along(&mut self, model: &Model) -> Result<()> {
         let team = model.team().ok_or_else(|| Error::usage("a rank without a team follows nobody"))?;
         loop {

@@ -77,7 +77,7 @@ impl SelfAttention {
     ) -> Result<(Buffer, Buffer, Buffer)> {
         let exchanged = m.exchanged_op(op);
         if exchanged.is_some() {
-            qkv = m.rows_for_columns(Columns::Output(Slot::Qkv), &qkv, op.heads.qkv_width())?;
+            qkv = m.rows_to_columns(Columns::Output(Slot::Qkv), &qkv, op.heads.qkv_width())?;
         }
         let op = exchanged.unwrap_or(op);
         let rows = qkv.len() / op.heads.qkv_width();
@@ -110,17 +110,17 @@ impl SelfAttention {
         let (columns, width) = (Columns::Input(Slot::AttnOut), m.config.attention_width());
         let mut rows = None;
         if m.place_in_context().is_some() && !m.shares_queries() {
-            rows = Some(m.columns_for_rows(columns, att)?);
+            rows = Some(m.columns_to_rows(columns, att)?);
         }
         if m.is_shared(self.out.weight) {
-            rows = Some(m.with_all_columns(columns, rows.as_ref().unwrap_or(att), width)?);
+            rows = Some(m.all_gathered_columns(columns, rows.as_ref().unwrap_or(att), width)?);
         }
         Ok(rows)
     }
 
     /// All-gathers the columns of `qkv`.
     fn gathered_qkv(&self, m: &Model, qkv: &Buffer) -> Result<Buffer> {
-        m.with_all_columns(Columns::Output(Slot::Qkv), qkv, m.config.qkv_width())
+        m.all_gathered_columns(Columns::Output(Slot::Qkv), qkv, m.config.qkv_width())
     }
 
     fn head_norm<'a>(&self, m: &'a Model, heads: Heads, (q, k): (usize, usize)) -> HeadNorm<'a> {
@@ -187,7 +187,7 @@ impl SelfAttention {
             if shares_tokens {
                 let raw = all.as_ref().unwrap_or(raw);
                 let wide = m.config.qkv_width(); // and over all tokens
-                (all, dqkv) = (Some(m.all_rows(raw, wide)?), m.all_rows(&dqkv, wide)?);
+                (all, dqkv) = (Some(m.all_gather_rows(raw, wide)?), m.all_gather_rows(&dqkv, wide)?);
             }
             let raw = all.as_ref().unwrap_or(raw);
             let [sum_q, sum_k] = grads.get_disjoint_mut([norms.0, norms.1]).expect("two parameters");
@@ -222,12 +222,12 @@ impl SelfAttention {
         }
         let exchanged = m.exchanged_op(op);
         if exchanged.is_some() {
-            datt = m.rows_for_columns(Columns::Input(Slot::AttnOut), &datt, op.heads.out_width())?;
+            datt = m.rows_to_columns(Columns::Input(Slot::AttnOut), &datt, op.heads.out_width())?;
         }
         let mut dqkv = m.activations(a.qkv.len())?;
         m.backend.attention_backward(exchanged.unwrap_or(op), saved, &datt, segments, &mut dqkv)?;
         match exchanged {
-            Some(_) => m.columns_for_rows(Columns::Output(Slot::Qkv), &dqkv),
+            Some(_) => m.columns_to_rows(Columns::Output(Slot::Qkv), &dqkv),
             None => Ok(dqkv),
         }
     }

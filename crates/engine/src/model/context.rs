@@ -7,7 +7,7 @@
 //! embedding and language-model head are vocabulary-parallel (`vocab.rs`). So gradients, too, have the bits of one rank.
 
 use super::decoder::Tokens;
-use super::exchange::{Members, Parcels, stretch};
+use super::exchange::{Members, Parcels, contiguous};
 use super::tensor::{Columns, Ranges, Team, width};
 use super::weights::Model;
 use crate::{Error, Result};
@@ -26,25 +26,25 @@ impl Model {
     }
 
     /// All-gather of an activation's rows; a row has `wide` elements. Collective.
-    pub(super) fn all_rows(&self, own: &Buffer, wide: usize) -> Result<Buffer> {
+    pub(super) fn all_gather_rows(&self, own: &Buffer, wide: usize) -> Result<Buffer> {
         // Shards differ by one row at most.
-        self.joined_rows(own, wide, own.len() / wide + 1)
+        self.all_gather_uneven_rows(own, wide, own.len() / wide + 1)
     }
 
     /// The same where each member has any number of rows up to `most`.
-    pub(super) fn joined_rows(&self, own: &Buffer, wide: usize, most: usize) -> Result<Buffer> {
+    pub(super) fn all_gather_uneven_rows(&self, own: &Buffer, wide: usize, most: usize) -> Result<Buffer> {
         let Some(team) = self.team().filter(|_| self.place_in_context().is_some()) else {
             let mut copy = self.backend.alloc(own.dtype(), own.len())?;
             self.backend.copy(own, 0, &mut copy, 0, own.len())?;
             return Ok(copy);
         };
         let among = team.sharing_tokens();
-        let parcels = Parcels::Same(&among.ranks, vec![(own, stretch(own.len()))]);
-        self.join_rows(&among, parcels, (own.dtype(), own.len() / wide, most, wide))
+        let parcels = Parcels::Same(&among.ranks, vec![(own, contiguous(own.len()))]);
+        self.exchange_rows(&among, parcels, (own.dtype(), own.len() / wide, most, wide))
     }
 
     /// Maximum of `own` over the members. Collective.
-    pub(super) fn most_rows(&self, own: usize) -> Result<usize> {
+    pub(super) fn max_rows(&self, own: usize) -> Result<usize> {
         let Some(team) = self.team() else { return Ok(own) };
         let all = team.ranks().all_gather(&(own as u64).to_le_bytes())?;
         let counts =
@@ -63,19 +63,19 @@ impl Model {
 
     /// All-to-all: from this rank's rows of all columns to all rows of its columns (its share of those that the ranks sharing
     /// tokens with it have). Collective.
-    pub(super) fn rows_for_columns(&self, columns: Columns, own: &Buffer, all: usize) -> Result<Buffer> {
+    pub(super) fn rows_to_columns(&self, columns: Columns, own: &Buffer, all: usize) -> Result<Buffer> {
         let (among, cuts) = self.cuts(columns)?;
         let rows = own.len() / all;
         let block = |cut: &Ranges| vec![(own, Block { rows: 0..rows, width: all, columns: cut.clone() })];
         let parcels = Parcels::Each(cuts.iter().map(block).collect());
-        self.join_rows(&among, parcels, (own.dtype(), rows, rows + 1, width(&cuts[among.own])))
+        self.exchange_rows(&among, parcels, (own.dtype(), rows, rows + 1, width(&cuts[among.own])))
     }
 
     /// The inverse all-to-all.
-    pub(super) fn columns_for_rows(&self, columns: Columns, own: &Buffer) -> Result<Buffer> {
+    pub(super) fn columns_to_rows(&self, columns: Columns, own: &Buffer) -> Result<Buffer> {
         let (among, cuts) = self.cuts(columns)?;
         let rows = own.len() / width(&cuts[among.own]);
-        self.rows_of_columns(&among, (&cuts, rows), own)
+        self.exchange_columns_for_rows(&among, (&cuts, rows), own)
     }
 
     /// The ranks that share tokens with this one, and each one's columns.

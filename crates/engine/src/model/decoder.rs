@@ -120,7 +120,7 @@ impl Model {
     }
 
     /// Token and position embeddings of this rank's tokens `t`; `all` are those of the whole team.
-    fn embedded(&self, all: &Tokens, t: &Tokens) -> Result<Buffer> {
+    fn embed_tokens(&self, all: &Tokens, t: &Tokens) -> Result<Buffer> {
         let b = &*self.backend;
         let mut x = self.f32s(t.rows * self.config.hidden)?;
         match self.team() {
@@ -136,7 +136,7 @@ impl Model {
         Ok(x)
     }
 
-    fn embedded_backward(&self, t: &Tokens, dx: &Buffer, grads: Grads<'_>) -> Result<()> {
+    fn embed_tokens_backward(&self, t: &Tokens, dx: &Buffer, grads: Grads<'_>) -> Result<()> {
         let b = &*self.backend;
         if let Some(sum) = self.layout.position.and_then(|table| grads[table].as_mut()) {
             b.embed_backward(&t.positions, dx, 1.0, sum.added_to(b)?)?;
@@ -198,7 +198,7 @@ pub fn forward(
     let m = layers.model();
     let (all, own) = (t, m.own_tokens(t)?);
     let t = own.as_ref().unwrap_or(t);
-    let mut x = Residual::new(m, m.embedded(all, t)?, &context, keep);
+    let mut x = Residual::new(m, m.embed_tokens(all, t)?, &context, keep);
     let mut kept = Vec::new();
     for l in 0..m.config.layers {
         let m = layers.at(l)?;
@@ -207,7 +207,7 @@ pub fn forward(
     let m = layers.model();
     let (mut h, _) = x.normed(m, Some(m.layout.final_norm))?;
     if own.is_some() {
-        h = m.all_rows(&h, m.config.hidden)?; // every rank computes the heads
+        h = m.all_gather_rows(&h, m.config.hidden)?; // every rank computes the heads
     }
     Ok((h, Activations { layers: kept, x_final: x.x }))
 }
@@ -235,9 +235,9 @@ pub fn backward(
     }
     let m = layers.model();
     if own.is_some() {
-        flow.dx = m.all_rows(&flow.dx, m.config.hidden)?;
+        flow.dx = m.all_gather_rows(&flow.dx, m.config.hidden)?;
     }
-    m.embedded_backward(all, &flow.dx, grads)
+    m.embed_tokens_backward(all, &flow.dx, grads)
 }
 
 impl Layer {

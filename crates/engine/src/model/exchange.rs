@@ -28,7 +28,7 @@ pub(super) enum Parcels<'a> {
 }
 
 /// `len` contiguous elements.
-pub(super) fn stretch(len: usize) -> Block {
+pub(super) fn contiguous(len: usize) -> Block {
     Block::rows(0..1, len)
 }
 
@@ -71,7 +71,7 @@ impl Model {
     }
 
     /// All-gather along columns to the members `to`: into a buffer of `rows` rows.
-    pub(super) fn join_columns(
+    pub(super) fn exchange_columns(
         &self,
         among: &Members<'_>,
         to: &[usize],
@@ -84,7 +84,7 @@ impl Model {
             Some(_) => vec![piece(dtype, rows * width(&cuts[i]))],
             None => Vec::new(),
         };
-        let blocks = vec![(own, stretch(own.len()))];
+        let blocks = vec![(own, contiguous(own.len()))];
         let mut inbox = self.exchange(among, &[], Parcels::Same(to, blocks), expected)?;
         let Some(into) = into else { return Ok(()) };
         let all = cuts.iter().map(|cut| width(cut)).sum();
@@ -96,7 +96,7 @@ impl Model {
     }
 
     /// All-to-all: from all rows of this member's columns to its rows of all columns.
-    pub(super) fn rows_of_columns(
+    pub(super) fn exchange_columns_for_rows(
         &self,
         among: &Members<'_>,
         (cuts, rows): (&[Ranges], usize),
@@ -121,7 +121,7 @@ impl Model {
     }
 
     /// All-gather along rows; a member sends up to `most` rows of `wide` elements.
-    pub(super) fn join_rows(
+    pub(super) fn exchange_rows(
         &self,
         among: &Members<'_>,
         parcels: Parcels<'_>,
@@ -148,7 +148,12 @@ impl Model {
     }
 
     /// Gathers rows by index.
-    pub(super) fn picked(&self, of: &Buffer, rows: impl Iterator<Item = u32>, wide: usize) -> Result<Buffer> {
+    pub(super) fn pick_rows(
+        &self,
+        of: &Buffer,
+        rows: impl Iterator<Item = u32>,
+        wide: usize,
+    ) -> Result<Buffer> {
         let rows: Vec<u32> = rows.collect();
         let mut to = self.backend.alloc(of.dtype(), rows.len() * wide)?;
         if !rows.is_empty() {
@@ -158,7 +163,7 @@ impl Model {
     }
 
     /// Concatenates the next piece of each member; member `i` sends `len(i)` elements.
-    pub(super) fn joined_pieces(
+    pub(super) fn concat_pieces(
         &self,
         inbox: &mut Inbox,
         among: &Members<'_>,

@@ -70,8 +70,10 @@ impl MixtureOfExperts {
             up.push(self.expert(m, &h, group, &mut outputs)?);
         }
         let mut y = m.activations(h.len())?;
-        let mix =
-            MixIndices { rows: m.backend.indices(&routing.places())?, weights: m.upload(&routing.weights)? };
+        let mix = MixIndices {
+            rows: m.backend.indices(&routing.sorted_rows())?,
+            weights: m.upload(&routing.weights)?,
+        };
         m.backend.mix_rows(mix.operand(m, self.options.per_token), &outputs, &mut y)?;
         let mixed = x.add_output(m, y, self.post_norm)?;
         Ok(added.map(|added| (added, ExpertActivations { routing, all, up, outputs, mixed })))
@@ -87,7 +89,7 @@ impl MixtureOfExperts {
         let routing = |logits: &Buffer| Ok(Routing::of(&m.read_f32s(logits)?, &self.options));
         let all = m
             .place_in_context()
-            .map(|_| m.all_rows(&logits, self.options.count).and_then(|all| routing(&all)));
+            .map(|_| m.all_gather_rows(&logits, self.options.count).and_then(|all| routing(&all)));
         Ok((routing(&logits)?, all.transpose()?.map(Box::new)))
     }
 
@@ -121,7 +123,7 @@ impl MixtureOfExperts {
         let (b, k) = (&*m.backend, self.options.per_token);
         let dmixed = flow.before_norm(m, self.post_norm, a.mixed.take(), grads)?;
         let dmixed = dmixed.as_ref().unwrap_or(flow.output());
-        let places = b.indices(&a.routing.places())?;
+        let places = b.indices(&a.routing.sorted_rows())?;
         let mix = MixIndices { rows: places, weights: m.upload(&a.routing.weights)? };
         let (mut doutputs, mut dweights) =
             (m.activations(a.outputs.len())?, m.f32s(a.routing.weights.len())?);
@@ -134,7 +136,7 @@ impl MixtureOfExperts {
         drop(doutputs);
         let dlogits = match &a.all {
             Some(all) => {
-                let dweights = m.all_rows(&dweights, k)?;
+                let dweights = m.all_gather_rows(&dweights, k)?;
                 let dlogits = all.backward(&m.read_f32s(&dweights)?, segments, m.balance);
                 m.own_rows(&m.upload(&dlogits)?, self.options.count)?
             }

@@ -116,7 +116,7 @@ impl FeedForward {
         if !m.is_shared(self.down.weight) {
             return Ok(act);
         }
-        m.with_all_columns(Columns::Input(Slot::Down), &act, m.config.ffn)
+        m.all_gathered_columns(Columns::Input(Slot::Down), &act, m.config.ffn)
     }
 
     /// See [`Network::backward`].

@@ -36,16 +36,16 @@ impl Frozen {
             return Ok(Frozen(Placement::Device(Box::new(model))));
         }
         let mut parked = Parked { host: model.to_host()?, model, held: false };
-        parked.leave();
+        parked.unload();
         Ok(Frozen(Placement::Host(Box::new(Mutex::new(parked)))))
     }
 
     /// Calls `read` with the model on its device.
     pub fn with<T>(&self, read: impl FnOnce(&Model) -> Result<T>) -> Result<T> {
         let Some(mut parked) = self.parked() else { return read(self.resident()) };
-        let done = parked.arrive().and_then(|()| read(&parked.model));
+        let done = parked.load().and_then(|()| read(&parked.model));
         if !parked.held {
-            parked.leave();
+            parked.unload();
         }
         done
     }
@@ -75,14 +75,14 @@ impl Frozen {
     pub fn hold(&self) -> Result<()> {
         let Some(mut parked) = self.parked() else { return Ok(()) };
         parked.held = true;
-        parked.arrive()
+        parked.load()
     }
 
     /// Frees the device memory of an offloaded model.
     pub fn park(&self) {
         if let Some(mut parked) = self.parked() {
             parked.held = false;
-            parked.leave();
+            parked.unload();
         }
     }
 
@@ -107,14 +107,14 @@ impl Frozen {
 }
 
 impl Parked {
-    fn arrive(&mut self) -> Result<()> {
+    fn load(&mut self) -> Result<()> {
         if self.model.params.is_empty() {
             self.model.take_weights(&self.host)?;
         }
         Ok(())
     }
 
-    fn leave(&mut self) {
+    fn unload(&mut self) {
         self.model.params.clear();
     }
 }

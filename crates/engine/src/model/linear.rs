@@ -40,7 +40,7 @@ impl Linear {
         }
         let mut own = m.backend.alloc(y.dtype(), x.len() / weight.k * weight.n)?;
         m.backend.linear(x, weight, bias, &mut own)?;
-        m.all_columns(Columns::Output(self.slot(m)), &own, y)
+        m.all_gather_columns(Columns::Output(self.slot(m)), &own, y)
     }
 
     fn slot(self, m: &Model) -> Slot {
@@ -101,19 +101,19 @@ impl Linear {
         if !m.is_shared(self.weight) {
             return m.backend.linear_dx(dy, m.weight(self.weight), dx);
         }
-        let (slot, turned) = (self.slot(m), m.turned(self.weight));
+        let (slot, transposed) = (self.slot(m), m.transposed(self.weight));
         if self.is_gathered(m) {
-            return m.backend.linear(dy, turned, None, dx); // only this rank needs the gradient of these inputs
+            return m.backend.linear(dy, transposed, None, dx); // only this rank needs the gradient of these inputs
         }
         let (rows, gathered) = (dx.len() / m.config.hidden, Columns::Output(slot));
         // The QK norm's backward has all-gathered it already.
         let all = match slot == Slot::Qkv && m.config.qk_norm.is_some() {
             true => None,
-            false => Some(m.with_all_columns(gathered, dy, turned.k)?),
+            false => Some(m.all_gathered_columns(gathered, dy, transposed.k)?),
         };
-        let mut own = m.backend.alloc(dx.dtype(), rows * turned.n)?;
-        m.backend.linear(all.as_ref().unwrap_or(dy), turned, None, &mut own)?;
-        m.all_columns(Columns::Input(slot), &own, dx)
+        let mut own = m.backend.alloc(dx.dtype(), rows * transposed.n)?;
+        m.backend.linear(all.as_ref().unwrap_or(dy), transposed, None, &mut own)?;
+        m.all_gather_columns(Columns::Input(slot), &own, dx)
     }
 
     /// Adds `dy^T x` to the weight's gradient and the column sums of `dy` to the bias's.
@@ -131,11 +131,11 @@ impl Linear {
             false => Some(m.own_columns(Columns::Output(self.slot(m)), dy, all)?),
         };
         let dy = own.as_ref().unwrap_or(dy);
-        if m.place_in_context().is_some() && m.is_cut(self.weight) {
+        if m.place_in_context().is_some() && m.splits_gradient(self.weight) {
             // All tokens, for this rank's output features.
             let (n, width) = (m.weight(self.weight).n, m.weight(self.weight).k);
-            let dy = m.rows_for_columns(Columns::Output(self.slot(m)), dy, n)?;
-            let x = m.all_rows(x, width)?;
+            let dy = m.rows_to_columns(Columns::Output(self.slot(m)), dy, n)?;
+            let x = m.all_gather_rows(x, width)?;
             return self.add_weight(m, (&dy, &x), x.len() / width, grads);
         }
         let routed = matches!(self.slot(m), Slot::Router | Slot::ExpertUp(_) | Slot::ExpertDown(_));
@@ -154,7 +154,7 @@ impl Linear {
         let (slot, all) = (self.slot(m), m.params[self.weight].shape.rows);
         let normed = slot == Slot::Qkv && m.config.qk_norm.is_some();
         let wide = match m.is_shared(self.weight) && !slot.writes_residual() && !normed {
-            true => Some(m.with_all_columns(Columns::Output(slot), dy, all)?),
+            true => Some(m.all_gathered_columns(Columns::Output(slot), dy, all)?),
             false => None,
         };
         let dy = wide.as_ref().unwrap_or(dy);
@@ -172,10 +172,10 @@ impl Linear {
         let rows = x.len() / k;
         let most = match self.slot(m) {
             // Members may have any number of an expert's tokens.
-            Slot::ExpertUp(_) | Slot::ExpertDown(_) => m.most_rows(rows)?,
+            Slot::ExpertUp(_) | Slot::ExpertDown(_) => m.max_rows(rows)?,
             _ => rows + 1,
         };
-        Ok((m.joined_rows(dy, n, most)?, m.joined_rows(x, k, most)?))
+        Ok((m.all_gather_uneven_rows(dy, n, most)?, m.all_gather_uneven_rows(x, k, most)?))
     }
 
     fn add_weight(self, m: &Model, (dy, x): (&Buffer, &Buffer), rows: usize, grads: Grads<'_>) -> Result<()> {
@@ -190,8 +190,7 @@ impl Linear {
     }
 
     /// Backward of the RoPE in [`Linear::forward_qkv`], in place, which also sums the bias gradient. Returns the layer without
-    /// its
-    /// bias, for the gradients that remain.
+    /// its bias, for the gradients that remain.
     pub fn backward_rotation(
         self,
         m: &Model,

@@ -41,7 +41,7 @@ pub enum RowOrder {
 
 impl RowOrder {
     /// The decoder's row for stored row `row`.
-    pub fn held(self, row: usize) -> usize {
+    pub fn decoder_row(self, row: usize) -> usize {
         let RowOrder::Interleaved { head_dim, rotary_dim } = self else { return row };
         let (head, at) = (row / head_dim * head_dim, row % head_dim);
         if at >= rotary_dim { row } else { head + at % 2 * (rotary_dim / 2) + at / 2 }
@@ -62,11 +62,11 @@ impl StoredPart {
         self.transposed || self.order != RowOrder::Same
     }
     /// The decoder's index, relative to the part's first element, for stored element `at`.
-    pub fn held(&self, at: usize) -> usize {
+    pub fn decoder_index(&self, at: usize) -> usize {
         match self.shape[..] {
-            [rows, cols] if self.transposed => at % cols * rows + self.order.held(at / cols),
-            [_, cols] => self.order.held(at / cols) * cols + at % cols,
-            _ => self.order.held(at),
+            [rows, cols] if self.transposed => at % cols * rows + self.order.decoder_row(at / cols),
+            [_, cols] => self.order.decoder_row(at / cols) * cols + at % cols,
+            _ => self.order.decoder_row(at),
         }
     }
 }

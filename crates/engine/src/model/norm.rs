@@ -48,7 +48,7 @@ impl NormLayer {
         let b = &*m.backend;
         if m.place_in_context().is_some() {
             let hidden = m.config.hidden;
-            let (dy, x) = (m.all_rows(dy, hidden)?, m.all_rows(x, hidden)?);
+            let (dy, x) = (m.all_gather_rows(dy, hidden)?, m.all_gather_rows(x, hidden)?);
             let mut all = b.alloc(dx.dtype(), x.len())?;
             self.backward_here(m, &dy, &x, &mut all, grads)?;
             *dx = m.own_rows(&all, m.config.hidden)?;

@@ -81,8 +81,7 @@ impl Residual {
     }
 
     /// `act = activation(linear(norm(stream)))`. If unfused, also returns what backward needs: the last addition to the stream
-    /// and
-    /// the input of the activation.
+    /// and the input of the activation.
     pub fn activation(
         &mut self,
         m: &Model,
@@ -200,8 +199,7 @@ impl ResidualGrad {
     }
 
     /// The gradient of a sublayer's output before its post norm (whose input was `y`) and before the residual scale; `None` if
-    /// the
-    /// model has neither: the gradient is then [`ResidualGrad::output`].
+    /// the model has neither: the gradient is then [`ResidualGrad::output`].
     pub fn before_norm(
         &self,
         m: &Model,
@@ -268,8 +266,8 @@ fn sum_norm(
     grads: Grads<'_>,
 ) -> Result<()> {
     let (b, hidden) = (&*m.backend, m.config.hidden);
-    let (x, dy) = (m.all_rows(x, hidden)?, m.all_rows(dy, hidden)?);
-    let delta = delta.map(|delta| m.all_rows(delta, hidden)).transpose()?;
+    let (x, dy) = (m.all_gather_rows(x, hidden)?, m.all_gather_rows(dy, hidden)?);
+    let delta = delta.map(|delta| m.all_gather_rows(delta, hidden)).transpose()?;
     let (mut y, mut dx) = (m.activations(x.len())?, m.f32s(x.len())?);
     b.fill(&mut dx, 0.0)?;
     Taken::with(norm.weight, norm.bias, grads, |taken| {

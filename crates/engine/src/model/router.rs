@@ -121,7 +121,7 @@ impl Routing {
     }
 
     /// `(T, per_token)`: row in the sorted batch of each entry of `chosen`.
-    pub fn places(&self) -> Vec<u32> {
+    pub fn sorted_rows(&self) -> Vec<u32> {
         let mut next = vec![0u32; self.experts];
         for &expert in &self.chosen {
             next[expert as usize] += 1;
@@ -148,7 +148,7 @@ impl Routing {
             let fractions = if balance == 0.0 { vec![0.0; e] } else { self.fractions(rows.clone()) };
             for t in rows {
                 by_probability.iter_mut().zip(&fractions).for_each(|(d, f)| *d = scale * f);
-                self.by_chosen(t, &dweights[t * k..][..k], &mut by_probability);
+                self.selected_backward(t, &dweights[t * k..][..k], &mut by_probability);
                 let p = &self.probabilities[t * e..][..e];
                 let mean: f64 = p.iter().zip(&by_probability).map(|(&p, d)| f64::from(p) * d).sum();
                 let to = dlogits[t * e..][..e].iter_mut().zip(p).zip(&by_probability);
@@ -159,7 +159,7 @@ impl Routing {
     }
 
     /// Adds d loss / d probabilities of a token's selected experts.
-    fn by_chosen(&self, token: usize, dweights: &[f32], to: &mut [f64]) {
+    fn selected_backward(&self, token: usize, dweights: &[f32], to: &mut [f64]) {
         let at = token * self.per_token..(token + 1) * self.per_token;
         let (chosen, weights) = (&self.chosen[at.clone()], &self.weights[at]);
         let p = &self.probabilities[token * self.experts..][..self.experts];
@@ -248,7 +248,7 @@ mod tests {
         let groups = routing.groups(|_| false);
         assert_eq!(groups.iter().map(|g| (g.expert, g.start)).collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 3)]);
         assert_eq!(groups[1].tokens, [0, 1]);
-        assert_eq!(routing.places(), [1, 3, 0, 2]);
+        assert_eq!(routing.sorted_rows(), [1, 3, 0, 2]);
     }
 
     #[test]

@@ -70,13 +70,13 @@ impl Split {
     }
 
     /// Rank `rank`'s shard of a parameter in transfer: start, and length with wire format.
-    fn piece(&self, part: &Travelling, rank: usize) -> (usize, ParcelPiece) {
+    fn piece(&self, part: &ShardTransfer, rank: usize) -> (usize, ParcelPiece) {
         let range = self.part(part.param, part.len, rank);
         (range.start, ParcelPiece { len: range.len(), format: part.format })
     }
 
     /// Pieces that each rank of the replica sends to this one.
-    fn expected(&self, parts: &[Travelling]) -> Vec<Vec<ParcelPiece>> {
+    fn expected(&self, parts: &[ShardTransfer]) -> Vec<Vec<ParcelPiece>> {
         let copy = self.copy();
         let from = |rank: usize| match copy.contains(&rank) {
             true => parts.iter().map(|part| self.piece(part, rank).1).collect(),
@@ -111,7 +111,7 @@ pub(crate) fn unequal_shapes() -> Error {
 }
 
 /// A parameter whose shards are being exchanged.
-struct Travelling {
+struct ShardTransfer {
     /// Index of the parameter.
     param: usize,
     /// Its full length.
@@ -121,8 +121,8 @@ struct Travelling {
 }
 
 /// Shards being received by [`Model::begin_gather`].
-pub(crate) struct Coming {
-    parts: Vec<Travelling>,
+pub(crate) struct PendingGather {
+    parts: Vec<ShardTransfer>,
     coming: ComingParcels,
 }
 
@@ -131,7 +131,7 @@ enum WeightSource<'a> {
     /// This rank holds all of them.
     Own(&'a [f32]),
     /// The shards received from the ranks of the replica.
-    Arrived(&'a Split, &'a Travelling, &'a mut Inbox),
+    Arrived(&'a Split, &'a ShardTransfer, &'a mut Inbox),
 }
 
 impl WeightSource<'_> {
@@ -169,8 +169,8 @@ impl Model {
         let home = adapter.map_or(BaseHome::Device, |adapter| adapter.options.base);
         for i in 0..self.params.len() {
             match self.is_base(i) {
-                true => self.keep_base_part(i, &split, home)?,
-                false => self.keep_part(i, &split)?,
+                true => self.shard_base(i, &split, home)?,
+                false => self.shard_param(i, &split)?,
             }
         }
         self.split = Some(split);
@@ -178,7 +178,7 @@ impl Model {
     }
 
     /// Shards a full parameter.
-    pub(super) fn keep_part(&mut self, param: usize, split: &Split) -> Result<()> {
+    pub(super) fn shard_param(&mut self, param: usize, split: &Split) -> Result<()> {
         let own = split.part(param, self.params[param].shape.len(), split.ranks.rank());
         let _weights = Purpose::Weights.on(&self.backend);
         let mut values = vec![0.0; own.len()];
@@ -192,7 +192,7 @@ impl Model {
     }
 
     /// Shards an adapter's base weight, in its present format and memory.
-    pub(super) fn keep_base_part(&mut self, param: usize, split: &Split, home: BaseHome) -> Result<()> {
+    pub(super) fn shard_base(&mut self, param: usize, split: &Split, home: BaseHome) -> Result<()> {
         let own = split.part(param, self.params[param].shape.len(), split.ranks.rank());
         let _weights = Purpose::Weights.on(&self.backend.clone());
         self.split_base(param, own, home)
@@ -230,12 +230,12 @@ impl Model {
             let Some(split) = &split else {
                 for &i in few {
                     let own = self.own_values(i)?;
-                    self.make_readable(i, backward, WeightSource::Own(&own))?;
+                    self.materialize(i, backward, WeightSource::Own(&own))?;
                     self.merge_gathered(i)?;
                 }
                 continue;
             };
-            let (parts, outbox) = self.travelling(few, split, true)?;
+            let (parts, outbox) = self.transfers(few, split, true)?;
             let inbox = split.ranks.exchange_parcels(outbox, &split.expected(&parts))?;
             self.arrange(split, &parts, inbox, backward)?;
         }
@@ -246,12 +246,12 @@ impl Model {
     fn arrange(
         &mut self,
         split: &Split,
-        parts: &[Travelling],
+        parts: &[ShardTransfer],
         mut inbox: Inbox,
         backward: bool,
     ) -> Result<()> {
         for part in parts {
-            self.make_readable(part.param, backward, WeightSource::Arrived(split, part, &mut inbox))?;
+            self.materialize(part.param, backward, WeightSource::Arrived(split, part, &mut inbox))?;
             self.merge_gathered(part.param)?;
         }
         split.copy().try_for_each(|rank| inbox.end(rank))
@@ -270,7 +270,7 @@ impl Model {
         let forward_only = |w: &Weight| one_way && !self.backend.holds_weight(w, true);
         let lacks = |&i: &usize| {
             let param = &self.params[i];
-            !param.is_readable() || backward && param.derived.as_ref().is_some_and(forward_only)
+            !param.is_materialized() || backward && param.derived.as_ref().is_some_and(forward_only)
         };
         let mut missing: Vec<usize> = params.into_iter().filter(lacks).collect();
         missing.sort_by_key(|&i| (self.is_base(i), i));
@@ -278,20 +278,20 @@ impl Model {
     }
 
     /// Starts gathering parameters (prefetch); [`Model::finish_gather`] completes it.
-    pub(crate) fn begin_gather(&self, params: &[usize], backward: bool) -> Result<Option<Coming>> {
+    pub(crate) fn begin_gather(&self, params: &[usize], backward: bool) -> Result<Option<PendingGather>> {
         let Some(split) = &self.split else { return Ok(None) };
         let missing = self.missing(params.iter().copied(), self.both_ways(backward));
         if missing.is_empty() {
             return Ok(None);
         }
         let _weights = Purpose::Weights.on(&self.backend);
-        let (parts, outbox) = self.travelling(&missing, split, true)?;
+        let (parts, outbox) = self.transfers(&missing, split, true)?;
         let coming = split.ranks.begin_parcels(outbox, &split.expected(&parts))?;
-        Ok(Some(Coming { parts, coming }))
+        Ok(Some(PendingGather { parts, coming }))
     }
 
     /// Waits for the shards and builds the derived weights.
-    pub(crate) fn finish_gather(&mut self, coming: Coming, backward: bool) -> Result<()> {
+    pub(crate) fn finish_gather(&mut self, coming: PendingGather, backward: bool) -> Result<()> {
         let Some(split) = self.split.clone() else { return Ok(()) };
         let backward = self.both_ways(backward);
         let inbox = split.ranks.receive(coming.coming)?;
@@ -303,18 +303,18 @@ impl Model {
         if self.split.is_some() || self.team.is_some() {
             for i in params {
                 let param = &mut self.params[i];
-                (param.whole, param.derived, param.turned) = (None, None, None);
+                (param.whole, param.derived, param.transposed) = (None, None, None);
             }
         }
     }
 
     /// Wire formats of parameters, and this rank's shards in them.
-    fn travelling(
+    fn transfers(
         &self,
         params: &[usize],
         split: &Split,
         rounded: bool,
-    ) -> Result<(Vec<Travelling>, Outbox)> {
+    ) -> Result<(Vec<ShardTransfer>, Outbox)> {
         let format = |param: usize, shape: &ParamShape| {
             if self.is_base(param) {
                 self.base_format(param)
@@ -326,9 +326,9 @@ impl Model {
         };
         let travels = |&param: &usize| {
             let shape = &self.params[param].shape;
-            Travelling { param, len: shape.len(), format: format(param, shape) }
+            ShardTransfer { param, len: shape.len(), format: format(param, shape) }
         };
-        let parts: Vec<Travelling> = params.iter().map(travels).collect();
+        let parts: Vec<ShardTransfer> = params.iter().map(travels).collect();
         let pieces = parts.iter().map(|part| split.piece(part, split.ranks.rank()).1).collect();
         let slot = ParcelContents { note: Vec::new(), pieces };
         let mut outbox =
@@ -347,7 +347,7 @@ impl Model {
 
     /// This rank's shard as the device rounds GEMM weights; `None` if that is round-to-nearest-even or nothing is rounded. A
     /// device that stores a weight inside its master rounds ties away from zero.
-    fn rounded_part(&self, part: &Travelling) -> Result<Option<Buffer>> {
+    fn rounded_part(&self, part: &ShardTransfer) -> Result<Option<Buffer>> {
         let b = &*self.backend;
         let master = &self.params[part.param].master;
         if part.format != DType::Bf16 || self.is_base(part.param) || !b.rounds_masters() || master.is_empty()
@@ -376,7 +376,7 @@ impl Model {
     /// All weights of a parameter. Collective if they are sharded.
     pub(crate) fn read_together(&self, param: usize) -> Result<Vec<f32>> {
         let Some(split) = &self.split else { return self.own_values(param) };
-        let (parts, outbox) = self.travelling(&[param], split, false)?;
+        let (parts, outbox) = self.transfers(&[param], split, false)?;
         let mut inbox = split.ranks.exchange_parcels(outbox, &split.expected(&parts))?;
         let mut whole = vec![0.0; self.params[param].shape.len()];
         WeightSource::Arrived(split, &parts[0], &mut inbox).read(&mut whole)?;
@@ -397,7 +397,7 @@ impl Model {
     }
 
     /// Builds a parameter's derived weights, merging an adapter.
-    fn make_readable(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
+    fn materialize(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
         let shape = self.params[param].shape;
         if self.is_base(param) {
             let _weights = Purpose::Weights.on(&self.backend);
@@ -409,19 +409,19 @@ impl Model {
         if self.team.is_some() {
             let mut values = vec![0.0; shape.len()];
             weights.read(&mut values)?;
-            if self.make_own_readable(param, &values)? {
+            if self.materialize_own(param, &values)? {
                 return Ok(());
             }
-            return self.make_forms(param, backward, WeightSource::Own(&values));
+            return self.materialize_full(param, backward, WeightSource::Own(&values));
         }
-        self.make_forms(param, backward, weights)
+        self.materialize_full(param, backward, weights)
     }
 
-    fn make_forms(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
+    fn materialize_full(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
         self.release([param]); // frees what was gathered for forward only
-        let (mut derived, mut whole) = self.forms(&shape, backward)?;
+        let (mut derived, mut whole) = self.alloc_weights(&shape, backward)?;
         weights.write(&*self.backend, &mut whole)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&whole, weight)?;
@@ -466,7 +466,7 @@ pub(crate) fn buckets(list: &[usize], len: impl Fn(usize) -> usize) -> Vec<&[usi
 
 impl Param {
     /// Whether a sharded parameter is gathered.
-    pub(crate) fn is_readable(&self) -> bool {
+    pub(crate) fn is_materialized(&self) -> bool {
         self.whole.is_some() || self.derived.is_some()
     }
 }

@@ -158,7 +158,7 @@ impl Model {
     /// Sets the team to compute with (`None`: alone), from the next [`Model::gather_all`] of all members on. Collective: connects
     /// the ranks' devices.
     pub fn set_team(&mut self, team: Option<Team>) -> Result<()> {
-        if forms(&team) == forms(&self.team) {
+        if derivation_key(&team) == derivation_key(&self.team) {
             return Ok(());
         }
         if let Some(team) = &team {
@@ -166,26 +166,26 @@ impl Model {
             team.ranks.in_step(|| team.ranks.connect(&self.backend))?;
         }
         if self.split.is_some() || self.team.is_some() || team.is_some() {
-            self.forget_forms();
+            self.drop_derived();
         }
         self.team = team;
         if self.team.is_none() && self.split.is_none() {
             for i in 0..self.params.len() {
-                self.rederive(i)?;
+                self.restore_derived(i)?;
             }
             self.merge()?;
         }
         Ok(())
     }
 
-    fn forget_forms(&mut self) {
+    fn drop_derived(&mut self) {
         // A single rank's weights are stored inside the masters there, and remain valid for when it computes alone again.
         let within = self.split.is_none() && self.team.is_none() && self.holds_weights_in_masters();
         for param in &mut self.params {
             if within {
-                param.aside = param.derived.take();
+                param.single_rank = param.derived.take();
             }
-            (param.whole, param.derived, param.turned) = (None, None, None);
+            (param.whole, param.derived, param.transposed) = (None, None, None);
         }
     }
 
@@ -194,10 +194,10 @@ impl Model {
     }
 
     /// Rebuilds the GEMM weight of a full parameter after it was dropped.
-    fn rederive(&mut self, i: usize) -> Result<()> {
+    fn restore_derived(&mut self, i: usize) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend);
-        if let Some(aside) = self.params[i].aside.take() {
-            self.params[i].derived = Some(aside);
+        if let Some(single_rank) = self.params[i].single_rank.take() {
+            self.params[i].derived = Some(single_rank);
             return Ok(());
         }
         let Param { shape, derived, .. } = &self.params[i];
@@ -270,7 +270,7 @@ impl Model {
     }
 
     /// Whether each member computes the gradient of some output features only.
-    pub(crate) fn is_cut(&self, param: usize) -> bool {
+    pub(crate) fn splits_gradient(&self, param: usize) -> bool {
         let ParamId { slot, kind, .. } = self.params[param].shape.id;
         let features = slot.is_vocabulary() || self.config.outputs(slot, (0, 1)).is_some();
         // Adapters are small: every member computes their gradients in full.
@@ -278,21 +278,21 @@ impl Model {
     }
 
     /// All-gather of an activation's columns into `to`. Collective.
-    pub(super) fn all_columns(&self, columns: Columns, own: &Buffer, to: &mut Buffer) -> Result<()> {
+    pub(super) fn all_gather_columns(&self, columns: Columns, own: &Buffer, to: &mut Buffer) -> Result<()> {
         let Some((member, size)) = self.place_in_layer() else {
             return self.backend.copy(own, 0, to, 0, own.len());
         };
         let among = self.team.as_ref().expect("asked above").sharing_features();
         let cuts: Vec<Ranges> = (0..size).map(|m| self.columns(columns, (m, size))).collect();
         let rows = own.len() / width(&cuts[member]).max(1);
-        self.join_columns(&among, &among.ranks, (&cuts, rows), own, Some(to))
+        self.exchange_columns(&among, &among.ranks, (&cuts, rows), own, Some(to))
     }
 
     /// The same into a new buffer with `all` columns.
-    pub(super) fn with_all_columns(&self, columns: Columns, own: &Buffer, all: usize) -> Result<Buffer> {
+    pub(super) fn all_gathered_columns(&self, columns: Columns, own: &Buffer, all: usize) -> Result<Buffer> {
         let rows = own.len() / self.own_width(columns, all).max(1);
         let mut to = self.backend.alloc(own.dtype(), rows * all)?;
-        self.all_columns(columns, own, &mut to)?;
+        self.all_gather_columns(columns, own, &mut to)?;
         Ok(to)
     }
 
@@ -307,10 +307,10 @@ impl Model {
 
     /// Flat ranges of the weights whose gradient a member computes, in its storage order. A gradient that every member computes
     /// is divided evenly among them.
-    pub(crate) fn computed(&self, param: usize, member: usize) -> Ranges {
+    pub(crate) fn gradient_ranges(&self, param: usize, member: usize) -> Ranges {
         let shape = &self.params[param].shape;
         let Some(Team { tp, sp, .. }) = self.team else { return whole(shape.len()) };
-        if !self.is_cut(param) {
+        if !self.splits_gradient(param) {
             return vec![part(shape.len(), member, tp * sp)];
         }
         if shape.id.slot.is_vocabulary() {
@@ -331,17 +331,19 @@ impl Model {
     }
 
     /// Length of the gradient that this rank computes for a parameter.
-    pub(crate) fn computed_len(&self, param: usize) -> usize {
+    pub(crate) fn gradient_len(&self, param: usize) -> usize {
         match &self.team {
-            Some(team) if self.is_cut(param) => width(&self.computed(param, team.ranks.rank())),
+            Some(team) if self.splits_gradient(param) => {
+                width(&self.gradient_ranges(param, team.ranks.rank()))
+            }
             _ => self.params[param].shape.len(),
         }
     }
 
     /// Derives this member's GEMM weights from all weights of a parameter; `false` if it computes with all of them.
-    pub(super) fn make_own_readable(&mut self, param: usize, values: &[f32]) -> Result<bool> {
-        if self.is_cut(param) && self.params[param].shape.id.slot.is_vocabulary() {
-            return self.make_vocabulary_readable(param, values).map(|()| true);
+    pub(super) fn materialize_own(&mut self, param: usize, values: &[f32]) -> Result<bool> {
+        if self.splits_gradient(param) && self.params[param].shape.id.slot.is_vocabulary() {
+            return self.materialize_vocabulary(param, values).map(|()| true);
         }
         let (Some(at), true) = (self.place_in_layer(), self.is_shared(param)) else { return Ok(false) };
         let _weights = Purpose::Weights.on(&self.backend);
@@ -355,13 +357,13 @@ impl Model {
         let columns = self.config.inputs(shape.id.slot, at);
         let mut derived = self.packed_weight(param, [width(&rows), shape.cols], &own)?;
         derived.whole = shape.rows;
-        let turned = self.turned_columns(param, columns, values)?;
-        (self.params[param].derived, self.params[param].turned) = (Some(derived), turned);
+        let transposed = self.transposed_columns(param, columns, values)?;
+        (self.params[param].derived, self.params[param].transposed) = (Some(derived), transposed);
         Ok(true)
     }
 
     /// The transpose of some columns of a weight, if gradients are computed: computes those columns of `dx = dy W`.
-    pub(super) fn turned_columns(
+    pub(super) fn transposed_columns(
         &self,
         param: usize,
         columns: Range<usize>,
@@ -373,9 +375,9 @@ impl Model {
             return Ok(None);
         }
         let width = columns.len();
-        let turned: Vec<f32> =
+        let transposed: Vec<f32> =
             columns.flat_map(|c| values[c..].iter().step_by(shape.cols)).copied().collect();
-        self.packed_weight(param, [width, shape.rows], &turned).map(Some)
+        self.packed_weight(param, [width, shape.rows], &transposed).map(Some)
     }
 
     /// A GEMM weight with these values, rounded as on one rank.
@@ -391,13 +393,13 @@ impl Model {
     }
 
     /// This rank's part of a shared layer's transposed weight.
-    pub(super) fn turned(&self, param: usize) -> &Weight {
-        self.params[param].turned.as_ref().expect("a shared layer of a model that is trained")
+    pub(super) fn transposed(&self, param: usize) -> &Weight {
+        self.params[param].transposed.as_ref().expect("a shared layer of a model that is trained")
     }
 }
 
 /// What a rank's derived weights depend on.
-fn forms(team: &Option<Team>) -> Option<(usize, usize, usize, bool)> {
+fn derivation_key(team: &Option<Team>) -> Option<(usize, usize, usize, bool)> {
     team.as_ref().map(|t| (t.ranks.rank(), t.tp, t.sp, t.backward))
 }
 

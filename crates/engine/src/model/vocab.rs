@@ -9,7 +9,7 @@
 use super::config::ModelConfig;
 use super::context::other_batch;
 use super::decoder::Tokens;
-use super::exchange::{Parcels, stretch};
+use super::exchange::{Parcels, contiguous};
 use super::gradient::{Gradient, Grads, added_to};
 use super::heads::{RowStats, Scored};
 use super::shard::{read_f32s, write_f32s};
@@ -73,7 +73,7 @@ impl Model {
     }
 
     /// Derives this rank's rows of embedding or head, and its columns of the head.
-    pub(super) fn make_vocabulary_readable(&mut self, param: usize, values: &[f32]) -> Result<()> {
+    pub(super) fn materialize_vocabulary(&mut self, param: usize, values: &[f32]) -> Result<()> {
         let Some(at) = self.team().map(Team::member) else { return Ok(()) };
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
@@ -90,9 +90,9 @@ impl Model {
             derived.whole = shape.rows;
             self.params[param].derived = Some(derived);
         }
-        let mut turned = self.turned_columns(param, part(self.config.hidden, at.0, at.1), values)?;
-        turned.iter_mut().for_each(|turned| turned.whole = shape.cols);
-        self.params[param].turned = turned;
+        let mut transposed = self.transposed_columns(param, part(self.config.hidden, at.0, at.1), values)?;
+        transposed.iter_mut().for_each(|transposed| transposed.whole = shape.cols);
+        self.params[param].transposed = transposed;
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl Model {
         let among = team.everyone();
         let parcel = |to: usize| {
             let rows = &rows_for[to / tp];
-            vec![(rows, stretch(rows.len()))]
+            vec![(rows, contiguous(rows.len()))]
         };
         let parcels = Parcels::Each((0..size).map(parcel).collect());
         // Rows arrive by member, then by token.
@@ -131,7 +131,7 @@ impl Model {
         }
         let expected = |from: usize| vec![ParcelPiece::f32s(count(from) * hidden)];
         let mut inbox = self.exchange(&among, &[], parcels, expected)?;
-        let arrived = self.joined_pieces(&mut inbox, &among, DType::F32, |from| count(from) * hidden)?;
+        let arrived = self.concat_pieces(&mut inbox, &among, DType::F32, |from| count(from) * hidden)?;
         among.ranks.iter().try_for_each(|&from| inbox.end(from))?;
         if !places.is_empty() {
             b.gather_rows(&arrived, &b.indices(&places)?, hidden, x)?;
@@ -152,9 +152,9 @@ impl Model {
             return Ok(());
         }
         let tokens: Vec<u32> = rows.iter().map(|&row| ids[row as usize] - own.start as u32).collect();
-        let mut picked = b.alloc(dx.dtype(), rows.len() * hidden)?;
-        b.gather_rows(dx, &b.indices(&rows)?, hidden, &mut picked)?;
-        b.embed_backward(&b.indices(&tokens)?, &picked, self.config.embedding_scale, sum)
+        let mut pick_rows = b.alloc(dx.dtype(), rows.len() * hidden)?;
+        b.gather_rows(dx, &b.indices(&rows)?, hidden, &mut pick_rows)?;
+        b.embed_backward(&b.indices(&tokens)?, &pick_rows, self.config.embedding_scale, sum)
     }
 
     /// The head's rows for a range of tokens; `None` for an empty range.
@@ -198,7 +198,7 @@ impl Model {
         };
         let (cuts, rows_of): (Vec<Ranges>, _) =
             ((0..size).map(cut).collect(), |m: usize| part(rows, m, size));
-        let all = self.rows_of_columns(&team.everyone(), (&cuts, rows), &tiles)?;
+        let all = self.exchange_columns_for_rows(&team.everyone(), (&cuts, rows), &tiles)?;
         let own = rows_of(member).len();
         let (mut lse, mut entropy) = (self.f32s(own)?, self.f32s(own)?);
         b.fold_tiles(&all, &mut lse, &mut entropy)?;
@@ -225,7 +225,7 @@ impl Model {
         let (member, size) = team.member();
         let cuts: Vec<Ranges> = (0..size).map(|m| vec![self.vocab_of((m, size))]).collect();
         let mut whole = if member == 0 { Some(self.f32s(rows * self.config.vocab)?) } else { None };
-        self.join_columns(&team.everyone(), &[0], (&cuts, rows), own, whole.as_mut())?;
+        self.exchange_columns(&team.everyone(), &[0], (&cuts, rows), own, whole.as_mut())?;
         Ok(whole)
     }
 
@@ -276,7 +276,7 @@ impl Model {
         let dw = dw.map(Gradient::written);
         let mut dx = self.activations(s.x.len())?;
         self.by_columns(team, &mut dx, |own, gather| {
-            let to = PartGrads { dx: own, dw, add, back: self.turned(head), gather };
+            let to = PartGrads { dx: own, dw, add, back: self.transposed(head), gather };
             self.backend.part_backward(input, others, &s.stats, flow, to)
         })?;
         self.backend.scatter_rows(&dx, &s.rows, self.config.hidden, dh)
@@ -298,10 +298,10 @@ impl Model {
         let mut own = self.activations(rows * width(&columns[member]))?;
         f(&mut own, &mut |own, rows| {
             let mut all = self.backend.alloc(own.dtype(), rows * self.config.vocab)?;
-            self.join_columns(&among, &among.ranks, (&tokens, rows), own, Some(&mut all))?;
+            self.exchange_columns(&among, &among.ranks, (&tokens, rows), own, Some(&mut all))?;
             Ok(all)
         })?;
-        self.join_columns(&among, &among.ranks, (&columns, rows), &own, Some(dx))
+        self.exchange_columns(&among, &among.ranks, (&columns, rows), &own, Some(dx))
     }
 
     /// KL(this || other) in a team, if at least one of the models belongs to it. Collective.
@@ -340,7 +340,7 @@ impl Model {
         let cuts: Vec<Ranges> = (0..size).map(cut).collect();
         let (among, tiles) = (team.everyone(), cuts.iter().map(|cut| width(cut)).sum::<usize>());
         let mut all = self.f32s(rows * tiles)?;
-        self.join_columns(&among, &among.ranks, (&cuts, rows), &sums, Some(&mut all))?;
+        self.exchange_columns(&among, &among.ranks, (&cuts, rows), &sums, Some(&mut all))?;
         let mut kl = self.f32s(rows)?;
         self.backend.fold_kl(&all, &mut kl)?;
         self.read_f32s(&kl)
@@ -366,7 +366,7 @@ impl Model {
         let sides = sides.map(|(ours, theirs)| [side(ours, x, &p.lse), side(theirs, y, &q.lse)]);
         let dw = added_to(b, &mut grads[head])?;
         self.by_columns(team, dx, |own, gather| {
-            let to = PartGrads { dx: own, dw, add: true, back: self.turned(head), gather };
+            let to = PartGrads { dx: own, dw, add: true, back: self.transposed(head), gather };
             b.kl_part_backward(op, sides, (&kl, &dkl), to)
         })
     }

@@ -71,9 +71,9 @@ pub struct Param {
     /// The GEMM weight, derived from the master.
     pub(crate) derived: Option<Weight>,
     /// The transposed columns for the gradient of a tensor-parallel layer's input (`tensor.rs`).
-    pub(super) turned: Option<Weight>,
+    pub(super) transposed: Option<Weight>,
     /// The single-rank GEMM weight, kept while computing with a team on devices that store it inside the master.
-    pub(super) aside: Option<Weight>,
+    pub(super) single_rank: Option<Weight>,
 }
 
 /// RoPE tables: cosines and sines of the first `positions` positions.
@@ -133,7 +133,7 @@ impl Model {
         }
         let mut model = Model::load_base(backend, dir, options, (None, None))?;
         if let Some(adapter) = dir.adapter() {
-            model.put_on(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
+            model.attach_adapter(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
             model.fold()?;
         }
         Ok(model)
@@ -165,11 +165,11 @@ impl Model {
         let base = model.params.len();
         model.split = split; // defers merging to the gathers
         match dir.adapter() {
-            None => model.put_adapter(wanted, seed, |_| Ok(None))?,
-            Some(own) => model.put_adapter(wanted, seed, |module| own.values(module).map(Some))?,
+            None => model.attach_to_bases(wanted, seed, |_| Ok(None))?,
+            Some(own) => model.attach_to_bases(wanted, seed, |module| own.values(module).map(Some))?,
         }
         if let Some(split) = model.split.clone() {
-            (base..model.params.len()).try_for_each(|i| model.keep_part(i, &split))?;
+            (base..model.params.len()).try_for_each(|i| model.shard_param(i, &split))?;
         }
         Ok(model)
     }
@@ -203,8 +203,8 @@ impl Model {
             };
             model.params.push(param);
             match split {
-                Some(split) if bases.contains(&next) => model.keep_base_part(next, split, home)?,
-                Some(split) => model.keep_part(next, split)?,
+                Some(split) if bases.contains(&next) => model.shard_base(next, split, home)?,
+                Some(split) => model.shard_param(next, split)?,
                 None => (),
             }
             next += 1;
@@ -242,7 +242,7 @@ impl Model {
     fn own_part(&self, shape: ParamShape, own: Range<usize>, values: &[f32]) -> Result<Param> {
         let mut master = self.backend.alloc(DType::F32, own.len())?;
         self.backend.write(&mut master, 0, values)?;
-        Ok(Param { shape, master, own, whole: None, derived: None, turned: None, aside: None })
+        Ok(Param { shape, master, own, whole: None, derived: None, transposed: None, single_rank: None })
     }
 
     /// A randomly initialised model, as `ferrl init` would write it.
@@ -301,10 +301,10 @@ impl Model {
 
     /// Identifies the addresses of the weights, whatever their values: a captured graph is valid for one value of this.
     pub(crate) fn place(&self) -> Vec<usize> {
-        let forms = self.params.iter().filter_map(|p| p.derived.as_ref());
-        let forms = forms.map(|w| std::ptr::from_ref(w.data()).addr());
+        let derived = self.params.iter().filter_map(|p| p.derived.as_ref());
+        let derived = derived.map(|w| std::ptr::from_ref(w.data()).addr());
         let masters = (0..self.params.len()).map(|i| std::ptr::from_ref(self.master(i).data()).addr());
-        [self.number as usize].into_iter().chain(masters).chain(forms).collect()
+        [self.number as usize].into_iter().chain(masters).chain(derived).collect()
     }
 
     fn push(&mut self, shape: ParamShape, values: Vec<f32>) -> Result<()> {
@@ -346,13 +346,22 @@ impl Model {
         write: impl FnOnce(&mut Buffer) -> Result<()>,
     ) -> Result<Param> {
         let _weights = Purpose::Weights.on(&self.backend);
-        let rounded = if rounds { self.rounded_forms(&shape)? } else { None };
-        let (mut derived, mut master) = rounded.map_or_else(|| self.forms(&shape, self.training), Ok)?;
+        let rounded = if rounds { self.alloc_rounded(&shape)? } else { None };
+        let (mut derived, mut master) =
+            rounded.map_or_else(|| self.alloc_weights(&shape, self.training), Ok)?;
         write(&mut master)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
-        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived, turned: None, aside: None })
+        Ok(Param {
+            shape,
+            master,
+            own: 0..shape.len(),
+            whole: None,
+            derived,
+            transposed: None,
+            single_rank: None,
+        })
     }
 
     /// Whether the device can store it in two bytes per weight while frozen (if bf16 holds the values exactly).
@@ -361,8 +370,8 @@ impl Model {
         self.dtype == DType::Bf16 && self.backend.rounds_masters() && read && !shape.id.slot.is_f32()
     }
 
-    /// [`Model::forms`] in two bytes per weight, for frozen parameters; `None` if the device cannot.
-    fn rounded_forms(&self, shape: &ParamShape) -> Result<Option<(Option<Weight>, Buffer)>> {
+    /// [`Model::alloc_weights`] in two bytes per weight, for frozen parameters; `None` if the device cannot.
+    fn alloc_rounded(&self, shape: &ParamShape) -> Result<Option<(Option<Weight>, Buffer)>> {
         if !self.rounds_where_frozen(shape) {
             return Ok(None);
         }
@@ -380,7 +389,11 @@ impl Model {
     }
 
     /// Allocates a parameter's GEMM weight, if a GEMM reads it (`backward`: also its transpose), and its f32 master.
-    pub(super) fn forms(&self, shape: &ParamShape, backward: bool) -> Result<(Option<Weight>, Buffer)> {
+    pub(super) fn alloc_weights(
+        &self,
+        shape: &ParamShape,
+        backward: bool,
+    ) -> Result<(Option<Weight>, Buffer)> {
         let dtype = if shape.id.slot.is_f32() { DType::F32 } else { self.dtype };
         let weight = || self.backend.weight(shape.rows, shape.cols, dtype, backward);
         let derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
@@ -457,7 +470,7 @@ impl Model {
 
     /// Reserves memory for `copies` copies of a parameter of each of these lengths, one parameter at a time (the allocator keeps
     /// freed memory), so that changing the weights cannot run out of memory halfway.
-    pub(crate) fn room(&self, lengths: impl IntoIterator<Item = usize>, copies: usize) -> Result<()> {
+    pub(crate) fn reserve(&self, lengths: impl IntoIterator<Item = usize>, copies: usize) -> Result<()> {
         let lengths: std::collections::BTreeSet<usize> = lengths.into_iter().collect();
         let all = lengths.into_iter().flat_map(|n| std::iter::repeat_n(n, copies));
         all.map(|n| self.backend.alloc(DType::F32, n)).collect::<Result<Vec<Buffer>>>().map(drop)
@@ -498,13 +511,14 @@ impl Model {
             return Ok(Some(tables.clone()));
         }
         let positions = positions.next_power_of_two().max(256);
-        let local = self.config.local_rope.as_ref().map(|rope| self.turns(rope, positions)).transpose()?;
-        let tables = Arc::new(RotaryTables { positions, global: self.turns(rope, positions)?, local });
+        let local =
+            self.config.local_rope.as_ref().map(|rope| self.rotary_table(rope, positions)).transpose()?;
+        let tables = Arc::new(RotaryTables { positions, global: self.rotary_table(rope, positions)?, local });
         *slot = Some(tables.clone());
         Ok(Some(tables))
     }
 
-    fn turns(&self, rope: &Rope, positions: usize) -> Result<RotaryTable> {
+    fn rotary_table(&self, rope: &Rope, positions: usize) -> Result<RotaryTable> {
         let (frequencies, gain) = rope.inv_freq(self.context);
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in 0..positions {

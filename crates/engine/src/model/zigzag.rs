@@ -94,8 +94,8 @@ impl Model {
         let ranges = plan.zigzag(plan.member);
         let shard = RowShard { segments, ranges: &ranges };
         let (queries, heads) = (op.heads.out_width(), op.heads.heads);
-        let (qkv, out) = (self.all_rows(own.qkv, width)?, self.all_rows(own.out, queries)?);
-        let (lse, dout) = (self.all_rows(own.lse, heads)?, self.all_rows(datt, queries)?);
+        let (qkv, out) = (self.all_gather_rows(own.qkv, width)?, self.all_gather_rows(own.out, queries)?);
+        let (lse, dout) = (self.all_gather_rows(own.lse, heads)?, self.all_gather_rows(datt, queries)?);
         let mut dqkv = self.activations(shard.rows() * width)?;
         let saved = AttentionSaved { qkv: &qkv, out: &out, lse: &lse };
         self.backend.attention_shard_backward(op, saved, &dout, shard, &mut dqkv)?;
@@ -114,7 +114,7 @@ impl Model {
         of(0..queries).pack(&*self.backend, qkv, &mut q, 0)?;
         // Grouped by receiving member.
         let to_members = (0..plan.size).flat_map(|to| plan.shared(plan.member, to)).flatten();
-        let q = self.picked(&q, to_members.map(|row| (row - stream.start) as u32), queries)?;
+        let q = self.pick_rows(&q, to_members.map(|row| (row - stream.start) as u32), queries)?;
         let counts = |from: usize, to: usize| width(&plan.shared(from, to));
         let parcel = |to: usize| {
             let before: usize = (0..to).map(|member| counts(plan.member, member)).sum();
@@ -125,8 +125,8 @@ impl Model {
         let parcels = Parcels::Each((0..plan.size).map(parcel).collect());
         let mut inbox =
             self.exchange(&among, &[], parcels, |from| lengths(from).map(|len| piece(dtype, len)).into())?;
-        let kv = self.joined_pieces(&mut inbox, &among, dtype, |from| lengths(from)[0])?;
-        let q = self.joined_pieces(&mut inbox, &among, dtype, |from| lengths(from)[1])?;
+        let kv = self.concat_pieces(&mut inbox, &among, dtype, |from| lengths(from)[0])?;
+        let q = self.concat_pieces(&mut inbox, &among, dtype, |from| lengths(from)[1])?;
         among.ranks.iter().try_for_each(|&from| inbox.end(from))?;
         Ok((q, kv))
     }
@@ -157,8 +157,8 @@ impl Model {
         let mut buffers = Vec::with_capacity(N);
         for (buffer, wide) in own {
             let len = |from: usize| counts(from, plan.member) * wide;
-            let all = self.joined_pieces(&mut inbox, &among, buffer.dtype(), len)?;
-            buffers.push(self.picked(&all, places.iter().copied(), wide)?);
+            let all = self.concat_pieces(&mut inbox, &among, buffer.dtype(), len)?;
+            buffers.push(self.pick_rows(&all, places.iter().copied(), wide)?);
         }
         among.ranks.iter().try_for_each(|&from| inbox.end(from))?;
         buffers.try_into().map_err(|_| other_batch())

@@ -62,7 +62,15 @@ impl Model {
             }
             _ => numbers.write(&*backend, &mut master)?,
         }
-        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived, turned: None, aside: None })
+        Ok(Param {
+            shape,
+            master,
+            own: 0..shape.len(),
+            whole: None,
+            derived,
+            transposed: None,
+            single_rank: None,
+        })
     }
 
     fn nf4_base(&self, shape: &ParamShape, values: &[f32], block: Option<usize>) -> Result<Nf4Base> {

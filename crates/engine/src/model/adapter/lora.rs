@@ -140,12 +140,12 @@ impl Model {
         seed: u64,
         first: impl FnMut(&LoraModule) -> Result<Option<Values>>,
     ) -> Result<()> {
-        self.put_on(options, seed, first)?;
-        frozen_params(&self.config, options)?.into_iter().try_for_each(|i| self.store_again(i, true))
+        self.attach_adapter(options, seed, first)?;
+        frozen_params(&self.config, options)?.into_iter().try_for_each(|i| self.set_storage(i, true))
     }
 
     /// As [`Model::adapt`], but parameters other than the base keep their storage.
-    pub(in crate::model) fn put_on(
+    pub(in crate::model) fn attach_adapter(
         &mut self,
         options: &AdapterOptions,
         seed: u64,
@@ -154,11 +154,11 @@ impl Model {
         for weight in adapted_weights(&self.config, options)? {
             self.set_base(weight, options.base)?;
         }
-        self.put_adapter(options, seed, first)
+        self.attach_to_bases(options, seed, first)
     }
 
     /// Moves a parameter to the compact storage for `frozen` weights, or back, on devices that have one.
-    fn store_again(&mut self, param: usize, frozen: bool) -> Result<()> {
+    fn set_storage(&mut self, param: usize, frozen: bool) -> Result<()> {
         let shape = self.params[param].shape;
         if !self.training || !self.rounds_where_frozen(&shape) {
             return Ok(());
@@ -172,7 +172,7 @@ impl Model {
     }
 
     /// As [`Model::attach_adapter`], on weights that were created as bases.
-    pub(in crate::model) fn put_adapter(
+    pub(in crate::model) fn attach_to_bases(
         &mut self,
         options: &AdapterOptions,
         seed: u64,
@@ -185,9 +185,9 @@ impl Model {
         for module in modules {
             let values = match first(&module)? {
                 Some(values) => values,
-                None => fresh(&module, options.init, seed),
+                None => initial_values(&module, options.init, seed),
             };
-            parts.push(self.part(module, &values)?);
+            parts.push(self.add_module(module, &values)?);
         }
         self.adapter = Some(Adapter { options: options.clone(), saved, parts });
         self.merge()
@@ -205,7 +205,7 @@ impl Model {
         Ok(())
     }
 
-    fn part(&mut self, module: LoraModule, [a, b]: &Values) -> Result<ModuleAdapter> {
+    fn add_module(&mut self, module: LoraModule, [a, b]: &Values) -> Result<ModuleAdapter> {
         let LoraModule { rows, cols, r, .. } = module;
         let of = self.params[module.param].shape.id;
         let index = module.part as u8;
@@ -220,8 +220,8 @@ impl Model {
                 own,
                 whole: None,
                 derived: None,
-                turned: None,
-                aside: None,
+                transposed: None,
+                single_rank: None,
             });
             Ok(self.params.len() - 1)
         };
@@ -231,8 +231,8 @@ impl Model {
         Ok(ModuleAdapter { module, a, b, scaled_a, scaled_b })
     }
 
-    /// [`Model::room`] for [`Model::merge`]: scratch copies of a weight on devices that merge out of place, and dequantised NF4.
-    pub(crate) fn merge_room(&self) -> Result<()> {
+    /// [`Model::reserve`] for [`Model::merge`]: scratch copies of a weight on devices that merge out of place, and dequantised NF4.
+    pub(crate) fn reserve_for_merge(&self) -> Result<()> {
         let Some(adapter) = &self.adapter else { return Ok(()) };
         let in_place = |weight: &Weight| !self.backend.merges_in_copies(weight);
         let in_place = |w: &usize| self.params[*w].derived.as_ref().is_some_and(in_place);
@@ -241,8 +241,8 @@ impl Model {
         let len = |w: &usize| self.params[*w].shape.len();
         let parts = adapter.parts.iter().filter(|part| copied.contains(&part.module.param));
         let parts = parts.map(|part| part.module.elements().len());
-        self.room(copied.iter().map(len).chain(parts), 2)?;
-        self.room(in_place.iter().filter(|w| self.is_nf4(**w)).map(len), 1)
+        self.reserve(copied.iter().map(len).chain(parts), 2)?;
+        self.reserve(in_place.iter().filter(|w| self.is_nf4(**w)).map(len), 1)
     }
 
     /// Derives the merged weights. Under ZeRO-3 or in a team this happens at each gather instead.
@@ -278,7 +278,7 @@ impl Model {
         let done = self.scale_parts(&mut adapter, &[weight]).and_then(|()| {
             let values = self.read_f32s(&self.merged(&adapter, weight)?)?;
             self.params[weight].whole = None;
-            self.make_own_readable(weight, &values).map(drop)
+            self.materialize_own(weight, &values).map(drop)
         });
         self.adapter = Some(adapter);
         done
@@ -381,7 +381,7 @@ impl Model {
         // Parameters that the adapter froze may be trained again.
         frozen_params(&self.config, &adapter.options)?
             .into_iter()
-            .try_for_each(|i| self.store_again(i, false))
+            .try_for_each(|i| self.set_storage(i, false))
     }
 
     /// What rounding to bf16 leaves of the adapter's update, measured on one layer: layer `version % layers`. `None` without an
@@ -445,7 +445,7 @@ pub fn frozen_params(config: &ModelConfig, options: &AdapterOptions) -> Result<B
 }
 
 /// Initial values: `A` random, a function of seed and module name only; `B` zero.
-fn fresh(module: &LoraModule, init: Init, seed: u64) -> Values {
+fn initial_values(module: &LoraModule, init: Init, seed: u64) -> Values {
     let key = [seed as u32, (seed >> 32) as u32];
     let name = name_words(&format!("{}.lora_A", module.name));
     let mut a = vec![0.0; module.r * module.cols];
