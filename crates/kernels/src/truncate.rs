@@ -1,22 +1,22 @@
-//! Top-k, top-p and min-p sampling of a row on the host: the reference for devices that do it themselves, up to the order of sums.
+//! Top-k, top-p and min-p sampling of a row on the host: the reference for device kernels, up to the order of sums.
 
 use crate::backend::Ask;
 use crate::math::ln;
 
-/// Room for the tokens that are left.
+/// Scratch memory for the remaining tokens.
 #[derive(Default)]
 pub struct Kept {
     list: Vec<(u32, f32)>,
 }
 
 impl Kept {
-    /// The most probable tokens of a row with their logits, in descending order; ties go to the lower id.
+    /// The `count` most probable tokens of a row with their logits, in descending order (ties: lower id).
     pub fn top(&mut self, row: &[f32], count: usize) -> &[(u32, f32)] {
         self.all(row);
         keep_top(&mut self.list, count)
     }
 
-    /// A token of a row of scaled logits, and its log-probability in the truncated distribution: 0 for greedy decoding.
+    /// Samples from a row of scaled logits: the token and its log-probability after truncation, 0 if greedy.
     pub fn choose(&mut self, row: &[f32], ask: &Ask) -> (u32, f32) {
         let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let Some(draw) = ask.draw else {
@@ -27,8 +27,8 @@ impl Kept {
         (token, row[token as usize] - best - ln(f64::from(total)) as f32)
     }
 
-    /// The same of a row of which some tokens are listed with their logits: at least those that truncation can leave, and the
-    /// largest. The token, its logit, and its log-probability among those that could be chosen.
+    /// The same from a list of candidates with their logits, which must include every token that truncation can keep, and the
+    /// maximum. Returns the token, its logit, and its log-probability after truncation.
     pub fn choose_among(&mut self, listed: &[(u32, f32)], ask: &Ask) -> (u32, f32, f32) {
         let best = listed.iter().map(|&(_, l)| l).fold(f32::NEG_INFINITY, f32::max);
         let logit = |token: u32| listed.iter().find(|&&(id, _)| id == token).map_or(f32::NAN, |&(_, l)| l);
@@ -42,13 +42,13 @@ impl Kept {
         (token, logit(token), logit(token) - best - ln(f64::from(total)) as f32)
     }
 
-    /// Truncates the list and draws from what is left: a token, and the sum of the weights.
+    /// Truncates the list and samples from it: the token, and the sum of the remaining weights.
     fn draw(&mut self, best: f32, draw: f32, ask: &Ask) -> (u32, f32) {
         if ask.top_k > 0 && ask.top_k < self.list.len() {
             keep_top(&mut self.list, ask.top_k);
             self.list.truncate(ask.top_k);
         }
-        // From here on a token's weight, relative to the most probable token's.
+        // From here on: weights relative to the most probable token.
         self.list.iter_mut().for_each(|(_, l)| *l = exp(*l - best));
         if ask.top_p < 1.0 {
             let kept = nucleus(&mut self.list, ask.top_p);
@@ -65,7 +65,7 @@ impl Kept {
                 break;
             }
         }
-        // The most probable token has weight 1, so one is left.
+        // The most probable token has weight 1, so at least one remains.
         (chosen.unwrap_or(0), total)
     }
 
@@ -75,12 +75,12 @@ impl Kept {
     }
 }
 
-/// Larger first, then the lower id.
+/// Descending by value, then ascending by id.
 fn order(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// Brings the `count` largest to the front, in order.
+/// Moves the `count` largest to the front, sorted.
 fn keep_top(list: &mut [(u32, f32)], count: usize) -> &[(u32, f32)] {
     let count = count.min(list.len());
     if count < list.len() {
@@ -90,9 +90,9 @@ fn keep_top(list: &mut [(u32, f32)], count: usize) -> &[(u32, f32)] {
     &list[..count]
 }
 
-/// Brings the heaviest to the front that together reach the share `p`, and says how many they are.
+/// Moves the smallest set of heaviest tokens that reaches the fraction `p` to the front; returns its size.
 fn nucleus(list: &mut [(u32, f32)], p: f32) -> usize {
-    // In the order of ids, whatever was done to the list before.
+    // Sum in id order, whatever order the list was in.
     list.sort_unstable_by_key(|&(id, _)| id);
     let goal = p * list.iter().map(|&(_, w)| w).sum::<f32>();
     let mut looked_at = 64;
@@ -111,7 +111,7 @@ fn nucleus(list: &mut [(u32, f32)], p: f32) -> usize {
     }
 }
 
-/// `e^x` for x at most 0, without the system's mathematics library.
+/// `e^x` for `x <= 0`, without libm.
 fn exp(x: f32) -> f32 {
     if x < -87.0 {
         return 0.0;

@@ -2,7 +2,7 @@
 
 use super::SamplingParams;
 use super::sequence::RunningSequence;
-use super::shared::choose_together;
+use super::shared::sample_in_team;
 use crate::model::Model;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
@@ -42,49 +42,49 @@ pub(super) struct TokenGroup {
 
 /// Sampling of the sequences of one temperature: one pass over the vocabulary.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct HeadOrder {
+pub(super) struct SampleBatch {
     pub divisor: f32,
     /// Rows of the hidden states.
     pub rows: Vec<u32>,
     /// How each row's token is sampled.
     pub asks: Vec<Ask>,
     /// Whether the host needs a row's logits.
-    pub looked_at: Vec<bool>,
+    pub on_host: Vec<bool>,
 }
 
-impl HeadOrder {
+impl SampleBatch {
     /// The tokens, and the logits of rows that the host needs.
     pub(super) fn choose(&self, model: &Model, h: &Buffer) -> Result<TokenGroup> {
         let all = self.rows.len() * model.config.hidden == h.len() && self.rows.is_sorted();
         let selected = if all { None } else { Some(model.select_rows(h, &self.rows)?) };
         let (logits, lse) = model.logits(selected.as_ref().unwrap_or(h), self.divisor)?;
         let choices = model.backend.choose(&logits, &lse, &self.asks)?;
-        Ok(TokenGroup { logits: self.looked_at.contains(&true).then_some(logits), choices })
+        Ok(TokenGroup { logits: self.on_host.contains(&true).then_some(logits), choices })
     }
 }
 
 /// Groups sequences by temperature; returns each sequence's group and row. The last hidden state of `wanted[i]` is row
 /// `rows[i]`; `ahead` tokens are in flight before these and not yet among the sequences' ids.
-pub(super) fn orders(
+pub(super) fn group_by_temperature(
     rows: &[u32],
     wanted: &[&RunningSequence],
     ahead: usize,
-) -> (Vec<HeadOrder>, Vec<(usize, u32)>) {
-    let (mut orders, mut places): (Vec<HeadOrder>, Vec<_>) = (Vec::new(), Vec::new());
+) -> (Vec<SampleBatch>, Vec<(usize, u32)>) {
+    let (mut batches, mut places): (Vec<SampleBatch>, Vec<_>) = (Vec::new(), Vec::new());
     for (s, &row) in wanted.iter().zip(rows) {
         let divisor = s.params.divisor();
-        let group = orders.iter().position(|o| o.divisor == divisor).unwrap_or_else(|| {
-            orders.push(HeadOrder { divisor, ..HeadOrder::default() });
-            orders.len() - 1
+        let group = batches.iter().position(|o| o.divisor == divisor).unwrap_or_else(|| {
+            batches.push(SampleBatch { divisor, ..SampleBatch::default() });
+            batches.len() - 1
         });
-        let order = &mut orders[group];
-        places.push((group, order.rows.len() as u32));
-        order.rows.push(row);
+        let batch = &mut batches[group];
+        places.push((group, batch.rows.len() as u32));
+        batch.rows.push(row);
         // Where the host samples, the device computes only the log-sum-exp.
-        order.asks.push(if s.params.has_penalties() { Ask::plain(None) } else { ask(s, ahead) });
-        order.looked_at.push(!s.params.is_chosen_by_device());
+        batch.asks.push(if s.params.has_penalties() { Ask::plain(None) } else { ask(s, ahead) });
+        batch.on_host.push(!s.params.is_chosen_by_device());
     }
-    (orders, places)
+    (batches, places)
 }
 
 impl Choosing {
@@ -97,7 +97,7 @@ impl Choosing {
 }
 
 impl Chooser {
-    /// Starts sampling a token for each of `wanted` from the hidden states `h`; see [`orders`].
+    /// Starts sampling a token for each of `wanted` from the hidden states `h`; see [`group_by_temperature`].
     pub fn begin(
         model: &Model,
         h: &Buffer,
@@ -105,10 +105,10 @@ impl Chooser {
         wanted: &[&RunningSequence],
         ahead: usize,
     ) -> Result<Choosing> {
-        let (orders, places) = orders(rows, wanted, ahead);
-        let groups = orders.iter().map(|order| match model.team() {
-            Some(team) => choose_together(model, team, h, order),
-            None => order.choose(model, h),
+        let (batches, places) = group_by_temperature(rows, wanted, ahead);
+        let groups = batches.iter().map(|batch| match model.team() {
+            Some(team) => sample_in_team(model, team, h, batch),
+            None => batch.choose(model, h),
         });
         Ok(Choosing { groups: groups.collect::<Result<_>>()?, places })
     }

@@ -135,7 +135,7 @@ impl Sampler {
         let parent = self.running.iter().chain(&self.waiting).find(|s| s.id == id);
         if let (Some(mut child), Some(parent)) = (child, parent) {
             let tokens = parent.computed.min(at_token - 1);
-            child.take_over(self.cache.share(&parent.table, tokens), tokens);
+            child.start_from(self.cache.share(&parent.table, tokens), tokens);
             self.waiting.push_back(child);
         }
         Ok(new)

@@ -102,7 +102,7 @@ impl Sampler {
             let s = &mut self.running[i];
             s.fresh = false;
             s.rows = take_rows(s.pending(), &mut budget);
-            if s.rows == 0 || self.make_room(backend, i)? {
+            if s.rows == 0 || self.reserve_or_preempt(backend, i)? {
                 i += 1;
             }
         }
@@ -113,7 +113,7 @@ impl Sampler {
     }
 
     /// Allocates blocks for the rows of running sequence `i`, preempting younger sequences, or `i` itself.
-    fn make_room(&mut self, backend: &dyn Backend, i: usize) -> Result<bool> {
+    fn reserve_or_preempt(&mut self, backend: &dyn Backend, i: usize) -> Result<bool> {
         loop {
             let s = &mut self.running[i];
             let end = s.computed + s.rows;
@@ -126,7 +126,7 @@ impl Sampler {
             let younger = waits.filter(|&w| self.waiting[w].id > id);
             let last = self.running.len() - 1;
             match younger {
-                Some(w) if last == i || self.waiting[w].id > self.running[last].id => self.strip(w),
+                Some(w) if last == i || self.waiting[w].id > self.running[last].id => self.free_blocks(w),
                 _ => {
                     self.preempt(last);
                     if last == i {
@@ -138,7 +138,7 @@ impl Sampler {
     }
 
     /// Frees the blocks of a waiting sequence.
-    fn strip(&mut self, w: usize) {
+    fn free_blocks(&mut self, w: usize) {
         let s = &mut self.waiting[w];
         self.cache.release(&mut s.table);
         s.computed = 0;
@@ -163,7 +163,7 @@ impl Sampler {
         }
         self.waiting.make_contiguous().sort_by_key(|s| s.id);
         for w in 0..self.waiting.len() {
-            self.strip(w);
+            self.free_blocks(w);
         }
         self.cache.forget_all();
     }
@@ -174,7 +174,7 @@ impl Sampler {
         let mut at = 0;
         while at < self.waiting.len() && slots > 0 {
             let bare = self.waiting[at].table.blocks.is_empty();
-            if bare && !self.find_beginning(at) {
+            if bare && !self.find_prefix(at) {
                 // Keeps a slot for when the prompt has been computed.
                 (at, slots) = (at + 1, slots - 1);
                 continue;
@@ -185,7 +185,7 @@ impl Sampler {
             let rows = take_rows(s.pending(), budget);
             if !fits || rows == 0 {
                 if bare {
-                    self.strip(at);
+                    self.free_blocks(at);
                 }
                 break;
             }
@@ -195,7 +195,7 @@ impl Sampler {
             s.shared.get_or_insert(s.computed);
             let i = self.running.partition_point(|r| r.id < s.id);
             self.running.insert(i, s);
-            if !self.make_room(backend, i)? {
+            if !self.reserve_or_preempt(backend, i)? {
                 break;
             }
             slots -= 1;
@@ -205,9 +205,9 @@ impl Sampler {
 
     /// Looks up a waiting sequence's prefix in the cache. `false` if another sequence is computing the same prefix in this
     /// step, in which case the sequence waits for it.
-    fn find_beginning(&mut self, at: usize) -> bool {
-        let beginning = self.waiting[at].beginning();
-        let twin = self.running.iter().find(|r| r.begins_with(beginning));
+    fn find_prefix(&mut self, at: usize) -> bool {
+        let beginning = self.waiting[at].cacheable_prefix();
+        let twin = self.running.iter().find(|r| r.starts_with_prefix(beginning));
         let tokens = beginning.len();
         self.waiting[at].follows = None;
         if let Some(twin) = twin.filter(|_| tokens > 1) {
@@ -216,24 +216,24 @@ impl Sampler {
                 return false;
             }
             let table = self.cache.share(&twin.table, tokens);
-            self.waiting[at].take_over(table, tokens);
+            self.waiting[at].start_from(table, tokens);
         } else {
             let table = self.cache.find(&self.waiting[at].ids);
             let tokens = table.blocks.len() * self.cache.size;
-            self.waiting[at].take_over(table, tokens);
+            self.waiting[at].start_from(table, tokens);
         }
         true
     }
 
     /// Gives sequences that waited for a common prompt its blocks, once it has been computed.
-    pub(super) fn hand_over(&mut self) {
+    pub(super) fn share_prefixes(&mut self) {
         for w in self.waiting.iter_mut() {
             let Some(id) = w.follows else { continue };
             let Ok(i) = self.running.binary_search_by_key(&id, |r| r.id) else { continue };
-            let tokens = w.beginning().len();
+            let tokens = w.cacheable_prefix().len();
             if self.running[i].computed >= tokens && w.table.blocks.is_empty() {
                 let table = self.cache.share(&self.running[i].table, tokens);
-                w.take_over(table, tokens);
+                w.start_from(table, tokens);
                 w.follows = None;
             }
         }
@@ -242,7 +242,7 @@ impl Sampler {
 
 impl RunningSequence {
     /// Starts from the first `computed` tokens, whose blocks are in `table`.
-    pub(super) fn take_over(&mut self, table: BlockTable, computed: usize) {
+    pub(super) fn start_from(&mut self, table: BlockTable, computed: usize) {
         (self.table, self.computed) = (table, computed);
     }
 }

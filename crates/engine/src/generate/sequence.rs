@@ -68,12 +68,12 @@ impl RunningSequence {
     }
 
     /// The tokens that the prefix cache may provide.
-    pub fn beginning(&self) -> &[u32] {
+    pub fn cacheable_prefix(&self) -> &[u32] {
         &self.ids[..self.ids.len() - 1]
     }
 
     /// Whether its sequence starts with `ids`, so that keys and values can be shared.
-    pub fn begins_with(&self, ids: &[u32]) -> bool {
+    pub fn starts_with_prefix(&self, ids: &[u32]) -> bool {
         self.ids.len() >= ids.len() && self.ids[..ids.len()] == *ids
     }
 

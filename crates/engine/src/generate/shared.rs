@@ -5,7 +5,7 @@
 //! first rank. Only `top_p` without `top_k`, penalties and top logprobs need all logits of a row: those rows are gathered to the
 //! first rank. So are all rows of a device that cannot sample from parts of the vocabulary.
 
-use super::choose::{HeadOrder, TokenGroup};
+use super::choose::{SampleBatch, TokenGroup};
 use crate::model::Model;
 use crate::model::tensor::Team;
 use crate::{Error, Result};
@@ -16,7 +16,7 @@ use ferrl_kernels::truncate::Kept;
 use std::ops::Range;
 
 /// What a rank sends of its logits of a row.
-enum Sent {
+enum Candidates {
     Nothing,
     /// The k most probable tokens (top-k).
     Top(usize),
@@ -25,69 +25,69 @@ enum Sent {
     All,
 }
 
-impl Sent {
-    fn of(ask: &Ask, looked_at: bool) -> Sent {
+impl Candidates {
+    fn of(ask: &Ask, on_host: bool) -> Candidates {
         match ask {
-            _ if looked_at => Sent::All,
-            Ask { draw: None, .. } => Sent::Top(1),
-            _ if !ask.truncates() => Sent::Nothing,
-            Ask { top_k: 1.., .. } => Sent::Top(ask.top_k),
-            _ if ask.top_p < 1.0 => Sent::All,
-            _ => Sent::AtLeast(ask.min_p),
+            _ if on_host => Candidates::All,
+            Ask { draw: None, .. } => Candidates::Top(1),
+            _ if !ask.truncates() => Candidates::Nothing,
+            Ask { top_k: 1.., .. } => Candidates::Top(ask.top_k),
+            _ if ask.top_p < 1.0 => Candidates::All,
+            _ => Candidates::AtLeast(ask.min_p),
         }
     }
 
     /// Selects from the logits of a rank's tokens, whose ids start at `first`.
     fn list(&self, kept: &mut Kept, row: &[f32], first: u32) -> Vec<(u32, f32)> {
-        let listed = |(at, &logit): (usize, &f32)| (first + at as u32, logit);
+        let candidates = |(at, &logit): (usize, &f32)| (first + at as u32, logit);
         let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         match self {
-            Sent::Nothing => Vec::new(),
-            Sent::All => row.iter().enumerate().map(listed).collect(),
+            Candidates::Nothing => Vec::new(),
+            Candidates::All => row.iter().enumerate().map(candidates).collect(),
             // Ties: the first, comparing zeros of either sign as equal.
-            Sent::Top(1) => {
-                row.iter().enumerate().find(|(_, l)| **l == best).map(listed).into_iter().collect()
+            Candidates::Top(1) => {
+                row.iter().enumerate().find(|(_, l)| **l == best).map(candidates).into_iter().collect()
             }
-            Sent::Top(count) => kept.top(row, *count).iter().map(|&(at, l)| (first + at, l)).collect(),
+            Candidates::Top(count) => kept.top(row, *count).iter().map(|&(at, l)| (first + at, l)).collect(),
             // A superset of the tokens that can be sampled; the first rank, which knows the global maximum, selects exactly.
-            Sent::AtLeast(least) => {
+            Candidates::AtLeast(least) => {
                 let cut = best + ln(f64::from(*least)) as f32 - 1e-3;
-                row.iter().enumerate().map(listed).filter(|(_, l)| *l >= cut).collect()
+                row.iter().enumerate().map(candidates).filter(|(_, l)| *l >= cut).collect()
             }
         }
     }
 }
 
 /// Samples a token for each row. Collective; the first rank's choices are valid for all.
-pub(super) fn choose_together(
+pub(super) fn sample_in_team(
     model: &Model,
     team: &Team,
     h: &Buffer,
-    order: &HeadOrder,
+    batch: &SampleBatch,
 ) -> Result<TokenGroup> {
     let (x, op, (member, size)) =
-        (model.select_rows(h, &order.rows)?, model.logp_head(order.divisor), team.member());
-    let (rows, tokens) = (order.rows.len(), model.vocab_of((member, size)));
+        (model.select_rows(h, &batch.rows)?, model.logp_head(batch.divisor), team.member());
+    let (rows, tokens) = (batch.rows.len(), model.vocab_of((member, size)));
     let mut logits = model.f32s(rows * tokens.len())?;
     let folded =
         model.fold_together(team, (op, &x), &[], Some(&mut logits).filter(|_| !tokens.is_empty()))?;
     if !model.backend.draws_by_parts() {
-        return choose_whole(model, team, (&logits, &folded.lse), order);
+        return sample_gathered(model, team, (&logits, &folded.lse), batch);
     }
-    let draws = drawn(model, team, (&logits, &folded.lse), &order.asks)?;
+    let draws = scan_sample(model, team, (&logits, &folded.lse), &batch.asks)?;
     let here = LocalLogits { rows: model.read_f32s(&logits)?, tokens };
-    let lists = listed(team, &here, order)?;
+    let lists = candidates(team, &here, batch)?;
     let lse = model.read_f32s(&folded.lse)?;
     if member > 0 {
         return Ok(TokenGroup { logits: None, choices: Choices::new(Box::new(Vec::<TokenChoice>::new())) });
     }
     let (mut kept, mut choices) = (Kept::default(), Vec::with_capacity(rows));
     let vocab = model.config.vocab;
-    let looked_at = order.looked_at.contains(&true);
-    let mut whole = if looked_at { Some(model.f32s(rows * vocab)?) } else { None };
-    for (row, (ask, list)) in order.asks.iter().zip(lists).enumerate() {
+    let on_host = batch.on_host.contains(&true);
+    let mut whole = if on_host { Some(model.f32s(rows * vocab)?) } else { None };
+    for (row, (ask, list)) in batch.asks.iter().zip(lists).enumerate() {
         let lse = lse[row];
-        let choice = if is_drawn(ask) {
+        let choice = if scans_vocabulary(ask) {
             let (token, logit) = draws[row].token.or(draws[row].last).unwrap_or((0, f32::NAN));
             TokenChoice { token, logit, lse, kept: logit - lse }
         } else {
@@ -95,7 +95,7 @@ pub(super) fn choose_together(
             TokenChoice { token, logit, lse, kept }
         };
         choices.push(choice);
-        if let Some(whole) = whole.as_mut().filter(|_| order.looked_at[row]) {
+        if let Some(whole) = whole.as_mut().filter(|_| batch.on_host[row]) {
             let values: Vec<f32> = list.iter().map(|&(_, logit)| logit).collect();
             model.backend.write(whole, row * vocab, &values)?;
         }
@@ -104,30 +104,35 @@ pub(super) fn choose_together(
 }
 
 /// The same for devices that sample whole rows only: gathers the rows to the first rank.
-fn choose_whole(
+fn sample_gathered(
     model: &Model,
     team: &Team,
     (logits, lse): (&Buffer, &Buffer),
-    order: &HeadOrder,
+    batch: &SampleBatch,
 ) -> Result<TokenGroup> {
-    let Some(whole) = model.logits_on_first(team, logits, order.rows.len())? else {
+    let Some(whole) = model.logits_on_first(team, logits, batch.rows.len())? else {
         return Ok(TokenGroup { logits: None, choices: Choices::new(Box::new(Vec::<TokenChoice>::new())) });
     };
-    let choices = model.backend.choose(&whole, lse, &order.asks)?;
-    Ok(TokenGroup { logits: order.looked_at.contains(&true).then_some(whole), choices })
+    let choices = model.backend.choose(&whole, lse, &batch.asks)?;
+    Ok(TokenGroup { logits: batch.on_host.contains(&true).then_some(whole), choices })
 }
 
 /// Whether the row is sampled from the whole vocabulary.
-fn is_drawn(ask: &Ask) -> bool {
+fn scans_vocabulary(ask: &Ask) -> bool {
     ask.draw.is_some() && !ask.truncates()
 }
 
 /// Samples from the whole vocabulary: the running sums pass from rank to rank in vocabulary order and end at the first rank.
-fn drawn(model: &Model, team: &Team, (logits, lse): (&Buffer, &Buffer), asks: &[Ask]) -> Result<Vec<Draw>> {
+fn scan_sample(
+    model: &Model,
+    team: &Team,
+    (logits, lse): (&Buffer, &Buffer),
+    asks: &[Ask],
+) -> Result<Vec<Draw>> {
     // Rows that are not sampled here count as done.
-    let start = |ask: &Ask| Draw { token: (!is_drawn(ask)).then_some((0, 0.0)), ..Draw::default() };
+    let start = |ask: &Ask| Draw { token: (!scans_vocabulary(ask)).then_some((0, 0.0)), ..Draw::default() };
     let mut draws: Vec<Draw> = asks.iter().map(start).collect();
-    if !asks.iter().any(is_drawn) {
+    if !asks.iter().any(scans_vocabulary) {
         return Ok(draws);
     }
     let ((member, size), tokens) = (team.member(), |m| model.vocab_of((m, team.member().1)));
@@ -186,10 +191,11 @@ struct LocalLogits {
 }
 
 /// The candidates of each row that the members sent to the first rank; in id order if all were sent.
-fn listed(team: &Team, here: &LocalLogits, order: &HeadOrder) -> Result<Vec<Vec<(u32, f32)>>> {
+fn candidates(team: &Team, here: &LocalLogits, batch: &SampleBatch) -> Result<Vec<Vec<(u32, f32)>>> {
     let mut kept = Kept::default();
-    let sent: Vec<Sent> = order.asks.iter().zip(&order.looked_at).map(|(ask, &l)| Sent::of(ask, l)).collect();
-    if sent.iter().all(|sent| matches!(sent, Sent::Nothing)) {
+    let sent: Vec<Candidates> =
+        batch.asks.iter().zip(&batch.on_host).map(|(ask, &l)| Candidates::of(ask, l)).collect();
+    if sent.iter().all(|sent| matches!(sent, Candidates::Nothing)) {
         return Ok(vec![Vec::new(); sent.len()]);
     }
     let width = here.tokens.len();
@@ -242,19 +248,19 @@ mod tests {
         (choices.iter().map(bits).collect(), logits.into_iter().map(f32::to_bits).collect())
     }
 
-    fn choices(ranks: &Ranks, vocab: usize, order: &HeadOrder) -> Option<ChosenBits> {
+    fn choices(ranks: &Ranks, vocab: usize, batch: &SampleBatch) -> Option<ChosenBits> {
         let mut m = model(vocab);
         let hidden: Vec<f32> = (0..ROWS * 16).map(|i| ((i * 37 % 23) as f32 - 11.0) / 7.0).collect();
         m.set_team(Team::new(ranks, 1, ranks.size(), false)).unwrap();
         m.gather_to_read().unwrap();
         let h = m.upload(&hidden).unwrap();
-        let Some(team) = m.team().cloned() else { return Some(chosen(&m, &order.choose(&m, &h).unwrap())) };
+        let Some(team) = m.team().cloned() else { return Some(chosen(&m, &batch.choose(&m, &h).unwrap())) };
         let (x, op, tokens) =
-            (m.select_rows(&h, &order.rows).unwrap(), m.logp_head(order.divisor), m.vocab_of(team.member()));
+            (m.select_rows(&h, &batch.rows).unwrap(), m.logp_head(batch.divisor), m.vocab_of(team.member()));
         let mut logits = m.f32s(ROWS * tokens.len()).unwrap();
         let own = Some(&mut logits).filter(|_| !tokens.is_empty());
         let lse = m.fold_together(&team, (op, &x), &[], own).unwrap().lse;
-        let group = choose_whole(&m, &team, (&logits, &lse), order).unwrap();
+        let group = sample_gathered(&m, &team, (&logits, &lse), batch).unwrap();
         (team.member().0 == 0).then(|| chosen(&m, &group))
     }
 
@@ -267,16 +273,16 @@ mod tests {
             Ask { top_p: 0.7, ..Ask::plain(Some(0.5)) },
             Ask { min_p: 0.05, ..Ask::plain(Some(0.99)) },
         ];
-        let order =
-            HeadOrder { divisor: 0.7, rows: (0..ROWS as u32).collect(), asks, looked_at: vec![true; ROWS] };
+        let batch =
+            SampleBatch { divisor: 0.7, rows: (0..ROWS as u32).collect(), asks, on_host: vec![true; ROWS] };
         // Parts of one tile and of several, and a rank with none.
         for (connect, vocab, size) in
             [(threads as fn(usize) -> Vec<Ranks>, 700, 2), (device_threads, 700, 3), (device_threads, 300, 3)]
         {
-            let want = choices(Ranks::ALONE, vocab, &order).unwrap();
+            let want = choices(Ranks::ALONE, vocab, &batch).unwrap();
             let got: Vec<_> = std::thread::scope(|scope| {
-                let order = &order;
-                let run = |ranks: Ranks| scope.spawn(move || choices(&ranks, vocab, order));
+                let batch = &batch;
+                let run = |ranks: Ranks| scope.spawn(move || choices(&ranks, vocab, batch));
                 let running: Vec<_> = connect(size).into_iter().map(run).collect();
                 running.into_iter().map(|rank| rank.join().unwrap()).collect()
             });

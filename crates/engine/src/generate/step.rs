@@ -4,7 +4,7 @@
 //! next step's ids on the device. Such a step is committed once the tokens are known; a sequence that ended in the meantime was
 //! computed one step too far, and its row is discarded.
 
-use super::choose::{Chooser, Choosing, orders};
+use super::choose::{Chooser, Choosing, group_by_temperature};
 use super::graphs::DecodeGraphs;
 use super::sampler::Sampler;
 use super::sequence::RunningSequence;
@@ -63,7 +63,9 @@ impl Sampler {
         assert!(!batch.ids.is_empty(), "a sequence that fits the cache alone always runs");
         let wanted: Vec<&RunningSequence> = batch.sequences.iter().map(|&i| &self.running[i]).collect();
         let ahead = usize::from(before.is_some());
-        self.lead(model, (&batch.ids, &batch.positions), || orders(&batch.last, &wanted, ahead).0)?;
+        self.lead(model, (&batch.ids, &batch.positions), || {
+            group_by_temperature(&batch.last, &wanted, ahead).0
+        })?;
         self.cache.copy(backend)?;
         let ids: Vec<Id> = wanted.iter().map(|s| s.id).collect();
         let fill = &mut |to: &mut Buffer| match before {
@@ -98,7 +100,7 @@ impl Sampler {
         if any {
             self.usage.steps += 1;
             self.usage.rows += step.rows as u64;
-            self.hand_over();
+            self.share_prefixes();
         }
         any
     }

@@ -10,7 +10,7 @@ use ferrl_kernels::{Backend, Purpose};
 
 /// State of the accumulated gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sum {
+pub(super) enum Accumulated {
     /// No batch has been added.
     Nothing,
     /// Every batch that was started has been added.
@@ -19,14 +19,16 @@ pub(super) enum Sum {
     Broken,
 }
 
-impl Sum {
+impl Accumulated {
     /// The error of an update whose gradient is not complete.
     pub(super) fn check(self, waits: bool) -> Result<()> {
         let what = match self {
-            Sum::Whole if !waits => return Ok(()),
-            Sum::Whole => "an update while the last forward waits for its backward",
-            Sum::Nothing => "an update without a gradient: no backward has succeeded since the last one",
-            Sum::Broken => "an update by a part of its gradient: a batch failed",
+            Accumulated::Whole if !waits => return Ok(()),
+            Accumulated::Whole => "an update while the last forward waits for its backward",
+            Accumulated::Nothing => {
+                "an update without a gradient: no backward has succeeded since the last one"
+            }
+            Accumulated::Broken => "an update by a part of its gradient: a batch failed",
         };
         Err(Error::usage(format!("{what}; the weights were not changed"))
             .fix("forward and backward of every batch again, after zero_grads"))
@@ -41,8 +43,8 @@ impl ModelTrainer {
         if done.is_err() {
             self.pending = None;
             match self.sum {
-                Sum::Nothing => self.zero_grads(),
-                Sum::Whole | Sum::Broken => self.sum = Sum::Broken,
+                Accumulated::Nothing => self.zero_grads(),
+                Accumulated::Whole | Accumulated::Broken => self.sum = Accumulated::Broken,
             }
         }
         done
@@ -55,7 +57,7 @@ impl ModelTrainer {
         &mut self,
         f: impl FnOnce(&mut dyn Layers, Grads<'_>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        if self.sum == Sum::Broken {
+        if self.sum == Accumulated::Broken {
             self.sum.check(false)?;
         }
         if self.model.team().is_some() {
@@ -80,7 +82,7 @@ impl ModelTrainer {
             }
         }
         if let Ok(Some(_)) = &done {
-            self.sum = Sum::Whole;
+            self.sum = Accumulated::Whole;
         }
         done
     }
@@ -92,7 +94,7 @@ impl ModelTrainer {
             None => self.grads.iter_mut().flatten().for_each(Gradient::clear),
         }
         (self.pending, self.totals) = (None, None);
-        self.sum = Sum::Nothing;
+        self.sum = Accumulated::Nothing;
     }
 
     /// Allocates the gradient of a parameter, or of this rank's shard; `None` if it is frozen.
@@ -129,7 +131,7 @@ fn add(backend: &dyn Backend, part: &Gradient, total: &mut Gradient) -> Result<(
 }
 
 /// Expected shape of a loss's gradients: one finite number per row, for statistics that the model has.
-pub(super) struct Fits {
+pub(super) struct ExpectedGrads {
     /// Input positions of the batch.
     pub tokens: usize,
     /// Additional scored tokens per position.
@@ -140,7 +142,7 @@ pub(super) struct Fits {
     pub compared: bool,
 }
 
-impl Fits {
+impl ExpectedGrads {
     /// Refuses gradients that do not match.
     pub(super) fn check(&self, g: &StatGrads) -> Result<()> {
         let (n, j) = (self.tokens, self.others);
@@ -169,8 +171,10 @@ impl Fits {
         let lost = [("value", &g.value, self.value), ("kl", &g.kl, self.compared)];
         for (name, column, there) in lost {
             if !there && column.iter().any(|&x| x != 0.0) {
-                return Err(Error::usage(format!("a gradient with respect to {name}, which the forward did not compute"))
-                    .fix("a model with a value head for values, forward_against for the KL"));
+                return Err(Error::usage(format!(
+                    "a gradient with respect to {name}, which the forward did not compute"
+                ))
+                .fix("a model with a value head for values, forward_against for the KL"));
             }
         }
         Ok(())

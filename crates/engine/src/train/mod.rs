@@ -28,7 +28,7 @@ use crate::model::heads::{RowStats, Scored};
 use crate::model::weights::Model;
 use crate::model::{ExpertLoad, Slot};
 use crate::{Error, Result};
-use accumulate::{Fits, Sum};
+use accumulate::{Accumulated, ExpectedGrads};
 use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::Segments;
 
@@ -46,7 +46,7 @@ pub struct ModelTrainer {
     pub temperature: f32,
     grads: Vec<Option<Gradient>>,
     /// State of the accumulated `grads`.
-    sum: Sum,
+    sum: Accumulated,
     /// This rank's shard of the gradient accumulated over rounds, with data parallelism.
     totals: Option<ranks::Totals>,
     /// Weights that [`ModelTrainer::at_start`] restores.
@@ -81,7 +81,7 @@ impl ModelTrainer {
             overlap: true,
             temperature: 1.0,
             grads: Vec::new(),
-            sum: Sum::Nothing,
+            sum: Accumulated::Nothing,
             totals: None,
             start: Vec::new(),
             pending: None,
@@ -125,7 +125,7 @@ impl ModelTrainer {
             Error::usage("a backward that does not follow the forward of the same batch")
                 .fix("forward, then backward, batch by batch")
         })?;
-        self.fits(batch, p.other.is_some() && other.is_some()).check(grads)?;
+        self.expected_grads(batch, p.other.is_some() && other.is_some()).check(grads)?;
         let temperature = self.temperature;
         add_load(&mut self.load, &p.kept);
         self.accumulate(|layers, sum| {
@@ -180,7 +180,7 @@ impl ModelTrainer {
         if !usual || self.model.split_over().is_some() || self.model.team().is_some() {
             return Ok(None);
         }
-        self.fits(batch, false).check(grads)?;
+        self.expected_grads(batch, false).check(grads)?;
         let (mut stats, p) = hidden(&mut &self.model, batch, self.keep())?;
         // Computed on the host while the device works.
         let (rows, targets, _) = batch.scored_rows();
@@ -220,9 +220,9 @@ impl ModelTrainer {
     }
 
     /// The shape that gradients of this batch must have.
-    fn fits(&self, batch: &Batch, compared: bool) -> Fits {
+    fn expected_grads(&self, batch: &Batch, compared: bool) -> ExpectedGrads {
         let value = self.model.config.head.has_value();
-        Fits { tokens: batch.tokens(), others: batch.others_per_row, value, compared }
+        ExpectedGrads { tokens: batch.tokens(), others: batch.others_per_row, value, compared }
     }
 
     fn check_finite(&self, batch: &Batch, stats: &Stats, p: &PendingBackward) -> Result<()> {

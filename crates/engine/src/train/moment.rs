@@ -76,7 +76,12 @@ impl StateKind {
     }
 
     /// Allocates a buffer of `numbers` elements.
-    pub(super) fn room(self, backend: &dyn Backend, numbers: usize, stored: MomentStorage) -> Result<Buffer> {
+    pub(super) fn alloc(
+        self,
+        backend: &dyn Backend,
+        numbers: usize,
+        stored: MomentStorage,
+    ) -> Result<Buffer> {
         let dtype = self.dtype(stored.coded);
         // The EMA is read whenever the averaged model is used; moments once per step.
         match stored.offload && self != StateKind::Average {
@@ -92,7 +97,7 @@ impl StateKind {
         weights: usize,
         stored: MomentStorage,
     ) -> Result<Buffer> {
-        let mut buffer = self.room(backend, self.range(&(0..weights)).len(), stored)?;
+        let mut buffer = self.alloc(backend, self.range(&(0..weights)).len(), stored)?;
         let zero = if self == StateKind::First && stored.coded { f32::from(SIGNED.code(0.0)) } else { 0.0 };
         backend.fill(&mut buffer, zero)?;
         Ok(buffer)

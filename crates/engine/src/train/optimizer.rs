@@ -137,14 +137,14 @@ impl Optimizer {
             None => 1.0,
         };
         let _moments = Purpose::Optimizer.on(&model.backend.clone());
-        let fresh = self.make_room(model, grads)?;
-        let averages = self.put_moments(fresh);
+        let new_state = self.allocate(model, grads)?;
+        let averages = self.install_moments(new_state);
         if let Some(split) = model.split_over() {
             split.ranks().all_gather(&[])?; // barrier: every rank has its memory, so every rank updates
             model.release_all();
         }
         if let Err(e) = self.step(model, grads, lr, scale) {
-            self.take_moments(&averages);
+            self.remove_moments(&averages);
             return Err(e);
         }
         model.merge()?;
@@ -175,7 +175,7 @@ impl Optimizer {
 
     /// Allocates everything that an update needs before it changes anything: missing moments (zeros) and EMAs, and scratch memory
     /// on devices that update out of place.
-    fn make_room(&self, model: &Model, grads: &[Option<Gradient>]) -> Result<Vec<Fresh>> {
+    fn allocate(&self, model: &Model, grads: &[Option<Gradient>]) -> Result<Vec<NewState>> {
         let (backend, average) = (&*model.backend, self.options.ema.is_some());
         let copies = if matches!(self.options.rule, Rule::Sgd { .. }) { 1 } else { 0 };
         let moved: Vec<usize> = (0..grads.len()).filter(|&i| grads[i].is_some() && self.trains(i)).collect();
@@ -189,7 +189,7 @@ impl Optimizer {
             }
             let average = average && old[StateKind::Average as usize].is_none();
             let average = average.then(|| backend.alloc(DType::F32, n)).transpose()?;
-            all.push(Fresh { param, moments, average });
+            all.push(NewState { param, moments, average });
         }
         let copies = if average { copies.max(2) } else { copies };
         model.reserve(moved.iter().map(|&i| model.params[i].master.len()), copies)?;
@@ -218,21 +218,21 @@ impl Optimizer {
     }
 
     /// Installs new moments; returns what was new for each parameter, and its EMA buffer if that is new.
-    fn put_moments(&mut self, fresh: Vec<Fresh>) -> Vec<Placed> {
-        let mut placed = Vec::new();
-        for Fresh { param, moments, average } in fresh {
+    fn install_moments(&mut self, new_state: Vec<NewState>) -> Vec<Installed> {
+        let mut installed = Vec::new();
+        for NewState { param, moments, average } in new_state {
             let new = moments.iter().map(|(kind, _)| *kind).collect();
             for (kind, moment) in moments {
                 self.state[param][kind as usize] = Some(moment);
             }
-            placed.push(Placed { param, new, average });
+            installed.push(Installed { param, new, average });
         }
-        placed
+        installed
     }
 
     /// Removes new moments after a failed update.
-    fn take_moments(&mut self, placed: &[Placed]) {
-        for Placed { param, new, .. } in placed {
+    fn remove_moments(&mut self, installed: &[Installed]) {
+        for Installed { param, new, .. } in installed {
             new.iter().for_each(|&kind| self.state[*param][kind as usize] = None);
         }
     }
@@ -291,7 +291,7 @@ impl Optimizer {
         &mut self,
         model: &Model,
         grads: &[Option<Gradient>],
-        placed: Vec<Placed>,
+        installed: Vec<Installed>,
         keep: f32,
     ) -> Result<()> {
         let backend = &*model.backend;
@@ -303,7 +303,7 @@ impl Optimizer {
             backend.axpy(-1.0, &param.master, &mut gap)?;
             backend.axpy(keep - 1.0, &gap, average)?;
         }
-        for Placed { param, average, .. } in placed {
+        for Installed { param, average, .. } in installed {
             let Some(mut average) = average else { continue };
             let master = &model.params[param].master;
             backend.copy(master, 0, &mut average, 0, master.len())?;
@@ -335,7 +335,7 @@ impl Optimizer {
         self.state[param][kind as usize] = match own {
             None => None,
             Some(values) => {
-                let mut buffer = kind.room(&*model.backend, values.len(), stored)?;
+                let mut buffer = kind.alloc(&*model.backend, values.len(), stored)?;
                 model.backend.write(&mut buffer, 0, values)?;
                 Some(buffer)
             }
@@ -386,14 +386,14 @@ fn first_non_finite(model: &Model, grads: &[Option<Gradient>]) -> Result<Option<
 }
 
 /// Buffers allocated for the first update of a parameter.
-struct Fresh {
+struct NewState {
     param: usize,
     moments: Vec<(StateKind, Buffer)>,
     average: Option<Buffer>,
 }
 
 /// What [`Optimizer::install_moments`] installed, and the EMA buffer not yet in use.
-struct Placed {
+struct Installed {
     param: usize,
     new: Vec<StateKind>,
     average: Option<Buffer>,

@@ -5,7 +5,7 @@
 //! all-gathered. Addition by addition this is the sum of one process, so the weights have the same bits on any number of ranks.
 
 use super::ModelTrainer;
-use super::accumulate::Sum;
+use super::accumulate::Accumulated;
 use crate::Result;
 use crate::model::Model;
 use crate::model::gradient::Gradient;
@@ -45,7 +45,7 @@ impl ModelTrainer {
     pub fn gather_gradient(&mut self, ranks: &Ranks) -> Result<()> {
         let Some(totals) = self.totals.take() else { return Ok(()) };
         if self.model.split_over().is_some() {
-            return self.keep_own(totals);
+            return self.store_shards(totals);
         }
         let all: Vec<usize> = (0..self.grads.len()).collect();
         let part_of = |i: usize, rank: usize| part(self.model.params[i].shape.len(), rank, ranks.size());
@@ -81,12 +81,12 @@ impl ModelTrainer {
         drop(totals);
         // Update and rollout allocate other sizes than forward and backward: release the latter's cached memory first.
         self.model.backend.trim();
-        self.sum = Sum::Whole;
+        self.sum = Accumulated::Whole;
         Ok(())
     }
 
     /// Moves the totals of this rank's shards to where an update reads them.
-    fn keep_own(&mut self, totals: Totals) -> Result<()> {
+    fn store_shards(&mut self, totals: Totals) -> Result<()> {
         for (i, total) in totals.into_iter().enumerate() {
             self.grads[i] = match total.filter(|_| self.optimizer.trains(i)) {
                 Some(total) => Some(Gradient::of(total)),
@@ -95,7 +95,7 @@ impl ModelTrainer {
         }
         // As above.
         self.model.backend.trim();
-        self.sum = Sum::Whole;
+        self.sum = Accumulated::Whole;
         Ok(())
     }
 }
@@ -124,29 +124,29 @@ impl<'a> GradientExchange<'a> {
             let _gradients = Purpose::Gradients.on(&self.model.backend);
             let outbox = self.pack(bucket, grads)?;
             let inbox = self.ranks.exchange_parcels(outbox, &self.expected(bucket))?;
-            self.add_arrived(bucket, inbox, totals)?;
+            self.add_received(bucket, inbox, totals)?;
         }
         Ok(())
     }
 
     /// Starts sending gradients to the ranks that accumulate them; [`GradientExchange::finish`] waits and adds.
-    pub fn begin(&self, params: Vec<usize>, grads: &[Option<Gradient>]) -> Result<Leaving> {
+    pub fn begin(&self, params: Vec<usize>, grads: &[Option<Gradient>]) -> Result<PendingReduce> {
         let _gradients = Purpose::Gradients.on(&self.model.backend);
         let coming = self.ranks.begin_parcels(self.pack(&params, grads)?, &self.expected(&params))?;
-        Ok(Leaving { params, coming })
+        Ok(PendingReduce { params, coming })
     }
 
     /// Waits for the gradients and adds them.
-    pub fn finish(&self, leaving: Leaving, totals: &mut Totals) -> Result<()> {
-        self.add_arrived(&leaving.params, self.ranks.receive(leaving.coming)?, totals)
+    pub fn finish(&self, pending_reduce: PendingReduce, totals: &mut Totals) -> Result<()> {
+        self.add_received(&pending_reduce.params, self.ranks.receive(pending_reduce.coming)?, totals)
     }
 
     /// Adds received gradients in micro-batch order: each from one rank, or from the members of a team.
-    fn add_arrived(&self, params: &[usize], mut inbox: Inbox, totals: &mut Totals) -> Result<()> {
+    fn add_received(&self, params: &[usize], mut inbox: Inbox, totals: &mut Totals) -> Result<()> {
         let _gradients = Purpose::Gradients.on(&self.model.backend);
         for first in (0..self.ranks.size()).step_by(self.team) {
             if self.team > 1 {
-                self.add_joined(params, first, &mut inbox, totals)?;
+                self.add_from_team(params, first, &mut inbox, totals)?;
                 continue;
             }
             let there = inbox.note(first, params.len())?;
@@ -170,7 +170,7 @@ impl<'a> GradientExchange<'a> {
     }
 
     /// Adds a micro-batch's gradients, sent in pieces by the members of the team that starts at rank `first`.
-    fn add_joined(
+    fn add_from_team(
         &self,
         params: &[usize],
         first: usize,
@@ -270,7 +270,7 @@ impl<'a> GradientExchange<'a> {
 }
 
 /// Gradients being sent to the ranks that accumulate them.
-pub(super) struct Leaving {
+pub(super) struct PendingReduce {
     params: Vec<usize>,
     coming: ComingParcels,
 }

@@ -7,9 +7,9 @@
 //! the same ones with empty contributions ([`ModelTrainer::idle_forward`], [`ModelTrainer::idle_backward`]).
 
 use super::ModelTrainer;
-use super::accumulate::Sum;
+use super::accumulate::Accumulated;
 use super::moment::StateKind;
-use super::ranks::{GradientExchange, Leaving, Totals};
+use super::ranks::{GradientExchange, PendingReduce, Totals};
 use crate::Result;
 use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
@@ -30,19 +30,19 @@ struct Gathered<'a> {
     /// Whether communication overlaps with computation.
     overlap: bool,
     /// The prefetched layer.
-    coming: Option<(usize, PendingGather)>,
+    prefetched: Option<(usize, PendingGather)>,
     /// The previous layer's gradients in transfer.
-    leaving: Option<Leaving>,
+    pending_reduce: Option<PendingReduce>,
 }
 
 impl Gathered<'_> {
     /// Gathers the parameters outside the layers, for forward and the backward after it.
-    fn outer(&mut self) -> Result<()> {
+    fn gather_outer(&mut self) -> Result<()> {
         self.model.gather(self.model.outer_params(), true)
     }
 
     /// Whether the layer is gathered for backward: in backward, and in forward the last layer, which stays gathered.
-    fn goes_back(&self, layer: usize) -> bool {
+    fn for_backward(&self, layer: usize) -> bool {
         self.backward || layer + 1 == self.model.config.layers
     }
 
@@ -54,15 +54,17 @@ impl Gathered<'_> {
         }
     }
 
-    fn layer_gathered(&mut self, layer: usize) -> Result<()> {
-        let backward = self.goes_back(layer);
-        match self.coming.take() {
-            Some((number, coming)) if number == layer => self.model.finish_gather(coming, backward)?,
+    fn gather_layer(&mut self, layer: usize) -> Result<()> {
+        let backward = self.for_backward(layer);
+        match self.prefetched.take() {
+            Some((number, prefetched)) if number == layer => {
+                self.model.finish_gather(prefetched, backward)?
+            }
             _ => self.model.gather(self.model.layer_params(layer), backward)?,
         }
         let Some(next) = self.next(layer).filter(|_| self.overlap) else { return Ok(()) };
-        let coming = self.model.begin_gather(&self.model.layer_params(next), self.goes_back(next))?;
-        self.coming = coming.map(|coming| (next, coming));
+        let prefetched = self.model.begin_gather(&self.model.layer_params(next), self.for_backward(next))?;
+        self.prefetched = prefetched.map(|prefetched| (next, prefetched));
         Ok(())
     }
 
@@ -74,13 +76,13 @@ impl Gathered<'_> {
     }
 
     /// Waits for gradients in transfer.
-    fn settle(&mut self) -> Result<()> {
-        let Some(leaving) = self.leaving.take() else { return Ok(()) };
-        self.exchanged(|exchange, totals| exchange.finish(leaving, totals))
+    fn wait_for_reduce(&mut self) -> Result<()> {
+        let Some(pending_reduce) = self.pending_reduce.take() else { return Ok(()) };
+        self.exchanged(|exchange, totals| exchange.finish(pending_reduce, totals))
     }
 
     /// Allocates the gradients of trained parameters.
-    fn slots(&self, params: &[usize], grads: Grads<'_>) -> Result<()> {
+    fn alloc_grads(&self, params: &[usize], grads: Grads<'_>) -> Result<()> {
         let _gradients = Purpose::Gradients.on(&self.model.backend);
         for &i in params.iter().filter(|&&i| self.trained[i]) {
             grads[i] = Some(Gradient::new(&*self.model.backend, self.model.params[i].shape.len())?);
@@ -90,17 +92,17 @@ impl Gathered<'_> {
 
     /// Sends gradients to the ranks that own the weights, and frees them.
     fn send(&mut self, params: &[usize], grads: Grads<'_>) -> Result<()> {
-        self.settle()?;
+        self.wait_for_reduce()?;
         self.exchanged(|exchange, totals| exchange.add(params, grads, totals))?;
         params.iter().for_each(|&i| grads[i] = None);
         Ok(())
     }
 
     /// Starts sending a layer's gradients, once those of the previous layer have arrived.
-    fn begin_to_send(&mut self, params: Vec<usize>, grads: Grads<'_>) -> Result<()> {
-        self.settle()?;
-        let leaving = self.exchanged(|exchange, _| exchange.begin(params.clone(), grads))?;
-        self.leaving = Some(leaving);
+    fn begin_send(&mut self, params: Vec<usize>, grads: Grads<'_>) -> Result<()> {
+        self.wait_for_reduce()?;
+        let pending_reduce = self.exchanged(|exchange, _| exchange.begin(params.clone(), grads))?;
+        self.pending_reduce = Some(pending_reduce);
         params.iter().for_each(|&i| grads[i] = None);
         Ok(())
     }
@@ -115,18 +117,18 @@ impl Layers for Gathered<'_> {
         for other in [layer.checked_sub(1), Some(layer + 1)].into_iter().flatten() {
             self.model.release(self.model.layer_params(other));
         }
-        self.layer_gathered(layer)?;
+        self.gather_layer(layer)?;
         Ok(self.model)
     }
 
     fn backward_begins(&mut self, layer: usize, grads: Grads<'_>) -> Result<()> {
         self.backward = true;
-        self.slots(&self.model.layer_params(layer), grads)
+        self.alloc_grads(&self.model.layer_params(layer), grads)
     }
 
     fn backward_ends(&mut self, layer: usize, grads: Grads<'_>) -> Result<()> {
         let params = self.model.layer_params(layer);
-        if self.overlap { self.begin_to_send(params, grads) } else { self.send(&params, grads) }
+        if self.overlap { self.begin_send(params, grads) } else { self.send(&params, grads) }
     }
 }
 
@@ -151,7 +153,7 @@ impl ModelTrainer {
             return f(&mut &self.model, &mut self.grads);
         }
         self.with_gathered(|layers, grads| {
-            layers.outer()?;
+            layers.gather_outer()?;
             f(layers, grads)
         })
     }
@@ -167,8 +169,8 @@ impl ModelTrainer {
             totals: &mut totals,
             backward: false,
             overlap,
-            coming: None,
-            leaving: None,
+            prefetched: None,
+            pending_reduce: None,
         };
         let done = f(&mut layers, &mut self.grads);
         self.totals = Some(totals);
@@ -182,13 +184,13 @@ impl ModelTrainer {
     ) -> Result<Option<T>> {
         let done = self.with_gathered(|layers, grads| {
             let outer = layers.model.outer_params();
-            layers.slots(&outer, grads)?;
+            layers.alloc_grads(&outer, grads)?;
             let done = f(layers, grads)?;
             layers.send(&outer, grads)?;
             Ok(done)
         });
         if done.is_ok() {
-            self.sum = Sum::Whole;
+            self.sum = Accumulated::Whole;
         }
         done
     }
@@ -205,7 +207,7 @@ impl ModelTrainer {
         }
         let done = f(&mut &self.model, &mut self.grads);
         if done.is_ok() {
-            self.sum = Sum::Whole;
+            self.sum = Accumulated::Whole;
         }
         done
     }

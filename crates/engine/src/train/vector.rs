@@ -1,7 +1,7 @@
 //! Vectors the size of the parameters, for methods that need more than the gradient (TRPO).
 
 use super::ModelTrainer;
-use super::accumulate::Sum;
+use super::accumulate::Accumulated;
 use crate::model::gradient::Gradient;
 use crate::{Error, Result};
 use ferrl_kernels::{Buffer, DType};
@@ -18,7 +18,7 @@ impl ModelTrainer {
 
     /// Moves the accumulated gradient out; the next backward starts from zero.
     pub fn take_gradient(&mut self) -> Result<ParamVector> {
-        if self.sum != Sum::Nothing {
+        if self.sum != Accumulated::Nothing {
             self.sum.check(self.pending.is_some())?;
         }
         self.mask_frozen()?;
@@ -39,7 +39,7 @@ impl ModelTrainer {
     /// Replaces the accumulated gradient.
     pub fn set_gradient(&mut self, v: ParamVector) {
         self.grads = v.0.into_iter().map(|b| b.map(Gradient::of)).collect();
-        (self.sum, self.pending) = (Sum::Whole, None);
+        (self.sum, self.pending) = (Accumulated::Whole, None);
     }
 
     /// Dot product.
@@ -62,11 +62,11 @@ impl ModelTrainer {
     /// `weights += a * v`, bypassing the optimizer.
     pub fn shift(&mut self, a: f32, v: &ParamVector) -> Result<()> {
         self.model.reserve(v.lengths(), 1)?;
-        self.moved(a, v)
+        self.shift_weights(a, v)
     }
 
     /// `weights += a * v`. The memory it needs is reserved first, so that only a device failure can stop it halfway.
-    fn moved(&mut self, a: f32, v: &ParamVector) -> Result<()> {
+    fn shift_weights(&mut self, a: f32, v: &ParamVector) -> Result<()> {
         let backend = self.model.backend.clone();
         for (param, v) in self.model.params.iter_mut().zip(&v.0) {
             if let Some(v) = v {
@@ -99,7 +99,8 @@ impl ModelTrainer {
             saved.push(copy.transpose()?);
         }
         self.model.reserve(v.lengths(), 1)?;
-        let result = self.moved(eps, v).and_then(|()| self.model.gather_to_read()).and_then(|()| f(self));
+        let result =
+            self.shift_weights(eps, v).and_then(|()| self.model.gather_to_read()).and_then(|()| f(self));
         for (param, saved) in self.model.params.iter_mut().zip(saved) {
             if let Some(saved) = saved {
                 // Into the same memory: captured CUDA graphs hold the weights' addresses.

@@ -1,4 +1,4 @@
-//! The head from the logits of a few rows at a time, on the host: the formulas, and where a new device starts.
+//! The head from materialised logits of a few rows at a time, on the host: reference formulas, and a start for a new device.
 
 use super::vectors::download;
 use crate::backend::{
@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::math::{exp, ln};
 use crate::truncate::Kept;
 
-/// Rows whose logits are computed at a time.
+/// Rows whose logits are materialised at a time.
 const ROWS: usize = 64;
 
 /// Some rows of hidden states with their scaled logits.
@@ -71,7 +71,7 @@ impl Logits {
         rows.map(|(i, (row, &lse))| (self.first + i, row, lse))
     }
 
-    /// From gradients of the scaled logits: writes these rows of `dx`, adds to `dw`.
+    /// Backward from gradients of the scaled logits: writes these rows of `dx`, adds to `dw`.
     fn backward<B: LinearOps + ?Sized>(
         &self,
         b: &B,
@@ -94,7 +94,7 @@ impl Logits {
     }
 }
 
-/// `p` of a token from its scaled logit.
+/// Probability of a token with this scaled logit.
 pub(super) fn probability(logit: f32, lse: f32) -> f32 {
     exp(f64::from(logit - lse)) as f32
 }
@@ -142,7 +142,7 @@ pub fn logp<B: LinearOps + ?Sized>(
     })
 }
 
-/// Zeros the gradient of the weight where it is written, so that parts can be added to it.
+/// Zeros the gradient of the weight if it is to be overwritten, so that row blocks can be added to it.
 fn clear<B: MemoryOps + ?Sized>(b: &B, to: &mut HeadGrads<'_>) -> Result<()> {
     let written = to.dw.as_deref_mut().filter(|_| !to.add);
     written.map_or(Ok(()), |dw| b.fill(dw, 0.0))
@@ -179,7 +179,7 @@ pub fn logp_backward<B: LinearOps + ?Sized>(
     })
 }
 
-/// Calls `each` with rows of `p`, and for each of their logits `log p - log q`.
+/// Calls `each` with rows of `p` and, for each of their logits, `log p - log q`.
 fn by_ratios<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,

@@ -1,4 +1,4 @@
-//! Attention over packed sequences and over cache blocks.
+//! Attention over packed sequences and over the paged cache.
 
 use super::Op;
 use super::layers::{angles, normed};
@@ -8,7 +8,7 @@ use crate::backend::{
 use crate::buffer::Buffer;
 use crate::error::Result;
 
-/// Rows.
+/// Returns the number of rows.
 fn sequences(op: Op<'_>, of: &Attention, segments: &Segments) -> Result<usize> {
     op.groups(of)?;
     let starts = &segments.starts;
@@ -50,7 +50,7 @@ pub(crate) fn attention_backward(
     op.f32s("lse", lse, rows * of.heads.heads)
 }
 
-/// Rows of all sequences, and of the shard.
+/// Returns the numbers of rows of all sequences and of the shard.
 fn shard_rows(op: Op<'_>, of: &Attention, shard: RowShard<'_>) -> Result<(usize, usize)> {
     let rows = sequences(op, of, shard.segments)?;
     let mut end = 0;
@@ -95,7 +95,7 @@ pub(crate) fn attention_shard_backward(
     op.f32s("lse", lse, rows * of.heads.heads)
 }
 
-/// New tokens of a batch of `batch` rows, whose blocks are in the cache. Where they are written, no block is two sequences'.
+/// Checks new tokens of a batch of `batch` rows and their block tables. If `writes`, no two sequences share a written block.
 fn paged(
     op: Op<'_>,
     heads: Heads,

@@ -27,7 +27,7 @@ pub(crate) fn mix_rows_backward(
     op.expect(twice.is_none(), || format!("row {} is in rows twice", twice.copied().unwrap_or_default()))
 }
 
-/// Rows of `src`.
+/// Returns the number of rows of `src`.
 fn mixed(op: Op<'_>, mix: RowMix<'_>, src: &Buffer, (name, out): (&str, &Buffer)) -> Result<usize> {
     op.expect(mix.per_row > 0, || "sums of no rows".into())?;
     let count = op.rows("src", src, mix.width)?;

@@ -1,21 +1,21 @@
-//! The head: log-probabilities, logits, choices, divergence.
+//! The head: log-probabilities, logits, sampling, KL divergence.
 
 use super::Op;
 use crate::backend::{HeadGrads, HeadInput, Home, LogpGrads, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
-/// Other tokens of a row at most.
+/// Maximum number of additional tokens per row.
 const OTHERS: usize = 32;
 
-/// Rows of a head with their targets.
+/// Checks hidden states, head and targets; returns the number of rows.
 fn targeted(op: Op<'_>, head: HeadInput<'_>, backward: bool) -> Result<usize> {
     let rows = scored(op, "x", head.x, head.w, backward)?;
     op.below("targets", head.targets, rows, head.w.n)?;
     Ok(rows)
 }
 
-/// Rows of a head.
+/// Checks hidden states and head; returns the number of rows.
 fn scored(op: Op<'_>, name: &str, x: &Buffer, w: &Weight, backward: bool) -> Result<usize> {
     op.weight("the head", w, backward)?;
     let rows = op.factor(name, x, w.k, w)?;
@@ -101,7 +101,7 @@ pub(crate) fn logits(home: &dyn Home, x: &Buffer, w: &Weight, [logits, lse]: [&B
     op.f32s("lse", lse, rows)
 }
 
-/// Tokens of a row.
+/// Returns the number of vocabulary entries.
 fn chosen_from(op: Op<'_>, logits: &Buffer, rows: usize) -> Result<usize> {
     let vocab = logits.len() / rows.max(1);
     op.f32s("logits", logits, rows * vocab)?;
@@ -137,7 +137,7 @@ fn drawn(op: Op<'_>, mut draws: impl Iterator<Item = f32>) -> Result<()> {
     bad.map_or(Ok(()), |draw| Err(op.error(format!("a draw of {draw}, expected 0 to 1"))))
 }
 
-/// `choices` are the numbers of rows of each.
+/// `choices` has the number of rows of each.
 pub(crate) fn feed(home: &dyn Home, choices: &[usize], from: &[(usize, u32)], ids: &Buffer) -> Result<()> {
     let op = Op::new(home, "feed");
     op.typed("ids", ids, DType::U32, ids.len())?;
@@ -150,7 +150,7 @@ pub(crate) fn feed(home: &dyn Home, choices: &[usize], from: &[(usize, u32)], id
 
 type KlOperands<'a> = (&'a Buffer, &'a Weight);
 
-/// Rows.
+/// Returns the number of rows.
 fn compared(op: Op<'_>, p: KlOperands<'_>, q: KlOperands<'_>, backward: bool) -> Result<usize> {
     let (rows, others) = (scored(op, "p", p.0, p.1, backward)?, scored(op, "q", q.0, q.1, false)?);
     op.expect(rows == others, || format!("{rows} rows of p, {others} of q"))?;

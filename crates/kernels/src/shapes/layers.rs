@@ -1,4 +1,4 @@
-//! Norms, linear layers, rotation, activations.
+//! Norms, linear layers, RoPE, activations.
 
 use super::Op;
 use crate::backend::{
@@ -160,7 +160,7 @@ fn head_norms(op: Op<'_>, norm: HeadNorm<'_>, qkv: &Buffer, (name, out): (&str, 
     op.floats(name, out, qkv.len())
 }
 
-/// Angles for each of `rows` rows.
+/// Checks RoPE tables and positions for `rows` rows.
 pub(super) fn angles(op: Op<'_>, heads: Heads, rotation: Rotation<'_>, rows: usize) -> Result<()> {
     let Rotation { dim, cos, sin, positions } = rotation;
     let fits = dim.is_multiple_of(2) && dim <= heads.head_dim;
@@ -208,12 +208,12 @@ pub(crate) fn rotated_bias(
     op.f32s("dbias", dbias, dbias.len())
 }
 
-/// Elements of a row of `x`, for rows of `width` of `y`.
+/// Elements of a row of `x` if a row of `y` has `width`.
 pub(crate) fn input_width(op: Activation, width: usize) -> usize {
     if op == Activation::Gelu { width } else { 2 * width }
 }
 
-/// Rows.
+/// Returns the number of rows.
 fn activations(
     op: Op<'_>,
     kind: Activation,
@@ -227,7 +227,7 @@ fn activations(
     Ok(rows)
 }
 
-/// Rows.
+/// Returns the number of rows.
 pub(crate) fn activation(
     home: &dyn Home,
     kind: Activation,
@@ -238,7 +238,7 @@ pub(crate) fn activation(
     activations(Op::new(home, "activation"), kind, width, ("x", x), ("y", y))
 }
 
-/// Rows.
+/// Returns the number of rows.
 pub(crate) fn activation_backward(
     home: &dyn Home,
     kind: Activation,
@@ -253,7 +253,7 @@ pub(crate) fn activation_backward(
     Ok(rows)
 }
 
-/// Rows.
+/// Returns the number of rows.
 pub(crate) fn activation_recompute(
     home: &dyn Home,
     kind: Activation,
@@ -273,7 +273,7 @@ pub(crate) fn linear_add(home: &dyn Home, x: &Buffer, layer: Affine<'_>, to: &Bu
     op.f32s("to", to, op.times(rows, layer.weight.n)?)
 }
 
-/// Rows of the residual stream whose norm a layer multiplies.
+/// Checks a norm followed by a linear layer; returns the number of rows.
 pub(super) fn normed(op: Op<'_>, norm: Normed<'_>, x: &Buffer, layer: Affine<'_>) -> Result<usize> {
     op.norm(norm)?;
     op.weight("the weight", layer.weight, false)?;

@@ -1,4 +1,4 @@
-//! Low-rank additions to weights.
+//! LoRA updates of weights.
 
 use super::Op;
 use crate::backend::{ColumnsOf, Home, LinearGrads, LowRank, LowRankGrad};
@@ -23,7 +23,7 @@ pub(crate) fn load_adapted(
     additions(op, base, parts, Some(weight.k))
 }
 
-/// Factors that fit the weights they are added to, in rows that follow each other; `k` where it is known.
+/// Checks factors that update consecutive, disjoint rows; `k` if known.
 fn additions(op: Op<'_>, base: &Buffer, parts: &[LowRank<'_>], k: Option<usize>) -> Result<()> {
     op.floats("base", base, base.len())?;
     let mut end = 0;

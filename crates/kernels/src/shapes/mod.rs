@@ -1,8 +1,8 @@
-//! What the operands of every operation must be: the one place where lengths, types and indices are checked, before unsafe
-//! code or a card meets an address.
+//! Operand checks of every operation: the one place where lengths, types and indices are validated before unsafe code or a GPU
+//! uses them as addresses.
 //!
-//! A function here stands for the operation of [`Backend`](crate::Backend) of its name, and every backend calls it first. An
-//! operand that does not fit is an error that names operation and operand; nothing has been computed then.
+//! Each function has the name of its operation of [`Backend`](crate::Backend), and every backend calls it first. An operand that
+//! does not fit is an error that names the operation and the operand, before anything is computed.
 
 mod attention;
 mod experts;
@@ -26,7 +26,7 @@ use crate::backend::{Affine, Attention, Heads, Home, Normed};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::{Error, Result};
 
-/// An operation whose operands are looked at.
+/// An operation whose operands are being checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Op<'a> {
     name: &'static str,
@@ -43,19 +43,19 @@ impl<'a> Op<'a> {
         Error::usage(format!("operation {}: {what}", self.name))
     }
 
-    /// An error unless so; `what` says what is wrong.
+    /// Errors with `what()` unless `so`.
     fn expect(&self, so: bool, what: impl FnOnce() -> String) -> Result<()> {
         if so { Ok(()) } else { Err(self.error(what())) }
     }
 
-    /// A product of sizes that memory could hold.
+    /// `a * b`, if that many elements can exist.
     fn times(&self, a: usize, b: usize) -> Result<usize> {
         a.checked_mul(b)
             .filter(|&n| n <= MOST)
             .ok_or_else(|| self.error(format!("{a} x {b} elements cannot exist")))
     }
 
-    /// Of this device, and of this length.
+    /// Requires a buffer of this device with `len` elements.
     fn sized(&self, operand: &str, b: &Buffer, len: usize) -> Result<()> {
         self.expect(self.home.holds(b), || format!("{operand} is not memory of this device"))?;
         self.expect(b.len() == len, || format!("{operand} has {} elements, expected {len}", b.len()))
@@ -73,7 +73,7 @@ impl<'a> Op<'a> {
         self.typed(operand, b, DType::F32, len)
     }
 
-    /// The same where there are any.
+    /// The same if the operand is present.
     fn some_f32s(&self, operand: &str, b: Option<&Buffer>, len: usize) -> Result<()> {
         b.map_or(Ok(()), |b| self.f32s(operand, b, len))
     }
@@ -85,7 +85,7 @@ impl<'a> Op<'a> {
         self.sized(operand, b, len)
     }
 
-    /// Rows of a float buffer.
+    /// Number of rows of a float buffer.
     fn rows(&self, operand: &str, b: &Buffer, width: usize) -> Result<usize> {
         self.expect(width > 0, || format!("rows of {operand} have no elements"))?;
         self.floats(operand, b, b.len())?;
@@ -111,14 +111,14 @@ impl<'a> Op<'a> {
         self.expect(self.home.holds_weight(w, backward), || format!("{operand} is not {what}"))
     }
 
-    /// Rows that a weight multiplies.
+    /// Checks rows for a GEMM with a weight; returns their number.
     fn factor(&self, operand: &str, x: &Buffer, width: usize, w: &Weight) -> Result<usize> {
         let (is, want) = (x.dtype().name(), w.compute.name());
         self.expect(x.dtype() == w.compute, || format!("{operand} is {is}, the weight {want}"))?;
         self.rows(operand, x, width)
     }
 
-    /// Rows that a layer multiplies.
+    /// Checks rows for a linear layer; returns their number.
     fn affine(&self, x: &Buffer, layer: Affine<'_>) -> Result<usize> {
         self.weight("the weight", layer.weight, false)?;
         self.some_f32s("bias", layer.bias, layer.weight.n)?;
@@ -131,7 +131,7 @@ impl<'a> Op<'a> {
         self.expect(sane, || format!("{all} heads, {kv_heads} key heads of {head_dim}"))
     }
 
-    /// Heads that share key heads, and what they see.
+    /// Checks head counts, grouping and window.
     fn groups(&self, of: &Attention) -> Result<()> {
         self.heads(of.heads)?;
         let Heads { heads, kv_heads, .. } = of.heads;
@@ -146,13 +146,13 @@ impl<'a> Op<'a> {
         self.some_f32s("bias", norm.bias, width)
     }
 
-    /// Elements `at..at + len` of a float buffer.
+    /// Requires elements `at..at + len` of a float buffer.
     fn stretch(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
         self.floats(operand, b, b.len())?;
         self.inside(operand, b, at, len)
     }
 
-    /// The same, or of a buffer of codes.
+    /// The same, of a float buffer or a buffer of codes.
     fn numbers(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
         if b.dtype() != DType::U8 {
             return self.stretch(operand, b, at, len);
@@ -167,5 +167,5 @@ impl<'a> Op<'a> {
     }
 }
 
-/// More elements than any memory has; products of two such numbers' roots do not overflow.
+/// More elements than any memory holds, yet sums and products of checked sizes do not overflow.
 const MOST: usize = 1 << 48;

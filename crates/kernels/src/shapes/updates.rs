@@ -1,4 +1,4 @@
-//! Updates of parameters.
+//! Optimizer steps.
 
 use super::Op;
 use crate::backend::{AdamWParam, Home, Sgd};
@@ -7,7 +7,7 @@ use crate::codes::BLOCK;
 use crate::error::Result;
 use std::ops::Range;
 
-/// Stretches of a parameter: within it, in order, none twice.
+/// Checks that ranges lie within a parameter, in ascending order, without overlap.
 fn stretches(op: Op<'_>, ranges: &[Range<usize>], len: usize) -> Result<()> {
     let mut at = 0;
     for r in ranges {

@@ -1,4 +1,4 @@
-//! Memory, plain vectors and rows by number.
+//! Memory, vectors, and rows by index.
 
 use super::Op;
 use crate::backend::Home;
@@ -38,7 +38,7 @@ pub(crate) fn copy(
     op.stretch("dst", dst, to, len)
 }
 
-/// Each side with its first element and the elements from one row to the next.
+/// Each side with its offset and row pitch.
 pub(crate) fn copy_block(
     home: &dyn Home,
     (src, from, pitch): (&Buffer, usize, usize),
@@ -107,10 +107,10 @@ pub(crate) fn gather_rows(
     op.floats("dst", dst, op.times(rows.len(), width)?)
 }
 
-/// Stands for a row that becomes zero.
+/// Marks a row that becomes zero.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 
-/// For each row of `dst` the row of `src` that goes there.
+/// Returns the row of `src` for each row of `dst`.
 pub(crate) fn scatter_rows(
     home: &dyn Home,
     src: &Buffer,
@@ -146,14 +146,14 @@ fn table(op: Op<'_>, ids: &Buffer, rows: (&str, &Buffer), table: (&str, &Buffer)
     Ok(width)
 }
 
-/// Elements of a row.
+/// Returns the row width.
 pub(crate) fn embed(home: &dyn Home, ids: &Buffer, from: &Buffer, out: &Buffer) -> Result<usize> {
     let op = Op::new(home, "embed");
     op.f32s("out", out, out.len())?;
     table(op, ids, ("out", out), ("table", from))
 }
 
-/// Elements of a row.
+/// Returns the row width.
 pub(crate) fn embed_backward(home: &dyn Home, ids: &Buffer, dout: &Buffer, to: &Buffer) -> Result<usize> {
     table(Op::new(home, "embed_backward"), ids, ("dout", dout), ("dtable", to))
 }

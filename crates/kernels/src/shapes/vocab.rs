@@ -1,4 +1,4 @@
-//! The head by parts of its vocabulary.
+//! The vocabulary-parallel head.
 
 use super::Op;
 use super::heads::{others, stats};
@@ -6,7 +6,7 @@ use crate::backend::{Home, LogpGrads, LogpStats, PartGrads, PartInput, PartSide,
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
-/// Rows of hidden states that meet a part.
+/// Returns the number of rows of hidden states.
 fn scored(op: Op<'_>, x: &Buffer, part: VocabPart<'_>) -> Result<usize> {
     let VocabPart { w, first, from, to } = part;
     op.weight("the head", w, false)?;
@@ -43,7 +43,7 @@ pub(crate) fn fold_tiles(home: &dyn Home, tiles: &Buffer, [lse, entropy]: [&Buff
     op.f32s("tiles", tiles, tiles.len())
 }
 
-/// The part that gradients are computed of: the weight has its rows and no others.
+/// Requires a weight with exactly the part's rows.
 fn gradients(
     op: Op<'_>,
     part: Option<(VocabPart<'_>, &Buffer)>,
