@@ -31,7 +31,7 @@ pub use cpu::{narrow, widen};
 pub use error::{Class, Error, Result, nearest};
 pub use footprint::Footprint;
 pub use sync::{cores, lock};
-pub use usage::{Books, Purpose};
+pub use usage::{MemoryUsage, Purpose};
 pub use words::{counted, plural};
 
 use std::sync::Arc;

@@ -300,7 +300,7 @@ pub struct LogpGrads<'a> {
     pub others: Option<&'a Buffer>,
 }
 
-/// Vocabulary entries per tile of the CPU's head: see [`Home::vocab_tile`](crate::backend::Home::vocab_tile).
+/// Vocabulary entries per tile of the CPU's head: see [`DeviceInfo::vocab_tile`](crate::backend::DeviceInfo::vocab_tile).
 pub const VOCAB_TILE: usize = 256;
 
 /// Vocabulary entries `from..to`, cut at tiles, with the head's rows for them: one rank's part of a vocabulary-parallel head.
@@ -489,7 +489,7 @@ pub struct Rotation<'a> {
 
 /// How a token is sampled from a row of logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ask {
+pub struct SampleSpec {
     /// Uniform number in [0, 1): the first token, in id order, whose cumulative probability exceeds it is sampled. `None`:
     /// greedy, regardless of the other fields.
     pub draw: Option<f32>,
@@ -501,10 +501,10 @@ pub struct Ask {
     pub min_p: f32,
 }
 
-impl Ask {
+impl SampleSpec {
     /// Sampling without truncation, or greedy.
     pub fn plain(draw: Option<f32>) -> Self {
-        Ask { draw, top_k: 0, top_p: 1.0, min_p: 0.0 }
+        SampleSpec { draw, top_k: 0, top_p: 1.0, min_p: 0.0 }
     }
     /// Whether any truncation is enabled.
     pub fn truncates(&self) -> bool {

@@ -96,7 +96,7 @@ pub fn size(bytes: usize) -> String {
 
 /// Bytes in use now and at the peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Books {
+pub struct MemoryUsage {
     /// Label of new allocations.
     pub purpose: Purpose,
     /// In use now.
@@ -105,7 +105,7 @@ pub struct Books {
     pub at_peak: Bytes,
 }
 
-impl Books {
+impl MemoryUsage {
     /// Counts an allocation; returns its label.
     pub fn add(&mut self, bytes: usize) -> Purpose {
         self.now.0[self.purpose as usize] += bytes;
@@ -124,7 +124,7 @@ impl Books {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Buffers by purpose.
-    pub books: Books,
+    pub books: MemoryUsage,
     /// Number of allocations from the system.
     pub asked: u64,
     /// Device bytes in use according to the driver: including context, libraries, cached free blocks, other programs.
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_peak_keeps_what_it_was_made_of() {
-        let mut books = Books { purpose: Purpose::Weights, ..Default::default() };
+        let mut books = MemoryUsage { purpose: Purpose::Weights, ..Default::default() };
         let weights = books.add(300 << 20);
         books.purpose = Purpose::Activations;
         let activations = books.add(2 << 30);

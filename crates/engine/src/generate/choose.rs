@@ -6,9 +6,9 @@ use super::shared::sample_in_team;
 use crate::model::Model;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Ask, Choices};
+use ferrl_kernels::backend::{Choices, SampleSpec};
 use ferrl_kernels::philox::{philox4x32, uniform};
-use ferrl_kernels::truncate::Kept;
+use ferrl_kernels::truncate::Truncation;
 
 /// A sampled token.
 pub(super) struct PickedToken {
@@ -23,7 +23,7 @@ pub(super) struct PickedToken {
 pub(super) struct Chooser {
     row: Vec<f32>,
     counts: Vec<u32>,
-    kept: Kept,
+    kept: Truncation,
 }
 
 /// Tokens being sampled on the device for some sequences.
@@ -47,7 +47,7 @@ pub(super) struct SampleBatch {
     /// Rows of the hidden states.
     pub rows: Vec<u32>,
     /// How each row's token is sampled.
-    pub asks: Vec<Ask>,
+    pub specs: Vec<SampleSpec>,
     /// Whether the host needs a row's logits.
     pub on_host: Vec<bool>,
 }
@@ -58,7 +58,7 @@ impl SampleBatch {
         let all = self.rows.len() * model.config.hidden == h.len() && self.rows.is_sorted();
         let selected = if all { None } else { Some(model.select_rows(h, &self.rows)?) };
         let (logits, lse) = model.logits(selected.as_ref().unwrap_or(h), self.divisor)?;
-        let choices = model.backend.choose(&logits, &lse, &self.asks)?;
+        let choices = model.backend.choose(&logits, &lse, &self.specs)?;
         Ok(TokenGroup { logits: self.on_host.contains(&true).then_some(logits), choices })
     }
 }
@@ -81,7 +81,7 @@ pub(super) fn group_by_temperature(
         places.push((group, batch.rows.len() as u32));
         batch.rows.push(row);
         // Where the host samples, the device computes only the log-sum-exp.
-        batch.asks.push(if s.params.has_penalties() { Ask::plain(None) } else { ask(s, ahead) });
+        batch.specs.push(if s.params.has_penalties() { SampleSpec::plain(None) } else { spec(s, ahead) });
         batch.on_host.push(!s.params.is_chosen_by_device());
     }
     (batches, places)
@@ -155,7 +155,7 @@ impl Chooser {
                 }
                 if s.params.has_penalties() {
                     self.penalise(&s.params, &s.ids, s.completion());
-                    (pick.token, pick.sampled_logp) = self.kept.choose(&self.row, &ask(s, 0));
+                    (pick.token, pick.sampled_logp) = self.kept.choose(&self.row, &spec(s, 0));
                     let mut logit = [0.0];
                     b.read(logits, start + pick.token as usize, &mut logit)?;
                     pick.logp = logit[0] - choice.lse;
@@ -197,10 +197,10 @@ impl Chooser {
 }
 
 /// How the token after the next `ahead` ones is sampled. Greedy decoding ignores truncation.
-fn ask(s: &RunningSequence, ahead: usize) -> Ask {
+fn spec(s: &RunningSequence, ahead: usize) -> SampleSpec {
     let p = &s.params;
     let draw = (!p.is_greedy()).then(|| draw(s, ahead));
-    Ask { draw, top_k: p.top_k, top_p: p.top_p, min_p: p.min_p }
+    SampleSpec { draw, top_k: p.top_k, top_p: p.top_p, min_p: p.min_p }
 }
 
 /// The uniform random number of a token: a function of seed, stream and index only.

@@ -10,9 +10,9 @@ use crate::model::Model;
 use crate::model::tensor::Team;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Ask, Choices, Draw, TokenChoice};
+use ferrl_kernels::backend::{Choices, Draw, SampleSpec, TokenChoice};
 use ferrl_kernels::math::ln;
-use ferrl_kernels::truncate::Kept;
+use ferrl_kernels::truncate::Truncation;
 use std::ops::Range;
 
 /// What a rank sends of its logits of a row.
@@ -26,19 +26,19 @@ enum Candidates {
 }
 
 impl Candidates {
-    fn of(ask: &Ask, on_host: bool) -> Candidates {
-        match ask {
+    fn of(spec: &SampleSpec, on_host: bool) -> Candidates {
+        match spec {
             _ if on_host => Candidates::All,
-            Ask { draw: None, .. } => Candidates::Top(1),
-            _ if !ask.truncates() => Candidates::Nothing,
-            Ask { top_k: 1.., .. } => Candidates::Top(ask.top_k),
-            _ if ask.top_p < 1.0 => Candidates::All,
-            _ => Candidates::AtLeast(ask.min_p),
+            SampleSpec { draw: None, .. } => Candidates::Top(1),
+            _ if !spec.truncates() => Candidates::Nothing,
+            SampleSpec { top_k: 1.., .. } => Candidates::Top(spec.top_k),
+            _ if spec.top_p < 1.0 => Candidates::All,
+            _ => Candidates::AtLeast(spec.min_p),
         }
     }
 
     /// Selects from the logits of a rank's tokens, whose ids start at `first`.
-    fn list(&self, kept: &mut Kept, row: &[f32], first: u32) -> Vec<(u32, f32)> {
+    fn list(&self, kept: &mut Truncation, row: &[f32], first: u32) -> Vec<(u32, f32)> {
         let candidates = |(at, &logit): (usize, &f32)| (first + at as u32, logit);
         let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         match self {
@@ -74,24 +74,24 @@ pub(super) fn sample_in_team(
     if !model.backend.draws_by_parts() {
         return sample_gathered(model, team, (&logits, &folded.lse), batch);
     }
-    let draws = scan_sample(model, team, (&logits, &folded.lse), &batch.asks)?;
+    let draws = scan_sample(model, team, (&logits, &folded.lse), &batch.specs)?;
     let here = LocalLogits { rows: model.read_f32s(&logits)?, tokens };
     let lists = candidates(team, &here, batch)?;
     let lse = model.read_f32s(&folded.lse)?;
     if member > 0 {
         return Ok(TokenGroup { logits: None, choices: Choices::new(Box::new(Vec::<TokenChoice>::new())) });
     }
-    let (mut kept, mut choices) = (Kept::default(), Vec::with_capacity(rows));
+    let (mut kept, mut choices) = (Truncation::default(), Vec::with_capacity(rows));
     let vocab = model.config.vocab;
     let on_host = batch.on_host.contains(&true);
     let mut whole = if on_host { Some(model.f32s(rows * vocab)?) } else { None };
-    for (row, (ask, list)) in batch.asks.iter().zip(lists).enumerate() {
+    for (row, (spec, list)) in batch.specs.iter().zip(lists).enumerate() {
         let lse = lse[row];
-        let choice = if scans_vocabulary(ask) {
+        let choice = if scans_vocabulary(spec) {
             let (token, logit) = draws[row].token.or(draws[row].last).unwrap_or((0, f32::NAN));
             TokenChoice { token, logit, lse, kept: logit - lse }
         } else {
-            let (token, logit, kept) = kept.choose_among(&list, ask);
+            let (token, logit, kept) = kept.choose_among(&list, spec);
             TokenChoice { token, logit, lse, kept }
         };
         choices.push(choice);
@@ -113,13 +113,13 @@ fn sample_gathered(
     let Some(whole) = model.logits_on_first(team, logits, batch.rows.len())? else {
         return Ok(TokenGroup { logits: None, choices: Choices::new(Box::new(Vec::<TokenChoice>::new())) });
     };
-    let choices = model.backend.choose(&whole, lse, &batch.asks)?;
+    let choices = model.backend.choose(&whole, lse, &batch.specs)?;
     Ok(TokenGroup { logits: batch.on_host.contains(&true).then_some(whole), choices })
 }
 
 /// Whether the row is sampled from the whole vocabulary.
-fn scans_vocabulary(ask: &Ask) -> bool {
-    ask.draw.is_some() && !ask.truncates()
+fn scans_vocabulary(spec: &SampleSpec) -> bool {
+    spec.draw.is_some() && !spec.truncates()
 }
 
 /// Samples from the whole vocabulary: the running sums pass from rank to rank in vocabulary order and end at the first rank.
@@ -127,16 +127,17 @@ fn scan_sample(
     model: &Model,
     team: &Team,
     (logits, lse): (&Buffer, &Buffer),
-    asks: &[Ask],
+    specs: &[SampleSpec],
 ) -> Result<Vec<Draw>> {
     // Rows that are not sampled here count as done.
-    let start = |ask: &Ask| Draw { token: (!scans_vocabulary(ask)).then_some((0, 0.0)), ..Draw::default() };
-    let mut draws: Vec<Draw> = asks.iter().map(start).collect();
-    if !asks.iter().any(scans_vocabulary) {
+    let start =
+        |spec: &SampleSpec| Draw { token: (!scans_vocabulary(spec)).then_some((0, 0.0)), ..Draw::default() };
+    let mut draws: Vec<Draw> = specs.iter().map(start).collect();
+    if !specs.iter().any(scans_vocabulary) {
         return Ok(draws);
     }
     let ((member, size), tokens) = (team.member(), |m| model.vocab_of((m, team.member().1)));
-    let uniform: Vec<f32> = asks.iter().map(|ask| ask.draw.unwrap_or(0.0)).collect();
+    let uniform: Vec<f32> = specs.iter().map(|spec| spec.draw.unwrap_or(0.0)).collect();
     let with_tokens: Vec<usize> = (0..size).filter(|&m| !tokens(m).is_empty()).collect();
     for (i, &from) in with_tokens.iter().enumerate() {
         let to = with_tokens.get(i + 1).copied().unwrap_or(0);
@@ -192,9 +193,9 @@ struct LocalLogits {
 
 /// The candidates of each row that the members sent to the first rank; in id order if all were sent.
 fn candidates(team: &Team, here: &LocalLogits, batch: &SampleBatch) -> Result<Vec<Vec<(u32, f32)>>> {
-    let mut kept = Kept::default();
+    let mut kept = Truncation::default();
     let sent: Vec<Candidates> =
-        batch.asks.iter().zip(&batch.on_host).map(|(ask, &l)| Candidates::of(ask, l)).collect();
+        batch.specs.iter().zip(&batch.on_host).map(|(spec, &l)| Candidates::of(spec, l)).collect();
     if sent.iter().all(|sent| matches!(sent, Candidates::Nothing)) {
         return Ok(vec![Vec::new(); sent.len()]);
     }
@@ -266,15 +267,15 @@ mod tests {
 
     #[test]
     fn rows_that_are_put_together_give_the_choices_of_one_rank() {
-        let asks = vec![
-            Ask::plain(None),
-            Ask::plain(Some(0.3)),
-            Ask { top_k: 9, ..Ask::plain(Some(0.8)) },
-            Ask { top_p: 0.7, ..Ask::plain(Some(0.5)) },
-            Ask { min_p: 0.05, ..Ask::plain(Some(0.99)) },
+        let specs = vec![
+            SampleSpec::plain(None),
+            SampleSpec::plain(Some(0.3)),
+            SampleSpec { top_k: 9, ..SampleSpec::plain(Some(0.8)) },
+            SampleSpec { top_p: 0.7, ..SampleSpec::plain(Some(0.5)) },
+            SampleSpec { min_p: 0.05, ..SampleSpec::plain(Some(0.99)) },
         ];
         let batch =
-            SampleBatch { divisor: 0.7, rows: (0..ROWS as u32).collect(), asks, on_host: vec![true; ROWS] };
+            SampleBatch { divisor: 0.7, rows: (0..ROWS as u32).collect(), specs, on_host: vec![true; ROWS] };
         // Parts of one tile and of several, and a rank with none.
         for (connect, vocab, size) in
             [(threads as fn(usize) -> Vec<Ranks>, 700, 2), (device_threads, 700, 3), (device_threads, 300, 3)]

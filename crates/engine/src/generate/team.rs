@@ -10,7 +10,7 @@ use super::shared::sample_in_team;
 use crate::model::Model;
 use crate::model::decoder::{Keep, PastKv};
 use crate::{Error, Result};
-use ferrl_kernels::backend::{Ask, PagedRows, PagedSequence};
+use ferrl_kernels::backend::{PagedRows, PagedSequence, SampleSpec};
 
 /// A forward pass that the leader announces.
 #[derive(Debug, Default, PartialEq)]
@@ -34,10 +34,10 @@ impl TeamStep {
         for head in &self.heads {
             all.extend([head.divisor.to_bits(), head.rows.len() as u32]);
             all.extend(&head.rows);
-            for (ask, on_host) in head.asks.iter().zip(&head.on_host) {
-                let draw = ask.draw.map_or(u32::MAX, f32::to_bits);
-                let (top_k, on_host) = (ask.top_k.min(u32::MAX as usize) as u32, u32::from(*on_host));
-                all.extend([draw, top_k, ask.top_p.to_bits(), ask.min_p.to_bits(), on_host]);
+            for (spec, on_host) in head.specs.iter().zip(&head.on_host) {
+                let draw = spec.draw.map_or(u32::MAX, f32::to_bits);
+                let (top_k, on_host) = (spec.top_k.min(u32::MAX as usize) as u32, u32::from(*on_host));
+                all.extend([draw, top_k, spec.top_p.to_bits(), spec.min_p.to_bits(), on_host]);
             }
         }
         for s in &self.rows.sequences {
@@ -71,7 +71,7 @@ impl TeamStep {
                 let draw = Some(next()?).filter(|&bits| bits != u32::MAX).map(f32::from_bits);
                 let (top_k, top_p, min_p) =
                     (next()? as usize, f32::from_bits(next()?), f32::from_bits(next()?));
-                head.asks.push(Ask { draw, top_k, top_p, min_p });
+                head.specs.push(SampleSpec { draw, top_k, top_p, min_p });
                 head.on_host.push(next()? == 1);
             }
             step.heads.push(head);
@@ -135,8 +135,9 @@ mod tests {
             |row, blocks: &[u32]| PagedSequence { row, count: 2, position: 5, blocks: blocks.to_vec() };
         let rows =
             PagedRows { sequences: vec![sequence(0, &[3]), sequence(2, &[4, 1, 9]), sequence(4, &[])] };
-        let asks = vec![Ask::plain(None), Ask { draw: Some(0.25), top_k: 7, top_p: 0.9, min_p: 0.1 }];
-        let head = SampleBatch { divisor: 0.7, rows: vec![1, 5], asks, on_host: vec![true, false] };
+        let specs =
+            vec![SampleSpec::plain(None), SampleSpec { draw: Some(0.25), top_k: 7, top_p: 0.9, min_p: 0.1 }];
+        let head = SampleBatch { divisor: 0.7, rows: vec![1, 5], specs, on_host: vec![true, false] };
         let (ids, positions) = (vec![7; 6], vec![5, 6, 5, 6, 5, 6]);
         let step = TeamStep { copies: vec![(1, 2)], ids, positions, heads: vec![head], rows };
         assert_eq!(TeamStep::of_bytes(&step.to_bytes()).unwrap(), step);

@@ -37,7 +37,7 @@ pub trait AttentionOps: MemoryOps {
         out: &mut Buffer,
         lse: &mut Buffer,
     ) -> Result<()> {
-        shapes::attention_shard(self.as_home(), &op, shard, (q, kv), [out, lse])?;
+        shapes::attention_shard(self.as_info(), &op, shard, (q, kv), [out, lse])?;
         composed::attention_shard(self, op, shard, (q, kv), out, lse)
     }
     /// `attention_backward` of some rows, bit for bit: gradients of their queries, keys and values. Operands have all rows,
@@ -50,7 +50,7 @@ pub trait AttentionOps: MemoryOps {
         shard: RowShard<'_>,
         dqkv: &mut Buffer,
     ) -> Result<()> {
-        shapes::attention_shard_backward(self.as_home(), &op, saved, dout, shard, dqkv)?;
+        shapes::attention_shard_backward(self.as_info(), &op, saved, dout, shard, dqkv)?;
         composed::attention_shard_backward(self, op, saved, dout, shard, dqkv)
     }
 }
@@ -65,7 +65,7 @@ pub trait CacheOps: MemoryOps {
     fn cache_write(&self, heads: Heads, qkv: &Buffer, rows: &PagedRows, cache: &mut Buffer) -> Result<()>;
     /// Copies blocks in every layer's cache: of each pair, the first block to the second. A destination is in no other pair.
     fn cache_copies(&self, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()> {
-        shapes::cache_copies(self.as_home(), heads, pairs, layers)?;
+        shapes::cache_copies(self.as_info(), heads, pairs, layers)?;
         composed::cache_copies(self, heads, pairs, layers)
     }
     /// The bits of `attention` for these rows. Their own keys and values must already be in the cache.
@@ -93,7 +93,7 @@ pub trait RopeOps: LinearOps + CacheOps {
         qkv: &mut Buffer,
     ) -> Result<()> {
         let to = cache.as_ref().map(|(rows, cache)| (*rows, &**cache));
-        shapes::linear_qkv(self.as_home(), x, layer, to, qkv)?;
+        shapes::linear_qkv(self.as_info(), x, layer, to, qkv)?;
         composed::linear_qkv(self, x, layer, cache, qkv)
     }
     /// Backward of RoPE and bias: rotates `dqkv` back in place and sums its rows into `dbias`; `+=` with `add`.
@@ -105,7 +105,7 @@ pub trait RopeOps: LinearOps + CacheOps {
         add: bool,
         dbias: Option<&mut Buffer>,
     ) -> Result<()> {
-        shapes::qkv_backward(self.as_home(), heads, turns, dqkv, dbias.as_deref())?;
+        shapes::qkv_backward(self.as_info(), heads, turns, dqkv, dbias.as_deref())?;
         composed::qkv_backward(self, heads, turns, dqkv, add, dbias)
     }
     /// Column sums of `dqkv` rows that are already rotated back, with the bits of `qkv_backward` for fully rotated heads of that
@@ -118,7 +118,7 @@ pub trait RopeOps: LinearOps + CacheOps {
         add: bool,
         dbias: &mut Buffer,
     ) -> Result<()> {
-        shapes::rotated_bias(self.as_home(), head_dim, dqkv, tokens, dbias)?;
+        shapes::rotated_bias(self.as_info(), head_dim, dqkv, tokens, dbias)?;
         composed::rotated_bias(self, dqkv, tokens, add, dbias)
     }
 }
@@ -139,12 +139,12 @@ pub trait DecodeOps: RopeOps + NormOps + ActivationOps {
         cache: (&PagedRows, &mut Buffer),
         qkv: &mut Buffer,
     ) -> Result<()> {
-        shapes::normed_qkv(self.as_home(), norm, x, layer, (cache.0, &*cache.1), qkv)?;
+        shapes::normed_qkv(self.as_info(), norm, x, layer, (cache.0, &*cache.1), qkv)?;
         composed::normed_qkv(self, norm, x, layer, cache, qkv)
     }
     /// `to += linear(x)`; the product is rounded to the type of `x` before the addition.
     fn linear_add(&self, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<()> {
-        shapes::linear_add(self.as_home(), x, layer, to)?;
+        shapes::linear_add(self.as_info(), x, layer, to)?;
         composed::linear_add(self, x, layer, to)
     }
     /// `activation(linear(norm(x)))` of the residual stream `x`.
@@ -156,7 +156,7 @@ pub trait DecodeOps: RopeOps + NormOps + ActivationOps {
         op: Activation,
         y: &mut Buffer,
     ) -> Result<()> {
-        shapes::normed_activation(self.as_home(), norm, x, layer, op, y)?;
+        shapes::normed_activation(self.as_info(), norm, x, layer, op, y)?;
         composed::normed_activation(self, norm, x, layer, op, y)
     }
 }

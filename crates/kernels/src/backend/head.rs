@@ -17,7 +17,7 @@ pub trait HeadOps: LinearOps {
         stats: &mut LogpStats,
     ) -> Result<()> {
         let listed = others.as_ref().map(|(ids, out)| (*ids, &**out));
-        shapes::logp(self.as_home(), head, listed, stats)?;
+        shapes::logp(self.as_info(), head, listed, stats)?;
         composed::logp(self, head, others, stats)
     }
     /// Gradients of hidden states and weight from those of the row statistics.
@@ -29,7 +29,7 @@ pub trait HeadOps: LinearOps {
         grads: &LogpGrads<'_>,
         to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::logp_backward(self.as_home(), head, others, stats, grads, &to)?;
+        shapes::logp_backward(self.as_info(), head, others, stats, grads, &to)?;
         composed::logp_backward(self, head, others, grads, to)
     }
     /// One-pass head: `logp` and `logp_backward` together, for precomputed gradients; the same bits.
@@ -40,7 +40,7 @@ pub trait HeadOps: LinearOps {
         stats: &mut LogpStats,
         to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::logp_one_pass(self.as_home(), head, dlogp, stats, &to)?;
+        shapes::logp_one_pass(self.as_info(), head, dlogp, stats, &to)?;
         self.logp(head, None, stats)?;
         let grads = LogpGrads { logp: dlogp, entropy: None, others: None };
         self.logp_backward(head, None, stats, &grads, to)
@@ -54,7 +54,7 @@ pub trait HeadOps: LinearOps {
         logits: &mut Buffer,
         lse: &mut Buffer,
     ) -> Result<()> {
-        shapes::logits(self.as_home(), x, w, [logits, lse])?;
+        shapes::logits(self.as_info(), x, w, [logits, lse])?;
         composed::logits(self, op, x, w, logits, lse)
     }
 }
@@ -63,7 +63,7 @@ pub trait HeadOps: LinearOps {
 pub trait DivergenceOps: LinearOps {
     /// KL(p || q) per row over the whole vocabulary; `p` and `q` are (hidden states, head).
     fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
-        shapes::kl(self.as_home(), p, q, kl)?;
+        shapes::kl(self.as_info(), p, q, kl)?;
         composed::kl(self, op, p, q, kl)
     }
     /// Gradient of `kl` with respect to `p`.
@@ -75,7 +75,7 @@ pub trait DivergenceOps: LinearOps {
         dkl: &Buffer,
         to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::kl_backward(self.as_home(), p, q, dkl, &to)?;
+        shapes::kl_backward(self.as_info(), p, q, dkl, &to)?;
         composed::kl_backward(self, op, p, q, dkl, to)
     }
 }
@@ -84,19 +84,19 @@ pub trait DivergenceOps: LinearOps {
 pub trait SampleOps: MemoryOps {
     /// For each row of `logits`, the first token whose cumulative probability exceeds `uniform[row]`.
     fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>> {
-        shapes::sample(self.as_home(), logits, lse, uniform)?;
+        shapes::sample(self.as_info(), logits, lse, uniform)?;
         composed::sample(self, logits, lse, uniform)
     }
     /// For each row of `logits`, the first maximum.
     fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
-        shapes::argmax(self.as_home(), logits, rows)?;
+        shapes::argmax(self.as_info(), logits, rows)?;
         composed::argmax(self, logits, rows)
     }
     /// Starts choosing a token for each row of `logits`: as `sample` or `argmax`, or sampling with truncation.
     /// [`SampleOps::chosen`] returns the tokens; other work may be launched in between.
-    fn choose(&self, logits: &Buffer, lse: &Buffer, asks: &[Ask]) -> Result<Choices> {
-        shapes::choose(self.as_home(), logits, lse, asks.iter().map(|ask| ask.draw))?;
-        Ok(Choices::new(Box::new(composed::choose(self, logits, lse, asks)?)))
+    fn choose(&self, logits: &Buffer, lse: &Buffer, specs: &[SampleSpec]) -> Result<Choices> {
+        shapes::choose(self.as_info(), logits, lse, specs.iter().map(|spec| spec.draw))?;
+        Ok(Choices::new(Box::new(composed::choose(self, logits, lse, specs)?)))
     }
     /// Waits for the choices, but not for work launched after them.
     fn chosen(&self, choices: &Choices) -> Result<Vec<TokenChoice>> {

@@ -11,12 +11,12 @@ use crate::shapes;
 pub trait EmbeddingOps: VectorOps {
     /// `out[i] = scale * table[ids[i]]`, in f32; `+=` with `add`.
     fn embed(&self, ids: &Buffer, table: &Buffer, scale: f32, add: bool, out: &mut Buffer) -> Result<()> {
-        shapes::embed(self.as_home(), ids, table, out)?;
+        shapes::embed(self.as_info(), ids, table, out)?;
         composed::embed(self, ids, table, scale, add, out)
     }
     /// `dtable[ids[i]] += scale * dout[i]`, in row order per id.
     fn embed_backward(&self, ids: &Buffer, dout: &Buffer, scale: f32, dtable: &mut Buffer) -> Result<()> {
-        shapes::embed_backward(self.as_home(), ids, dout, dtable)?;
+        shapes::embed_backward(self.as_info(), ids, dout, dtable)?;
         composed::embed_backward(self, ids, dout, scale, dtable)
     }
 }
@@ -34,7 +34,7 @@ pub trait NormOps: VectorOps {
         sum: &mut Buffer,
         y: &mut Buffer,
     ) -> Result<()> {
-        shapes::add_norm(self.as_home(), norm, x, delta, [sum, y])?;
+        shapes::add_norm(self.as_info(), norm, x, delta, [sum, y])?;
         composed::add_norm(self, norm, x, delta, [sum, y])
     }
     /// Gradients of the input and of the parameters.
@@ -48,7 +48,7 @@ pub trait NormOps: VectorOps {
     ) -> Result<()>;
     /// `norm` or `add_norm`, recomputed, fused with `norm_backward`; the same bits.
     fn norm_recompute(&self, norm: Normed<'_>, of: NormInput<'_>, backward: NormRecompute<'_>) -> Result<()> {
-        shapes::norm_recompute(self.as_home(), norm, of, &backward)?;
+        shapes::norm_recompute(self.as_info(), norm, of, &backward)?;
         let NormInput { x, delta } = of;
         let NormRecompute { dy, y, dx, rounded, grads } = backward;
         match delta {
@@ -73,7 +73,7 @@ pub trait NormOps: VectorOps {
 pub trait HeadNormOps: NormOps {
     /// Normalises the query heads with `q_weight` and the key heads with `k_weight`; values are copied.
     fn head_norm(&self, norm: HeadNorm<'_>, qkv: &Buffer, out: &mut Buffer) -> Result<()> {
-        shapes::head_norm(self.as_home(), norm, qkv, out)?;
+        shapes::head_norm(self.as_info(), norm, qkv, out)?;
         composed::head_norm(self, norm, qkv, out)
     }
     /// In place: `dqkv` holds the gradient of the output and becomes that of the input. Adds to the gradients of `q_weight` and
@@ -86,7 +86,7 @@ pub trait HeadNormOps: NormOps {
         dweights: [Option<&mut Buffer>; 2],
     ) -> Result<()> {
         let sums = dweights.each_ref().map(|d| d.as_deref());
-        shapes::head_norm_backward(self.as_home(), norm, qkv, dqkv, sums)?;
+        shapes::head_norm_backward(self.as_info(), norm, qkv, dqkv, sums)?;
         composed::head_norm_backward(self, norm, qkv, dqkv, dweights)
     }
 }
@@ -98,7 +98,7 @@ pub trait LinearOps: VectorOps {
     fn weight(&self, n: usize, k: usize, compute: DType, backward: bool) -> Result<Weight>;
     /// The f32 master of a weight, on devices that store both in the same memory: changing one changes the other.
     fn master(&self, weight: &Weight) -> Result<Option<Buffer>> {
-        shapes::master(self.as_home(), weight).map(|()| None)
+        shapes::master(self.as_info(), weight).map(|()| None)
     }
     /// Whether a bf16 weight can be its own master ([`LinearOps::rounded_master`]).
     fn rounds_masters(&self) -> bool {
@@ -107,7 +107,7 @@ pub trait LinearOps: VectorOps {
     /// The weight itself viewed as master of a model that is not trained, where the device supports it: writes round, and no
     /// extra bits are stored.
     fn rounded_master(&self, weight: &Weight) -> Result<Option<Buffer>> {
-        shapes::master(self.as_home(), weight).map(|()| None)
+        shapes::master(self.as_info(), weight).map(|()| None)
     }
     /// Derives the weight from the f32 master.
     fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()>;
@@ -140,7 +140,7 @@ pub trait ActivationOps: VectorOps {
         x: &mut Buffer,
         dy: &mut Buffer,
     ) -> Result<()> {
-        shapes::activation_recompute(self.as_home(), op, width, x, dy)?;
+        shapes::activation_recompute(self.as_info(), op, width, x, dy)?;
         let (mut y, mut dx) = (self.alloc(dy.dtype(), dy.len())?, self.alloc(x.dtype(), x.len())?);
         self.activation(op, width, x, &mut y)?;
         self.activation_backward(op, width, x, dy, &mut dx)?;

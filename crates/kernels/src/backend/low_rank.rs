@@ -12,12 +12,12 @@ pub trait LowRankOps: LinearOps {
     /// `out = base + bᵀ a` in f32 on the rows of each part; `base` elsewhere. `bᵀ a` is an FMA chain over the rank, then added
     /// to the base once.
     fn adapted(&self, base: &Buffer, parts: &[LowRank<'_>], out: &mut Buffer) -> Result<()> {
-        shapes::adapted(self.as_home(), base, parts, out)?;
+        shapes::adapted(self.as_info(), base, parts, out)?;
         composed::adapted(self, base, parts, out)
     }
     /// [`LowRankOps::adapted`], rounded to a GEMM weight: the same bits.
     fn load_adapted(&self, base: &Buffer, parts: &[LowRank<'_>], weight: &mut Weight) -> Result<()> {
-        shapes::load_adapted(self.as_home(), base, parts, weight)?;
+        shapes::load_adapted(self.as_info(), base, parts, weight)?;
         composed::load_adapted(self, base, parts, weight)
     }
     /// Whether [`LowRankOps::load_adapted`] needs f32 scratch: at most two copies of the weight and one of each part's rows.
@@ -26,7 +26,7 @@ pub trait LowRankOps: LinearOps {
     }
     /// The gradient `(x wᵀ)ᵀ y` of one factor, summed over all rows of `x` and `y`, of which column ranges may be used.
     fn low_rank_dw(&self, of: LowRankGrad<'_>, grads: LinearGrads<'_>) -> Result<()> {
-        shapes::low_rank_dw(self.as_home(), of, &grads)?;
+        shapes::low_rank_dw(self.as_info(), of, &grads)?;
         composed::low_rank_dw(self, of, grads)
     }
 }

@@ -5,12 +5,12 @@ use crate::composed;
 use crate::error::Result;
 use crate::operands::{Heads, VOCAB_TILE};
 use crate::shapes;
-use crate::usage::{Books, MemoryReport, Purpose};
+use crate::usage::{MemoryReport, MemoryUsage, Purpose};
 
 /// What operand checks need to know of a device: which memory it owns, and its cache and head layouts.
-pub trait Home {
+pub trait DeviceInfo {
     /// The device itself.
-    fn as_home(&self) -> &dyn Home;
+    fn as_info(&self) -> &dyn DeviceInfo;
     /// Whether a buffer is memory of this device, at least as long as it claims.
     fn holds(&self, buffer: &Buffer) -> bool;
     /// The same for a weight; with `backward`, whether it was allocated for `linear_dx`, too.
@@ -29,7 +29,7 @@ pub trait Home {
 }
 
 /// Allocation, and copies between host and device.
-pub trait MemoryOps: Home {
+pub trait MemoryOps: DeviceInfo {
     /// Bytes allocated now, and at the peak.
     fn memory(&self) -> (usize, usize);
     /// Labels later allocations; returns the previous label. See [`Purpose::on`].
@@ -41,7 +41,7 @@ pub trait MemoryOps: Home {
         None
     }
     /// Bytes of buffers by purpose, now and at the peak; `None` if the device does not count them.
-    fn books(&self) -> Option<Books> {
+    fn books(&self) -> Option<MemoryUsage> {
         self.memory_report().map(|report| report.books)
     }
     /// Returns cached free memory to the system, between phases with different allocation sizes. No-op where nothing is cached or
@@ -58,14 +58,14 @@ pub trait MemoryOps: Home {
     }
     /// Sets every element.
     fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
-        shapes::fill(self.as_home(), dst)?;
+        shapes::fill(self.as_info(), dst)?;
         self.write(dst, 0, &vec![value; dst.len()])
     }
     /// Writes to `dst[at..]`, converted to its type; 8-bit codes are given as whole numbers.
     fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()>;
     /// Writes to `dst[at..]` from little-endian bf16 bytes, converted to its type.
     fn write_bf16(&self, dst: &mut Buffer, at: usize, src: &[u8]) -> Result<()> {
-        shapes::write_bf16(self.as_home(), dst, at, src.len())?;
+        shapes::write_bf16(self.as_info(), dst, at, src.len())?;
         let pairs = src.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
         self.write(dst, at, &pairs.map(|b| f32::from_bits(u32::from(b) << 16)).collect::<Vec<_>>())
     }
@@ -75,7 +75,7 @@ pub trait MemoryOps: Home {
     fn indices(&self, values: &[u32]) -> Result<Buffer>;
     /// Overwrites an index buffer with equally many values, at the same address.
     fn set_indices(&self, dst: &mut Buffer, values: &[u32]) -> Result<()> {
-        shapes::set_indices(self.as_home(), dst, values.len())?;
+        shapes::set_indices(self.as_info(), dst, values.len())?;
         *dst = self.indices(values)?;
         Ok(())
     }
@@ -89,7 +89,7 @@ pub trait MemoryOps: Home {
         (dst, to, to_pitch): (&mut Buffer, usize, usize),
         [rows, columns]: [usize; 2],
     ) -> Result<()> {
-        shapes::copy_block(self.as_home(), (src, from, pitch), (dst, to, to_pitch), [rows, columns])?;
+        shapes::copy_block(self.as_info(), (src, from, pitch), (dst, to, to_pitch), [rows, columns])?;
         (0..rows).try_for_each(|r| self.copy(src, from + r * pitch, dst, to + r * to_pitch, columns))
     }
 }
@@ -103,7 +103,7 @@ pub trait VectorOps: MemoryOps {
     fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()>;
     /// `y += a * x[at..at + y.len()]`
     fn axpy_from(&self, a: f32, x: &Buffer, at: usize, y: &mut Buffer) -> Result<()> {
-        shapes::axpy_from(self.as_home(), x, at, y)?;
+        shapes::axpy_from(self.as_info(), x, at, y)?;
         let mut part = self.alloc(x.dtype(), y.len())?;
         self.copy(x, at, &mut part, 0, y.len())?;
         self.axpy(a, &part, y)
@@ -114,7 +114,7 @@ pub trait VectorOps: MemoryOps {
     }
     /// The chunk sums of [`VectorOps::dot`], for sharded vectors.
     fn chunk_dots(&self, x: &Buffer, y: &Buffer) -> Result<Vec<f64>> {
-        shapes::dot(self.as_home(), x, y)?;
+        shapes::dot(self.as_info(), x, y)?;
         composed::chunk_dots(self, x, y)
     }
     /// Adds chunk sums in the order of [`VectorOps::dot`].
@@ -127,23 +127,23 @@ pub trait VectorOps: MemoryOps {
     }
     /// Dequantises NF4, two codes per byte: `out[i] = NF4[code i] * absmax[i / block]` ([`codes`](crate::codes)).
     fn decode_nf4(&self, codes: &Buffer, absmax: &Buffer, block: usize, out: &mut Buffer) -> Result<()> {
-        shapes::decode_nf4(self.as_home(), codes, absmax, block, out)?;
+        shapes::decode_nf4(self.as_info(), codes, absmax, block, out)?;
         composed::decode_nf4(self, codes, absmax, block, out)
     }
     /// Index of the first NaN or infinity.
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
-        shapes::first_non_finite(self.as_home(), x)?;
+        shapes::first_non_finite(self.as_info(), x)?;
         let values = composed::download(self, x)?;
         Ok(values.iter().position(|x| !x.is_finite()))
     }
     /// `dst[i] = src[rows[i]]`, by rows.
     fn gather_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
-        shapes::gather_rows(self.as_home(), src, rows, width, dst)?;
+        shapes::gather_rows(self.as_info(), src, rows, width, dst)?;
         composed::gather_rows(self, src, rows, width, dst)
     }
     /// `dst[rows[i]] = src[i]`, by rows; other rows become zero. `rows` are distinct.
     fn scatter_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
-        shapes::scatter_rows(self.as_home(), src, rows, width, dst)?;
+        shapes::scatter_rows(self.as_info(), src, rows, width, dst)?;
         composed::scatter_rows(self, src, rows, width, dst)
     }
 }

@@ -26,7 +26,7 @@ pub use graph::GraphOps;
 pub use head::{DivergenceOps, HeadOps, SampleOps};
 pub use layers::{ActivationOps, EmbeddingOps, HeadNormOps, LinearOps, NormOps};
 pub use low_rank::LowRankOps;
-pub use memory::{DOT_CHUNK, Home, MemoryOps, VectorOps};
+pub use memory::{DOT_CHUNK, DeviceInfo, MemoryOps, VectorOps};
 pub use optimizer::OptimizerOps;
 pub use vocab::VocabOps;
 

@@ -2,7 +2,7 @@
 
 use super::logp::HeadCaseInputs;
 use super::{Check, download, random, unwritten, upload, weight};
-use crate::backend::{Ask, Backend, LogpHead, TokenChoice};
+use crate::backend::{Backend, LogpHead, SampleSpec, TokenChoice};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
@@ -76,20 +76,20 @@ fn many_alike(check: &mut Check<'_>) -> Result<()> {
 }
 
 /// The probabilities, by id, of the tokens that truncation leaves.
-fn truncated(row: &[f32], ask: &Ask) -> Vec<f64> {
+fn truncated(row: &[f32], spec: &SampleSpec) -> Vec<f64> {
     let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
-    order.truncate(if ask.top_k == 0 { row.len() } else { ask.top_k });
+    order.truncate(if spec.top_k == 0 { row.len() } else { spec.top_k });
     let share = |id: &usize| f64::from(row[*id] - best).exp();
-    let goal = f64::from(ask.top_p) * order.iter().map(share).sum::<f64>();
+    let goal = f64::from(spec.top_p) * order.iter().map(share).sum::<f64>();
     let mut before = 0.0;
     order.retain(|id| {
-        let kept = ask.top_p == 1.0 || before < goal;
+        let kept = spec.top_p == 1.0 || before < goal;
         before += share(id);
         kept
     });
-    order.retain(|id| share(id) >= f64::from(ask.min_p));
+    order.retain(|id| share(id) >= f64::from(spec.min_p));
     let all: f64 = order.iter().map(share).sum();
     let mut p = vec![0.0; row.len()];
     order.iter().for_each(|&id| p[id] = share(&id) / all);
@@ -98,36 +98,36 @@ fn truncated(row: &[f32], ask: &Ask) -> Vec<f64> {
 
 /// The CPU's tokens where no draw is on an edge, and their log-probabilities; equals are kept in the order of ids.
 pub fn truncation(check: &mut Check<'_>) -> Result<()> {
-    let ask = |top_k, top_p, min_p| Ask { draw: None, top_k, top_p, min_p };
+    let spec = |top_k, top_p, min_p| SampleSpec { draw: None, top_k, top_p, min_p };
     let settings = [
-        ask(1, 1.0, 0.0),
-        ask(50, 1.0, 0.0),
-        ask(0, 0.9, 0.0),
-        ask(0, 0.999, 0.0),
-        ask(0, 1.0, 0.05),
-        ask(100, 0.8, 0.01),
-        ask(7000, 0.1, 0.0),
-        ask(0, 1.0, 0.0),
+        spec(1, 1.0, 0.0),
+        spec(50, 1.0, 0.0),
+        spec(0, 0.9, 0.0),
+        spec(0, 0.999, 0.0),
+        spec(0, 1.0, 0.05),
+        spec(100, 0.8, 0.01),
+        spec(7000, 0.1, 0.0),
+        spec(0, 1.0, 0.0),
     ];
     for (vocab, k) in [(32_000, 64), (1003, 32), (40, 32)] {
         let rows = 6 * settings.len();
         let b = check.card;
         let (logits, lse) = logits(b, rows, vocab, k)?;
         let draw = |r: usize| Some((r as f32 * 0.618_034 + 0.01).fract());
-        let asks: Vec<Ask> =
-            (0..rows).map(|r| Ask { draw: draw(r), ..settings[r % settings.len()] }).collect();
+        let specs: Vec<SampleSpec> =
+            (0..rows).map(|r| SampleSpec { draw: draw(r), ..settings[r % settings.len()] }).collect();
         let choose = |b: &dyn Backend, l: &Buffer, s: &Buffer| -> Result<Vec<TokenChoice>> {
-            b.chosen(&b.choose(l, s, &asks)?)
+            b.chosen(&b.choose(l, s, &specs)?)
         };
         let (got, again) = (choose(b, &logits, &lse)?, choose(b, &logits, &lse)?);
         let (values, sums) = (download(b, &logits)?, download(b, &lse)?);
         let cpu = check.cpu;
         let want = choose(cpu, &upload(cpu, DType::F32, &values)?, &upload(cpu, DType::F32, &sums)?)?;
         let (mut worst, mut logp, mut differ) = (0f64, 0f64, 0);
-        for (r, (choice, ask)) in got.iter().zip(&asks).enumerate() {
-            let p = truncated(&values[r * vocab..(r + 1) * vocab], ask);
+        for (r, (choice, spec)) in got.iter().zip(&specs).enumerate() {
+            let p = truncated(&values[r * vocab..(r + 1) * vocab], spec);
             let token = choice.token as usize;
-            worst = worst.max(beside(&p, f64::from(ask.draw.unwrap_or(0.0)), token));
+            worst = worst.max(beside(&p, f64::from(spec.draw.unwrap_or(0.0)), token));
             logp = logp.max((f64::from(choice.kept) - p[token].ln()).abs());
             differ += usize::from(choice.token != want[r].token);
         }
@@ -141,8 +141,8 @@ pub fn truncation(check: &mut Check<'_>) -> Result<()> {
     // Half of the equals, then ten of them: those of the lowest ids.
     let flat = upload(check.card, DType::F32, &vec![0.25; 2 * 5000])?;
     let lse = upload(check.card, DType::F32, &[5000f32.ln() + 0.25; 2])?;
-    let asks = [ask(0, 0.5, 0.0), ask(10, 1.0, 0.0)].map(|a| Ask { draw: Some(0.999), ..a });
-    let got = check.card.chosen(&check.card.choose(&flat, &lse, &asks)?)?;
+    let specs = [spec(0, 0.5, 0.0), spec(10, 1.0, 0.0)].map(|a| SampleSpec { draw: Some(0.999), ..a });
+    let got = check.card.chosen(&check.card.choose(&flat, &lse, &specs)?)?;
     check.same("truncated sampling of equals", &[got[0].token as f32, got[1].token as f32], &[2497.0, 9.0]);
     Ok(())
 }

@@ -408,12 +408,12 @@ const CASES: &[Case] = &[
     ("sample", |m| m.b.sample(&m.f32s(ROWS * VOCAB)?, &m.f32s(ROWS)?, &[0.5; ROWS]).map(drop)),
     ("argmax", |m| m.b.argmax(&m.f32s(ROWS * VOCAB)?, ROWS).map(drop)),
     ("choose", |m| {
-        let asks = [Ask { top_k: 3, ..Ask::plain(Some(0.5)) }; ROWS];
-        m.b.choose(&m.f32s(ROWS * VOCAB)?, &m.f32s(ROWS)?, &asks).map(drop)
+        let specs = [SampleSpec { top_k: 3, ..SampleSpec::plain(Some(0.5)) }; ROWS];
+        m.b.choose(&m.f32s(ROWS * VOCAB)?, &m.f32s(ROWS)?, &specs).map(drop)
     }),
     ("feed", |m| {
         let (logits, lse) = (m.f32s(ROWS * VOCAB)?, m.f32s(ROWS)?);
-        let choices = m.b.choose(&logits, &lse, &[Ask::plain(None); ROWS])?;
+        let choices = m.b.choose(&logits, &lse, &[SampleSpec::plain(None); ROWS])?;
         m.b.feed(&[&choices], &[(0, 5), (0, 0), (0, 1)], &mut m.ids(&[0; 3])?)
     }),
     ("kl", |m| {
@@ -540,7 +540,7 @@ mod tests {
         "rounds_masters",
         "merges_in_copies",
         "rounded_master",
-        "as_home",
+        "as_info",
         "as_card",
         "holds",
         "holds_weight",

@@ -2,13 +2,13 @@
 
 use super::vectors::download;
 use crate::backend::{
-    Ask, HeadGrads, HeadInput, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps, SampleOps,
-    TokenChoice,
+    HeadGrads, HeadInput, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps, SampleOps,
+    SampleSpec, TokenChoice,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use crate::math::{exp, ln};
-use crate::truncate::Kept;
+use crate::truncate::Truncation;
 
 /// Rows whose logits are materialised at a time.
 const ROWS: usize = 64;
@@ -264,9 +264,9 @@ pub fn sample<B: MemoryOps + ?Sized>(
 
 /// See [`SampleOps::argmax`].
 pub fn argmax<B: MemoryOps + ?Sized>(b: &B, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
-    let (values, mut kept) = (download(b, logits)?, Kept::default());
+    let (values, mut kept) = (download(b, logits)?, Truncation::default());
     let vocab = (logits.len() / rows.max(1)).max(1);
-    Ok(values.chunks(vocab).map(|row| kept.choose(row, &Ask::plain(None)).0).collect())
+    Ok(values.chunks(vocab).map(|row| kept.choose(row, &SampleSpec::plain(None)).0).collect())
 }
 
 /// See [`SampleOps::choose`].
@@ -274,34 +274,34 @@ pub fn choose<B: SampleOps + ?Sized>(
     b: &B,
     logits: &Buffer,
     lse: &Buffer,
-    asks: &[Ask],
+    specs: &[SampleSpec],
 ) -> Result<Vec<TokenChoice>> {
-    let rows = asks.len();
+    let rows = specs.len();
     let vocab = logits.len() / rows.max(1);
-    let draws: Vec<f32> = asks.iter().map(|a| a.draw.unwrap_or(0.0)).collect();
-    let drawn = asks.iter().any(|a| a.draw.is_some() && !a.truncates());
+    let draws: Vec<f32> = specs.iter().map(|a| a.draw.unwrap_or(0.0)).collect();
+    let drawn = specs.iter().any(|a| a.draw.is_some() && !a.truncates());
     let sampled = if drawn { b.sample(logits, lse, &draws)? } else { Vec::new() };
-    let greedy = asks.iter().any(|a| a.draw.is_none());
+    let greedy = specs.iter().any(|a| a.draw.is_none());
     let largest = if greedy { b.argmax(logits, rows)? } else { Vec::new() };
     let mut sums = vec![0.0; rows];
     b.read(lse, 0, &mut sums)?;
-    let (mut values, mut kept) = (Vec::new(), Kept::default());
+    let (mut values, mut kept) = (Vec::new(), Truncation::default());
     let mut choice = |row: usize| {
-        let (ask, lse) = (&asks[row], sums[row]);
+        let (spec, lse) = (&specs[row], sums[row]);
         let logit = |token: u32| -> Result<f32> {
             let mut logit = [0.0];
             b.read(logits, row * vocab + token as usize, &mut logit)?;
             Ok(logit[0])
         };
-        if ask.truncates() {
+        if spec.truncates() {
             values.resize(vocab, 0.0);
             b.read(logits, row * vocab, &mut values)?;
-            let (token, kept) = kept.choose(&values, ask);
+            let (token, kept) = kept.choose(&values, spec);
             return Ok(TokenChoice { token, logit: values[token as usize], lse, kept });
         }
-        let token = if ask.draw.is_some() { sampled[row] } else { largest[row] };
+        let token = if spec.draw.is_some() { sampled[row] } else { largest[row] };
         let logit = logit(token)?;
-        Ok(TokenChoice { token, logit, lse, kept: if ask.draw.is_some() { logit - lse } else { 0.0 } })
+        Ok(TokenChoice { token, logit, lse, kept: if spec.draw.is_some() { logit - lse } else { 0.0 } })
     };
     (0..rows).map(&mut choice).collect()
 }

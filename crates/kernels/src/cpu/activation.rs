@@ -1,4 +1,4 @@
-//! The middle of a feed-forward network.
+//! Activations of the feed-forward network.
 
 use super::Cpu;
 use super::element::{Stored, get, put};
@@ -13,17 +13,17 @@ use crate::error::Result;
 use crate::shapes;
 use crate::shapes::input_width;
 
-/// Twice the square root of 2 / pi: `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which keeps its digits far left of zero.
+/// `2 sqrt(2 / pi)`: `(1 + tanh(u)) / 2 = sigmoid(2 u)`, which keeps its precision far left of zero.
 const TWO_ROOT: f32 = 1.595_769;
 const CUBIC: f32 = 0.044_715;
-/// Beyond it the curve is flat in f32, and its polynomial must not overflow.
+/// Clamp of `|x|`: beyond it the activation is flat in f32, and the cubic must not overflow.
 const FLAT: f32 = 32.0;
 
-/// A curve whose value is `x * gate(x)`, with `gate` a sigmoid.
+/// An activation `x * gate(x)` whose gate is a sigmoid.
 trait GateCurve: Copy + Send + Sync + 'static {
-    /// What multiplies `x`.
+    /// The factor of `x`.
     fn gate<S: Simd>(s: S, x: S::V) -> S::V;
-    /// Derivative of the sigmoid's argument, times `x`.
+    /// `x` times the derivative of the sigmoid's argument.
     fn lean<S: Simd>(s: S, x: S::V) -> S::V;
 }
 
@@ -66,7 +66,7 @@ impl GateCurve for Gelu {
     }
 }
 
-/// Value and derivative of a curve.
+/// Value and derivative of an activation.
 #[inline(always)]
 fn both<S: Simd, C: GateCurve>(s: S, x: S::V) -> (S::V, S::V) {
     let gate = C::gate(s, x);

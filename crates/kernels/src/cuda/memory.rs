@@ -11,7 +11,7 @@ use super::handles::{CudaContext, Pinned};
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
 use crate::lock;
-use crate::usage::{Books, MemoryReport, Purpose, size};
+use crate::usage::{MemoryReport, MemoryUsage, Purpose, size};
 use cudarc::driver::sys::{self, CUresult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -32,7 +32,7 @@ struct CardArenaState {
     context: Arc<CudaContext>,
     free: BTreeMap<usize, Vec<u64>>,
     unused: usize,
-    books: Books,
+    books: MemoryUsage,
     held: usize,
     most_held: usize,
     /// Times the driver was asked.
@@ -108,7 +108,7 @@ fn serving(wanted: usize, purpose: Purpose) -> std::ops::RangeInclusive<usize> {
 
 impl CardArena {
     pub(super) fn new(context: Arc<CudaContext>) -> Self {
-        let (free, met, books) = (BTreeMap::new(), BTreeSet::new(), Books::default());
+        let (free, met, books) = (BTreeMap::new(), BTreeSet::new(), MemoryUsage::default());
         let state = CardArenaState {
             context,
             free,

@@ -36,7 +36,7 @@ pub use footprint::FOOTPRINT;
 pub(crate) use handles::StreamEvent;
 pub(crate) use memory::element;
 
-use crate::backend::{Backend, Heads, Home};
+use crate::backend::{Backend, DeviceInfo, Heads};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use std::sync::Arc;
@@ -47,8 +47,8 @@ pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(Cuda::new(index)?))
 }
 
-impl Home for Cuda {
-    fn as_home(&self) -> &dyn Home {
+impl DeviceInfo for Cuda {
+    fn as_info(&self) -> &dyn DeviceInfo {
         self
     }
     fn holds(&self, buffer: &Buffer) -> bool {

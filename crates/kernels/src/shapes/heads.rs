@@ -1,7 +1,7 @@
 //! The head: log-probabilities, logits, sampling, KL divergence.
 
 use super::Op;
-use crate::backend::{HeadGrads, HeadInput, Home, LogpGrads, LogpStats};
+use crate::backend::{DeviceInfo, HeadGrads, HeadInput, LogpGrads, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
@@ -43,12 +43,12 @@ pub(super) fn others(
 }
 
 pub(crate) fn logp(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     head: HeadInput<'_>,
     listed: Option<(&Buffer, &Buffer)>,
     s: &LogpStats,
 ) -> Result<()> {
-    let op = Op::new(home, "logp");
+    let op = Op::new(device, "logp");
     let rows = targeted(op, head, false)?;
     listed.map_or(Ok(()), |(ids, out)| others(op, ids, ("logp of others", out), rows, head.w.n))?;
     stats(op, s, rows)
@@ -60,14 +60,14 @@ fn gradients(op: Op<'_>, w: &Weight, rows: usize, to: &HeadGrads<'_>) -> Result<
 }
 
 pub(crate) fn logp_backward(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     head: HeadInput<'_>,
     listed: Option<&Buffer>,
     s: &LogpStats,
     grads: &LogpGrads<'_>,
     to: &HeadGrads<'_>,
 ) -> Result<()> {
-    let op = Op::new(home, "logp_backward");
+    let op = Op::new(device, "logp_backward");
     let rows = targeted(op, head, true)?;
     stats(op, s, rows)?;
     op.f32s("dlogp", grads.logp, rows)?;
@@ -81,21 +81,26 @@ pub(crate) fn logp_backward(
 }
 
 pub(crate) fn logp_one_pass(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     head: HeadInput<'_>,
     dlogp: &Buffer,
     s: &LogpStats,
     to: &HeadGrads<'_>,
 ) -> Result<()> {
-    let op = Op::new(home, "logp_one_pass");
+    let op = Op::new(device, "logp_one_pass");
     let rows = targeted(op, head, true)?;
     op.f32s("dlogp", dlogp, rows)?;
     stats(op, s, rows)?;
     gradients(op, head.w, rows, to)
 }
 
-pub(crate) fn logits(home: &dyn Home, x: &Buffer, w: &Weight, [logits, lse]: [&Buffer; 2]) -> Result<()> {
-    let op = Op::new(home, "logits");
+pub(crate) fn logits(
+    device: &dyn DeviceInfo,
+    x: &Buffer,
+    w: &Weight,
+    [logits, lse]: [&Buffer; 2],
+) -> Result<()> {
+    let op = Op::new(device, "logits");
     let rows = scored(op, "x", x, w, false)?;
     op.f32s("logits", logits, rows * w.n)?;
     op.f32s("lse", lse, rows)
@@ -109,24 +114,29 @@ fn chosen_from(op: Op<'_>, logits: &Buffer, rows: usize) -> Result<usize> {
     Ok(vocab)
 }
 
-pub(crate) fn sample(home: &dyn Home, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<usize> {
-    let op = Op::new(home, "sample");
+pub(crate) fn sample(
+    device: &dyn DeviceInfo,
+    logits: &Buffer,
+    lse: &Buffer,
+    uniform: &[f32],
+) -> Result<usize> {
+    let op = Op::new(device, "sample");
     op.f32s("lse", lse, uniform.len())?;
     drawn(op, uniform.iter().copied())?;
     chosen_from(op, logits, uniform.len())
 }
 
-pub(crate) fn argmax(home: &dyn Home, logits: &Buffer, rows: usize) -> Result<usize> {
-    chosen_from(Op::new(home, "argmax"), logits, rows)
+pub(crate) fn argmax(device: &dyn DeviceInfo, logits: &Buffer, rows: usize) -> Result<usize> {
+    chosen_from(Op::new(device, "argmax"), logits, rows)
 }
 
 pub(crate) fn choose(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     logits: &Buffer,
     lse: &Buffer,
     draws: impl ExactSizeIterator<Item = Option<f32>>,
 ) -> Result<usize> {
-    let (op, rows) = (Op::new(home, "choose"), draws.len());
+    let (op, rows) = (Op::new(device, "choose"), draws.len());
     op.f32s("lse", lse, rows)?;
     drawn(op, draws.flatten())?;
     chosen_from(op, logits, rows)
@@ -138,8 +148,13 @@ fn drawn(op: Op<'_>, mut draws: impl Iterator<Item = f32>) -> Result<()> {
 }
 
 /// `choices` has the number of rows of each.
-pub(crate) fn feed(home: &dyn Home, choices: &[usize], from: &[(usize, u32)], ids: &Buffer) -> Result<()> {
-    let op = Op::new(home, "feed");
+pub(crate) fn feed(
+    device: &dyn DeviceInfo,
+    choices: &[usize],
+    from: &[(usize, u32)],
+    ids: &Buffer,
+) -> Result<()> {
+    let op = Op::new(device, "feed");
     op.typed("ids", ids, DType::U32, ids.len())?;
     let (n, room) = (from.len(), ids.len());
     op.expect(n <= room, || format!("ids have {room} elements, {n} are put there"))?;
@@ -161,20 +176,20 @@ fn compared(op: Op<'_>, p: KlOperands<'_>, q: KlOperands<'_>, backward: bool) ->
     Ok(rows)
 }
 
-pub(crate) fn kl(home: &dyn Home, p: KlOperands<'_>, q: KlOperands<'_>, kl: &Buffer) -> Result<()> {
-    let op = Op::new(home, "kl");
+pub(crate) fn kl(device: &dyn DeviceInfo, p: KlOperands<'_>, q: KlOperands<'_>, kl: &Buffer) -> Result<()> {
+    let op = Op::new(device, "kl");
     let rows = compared(op, p, q, false)?;
     op.f32s("kl", kl, rows)
 }
 
 pub(crate) fn kl_backward(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     p: KlOperands<'_>,
     q: KlOperands<'_>,
     dkl: &Buffer,
     to: &HeadGrads<'_>,
 ) -> Result<()> {
-    let op = Op::new(home, "kl_backward");
+    let op = Op::new(device, "kl_backward");
     let rows = compared(op, p, q, true)?;
     op.f32s("dkl", dkl, rows)?;
     gradients(op, p.1, rows, to)

@@ -1,23 +1,28 @@
 //! LoRA updates of weights.
 
 use super::Op;
-use crate::backend::{ColumnsOf, Home, LinearGrads, LowRank, LowRankGrad};
+use crate::backend::{ColumnsOf, DeviceInfo, LinearGrads, LowRank, LowRankGrad};
 use crate::buffer::{Buffer, Weight};
 use crate::error::Result;
 
-pub(crate) fn adapted(home: &dyn Home, base: &Buffer, parts: &[LowRank<'_>], out: &Buffer) -> Result<()> {
-    let op = Op::new(home, "adapted");
+pub(crate) fn adapted(
+    device: &dyn DeviceInfo,
+    base: &Buffer,
+    parts: &[LowRank<'_>],
+    out: &Buffer,
+) -> Result<()> {
+    let op = Op::new(device, "adapted");
     op.f32s("out", out, base.len())?;
     additions(op, base, parts, None)
 }
 
 pub(crate) fn load_adapted(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     base: &Buffer,
     parts: &[LowRank<'_>],
     weight: &Weight,
 ) -> Result<()> {
-    let op = Op::new(home, "load_adapted");
+    let op = Op::new(device, "load_adapted");
     op.weight("the weight", weight, false)?;
     op.floats("base", base, weight.n * weight.k)?;
     additions(op, base, parts, Some(weight.k))
@@ -41,8 +46,12 @@ fn additions(op: Op<'_>, base: &Buffer, parts: &[LowRank<'_>], k: Option<usize>)
     Ok(())
 }
 
-pub(crate) fn low_rank_dw(home: &dyn Home, of: LowRankGrad<'_>, grads: &LinearGrads<'_>) -> Result<()> {
-    let op = Op::new(home, "low_rank_dw");
+pub(crate) fn low_rank_dw(
+    device: &dyn DeviceInfo,
+    of: LowRankGrad<'_>,
+    grads: &LinearGrads<'_>,
+) -> Result<()> {
+    let op = Op::new(device, "low_rank_dw");
     op.weight("the factor", of.w, false)?;
     for (name, columns, width) in [("x", of.x, of.w.k), ("y", of.y, of.y.width)] {
         let ColumnsOf { of: rows, from, width: found } = columns;

@@ -22,7 +22,7 @@ pub(crate) use updates::*;
 pub(crate) use vectors::*;
 pub(crate) use vocab::*;
 
-use crate::backend::{Affine, Attention, Heads, Home, Normed};
+use crate::backend::{Affine, Attention, DeviceInfo, Heads, Normed};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::{Error, Result};
 
@@ -30,12 +30,12 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy)]
 pub(crate) struct Op<'a> {
     name: &'static str,
-    home: &'a dyn Home,
+    device: &'a dyn DeviceInfo,
 }
 
 impl<'a> Op<'a> {
-    pub(crate) fn new(home: &'a dyn Home, name: &'static str) -> Self {
-        Op { name, home }
+    pub(crate) fn new(device: &'a dyn DeviceInfo, name: &'static str) -> Self {
+        Op { name, device }
     }
 
     #[cold]
@@ -57,7 +57,7 @@ impl<'a> Op<'a> {
 
     /// Requires a buffer of this device with `len` elements.
     fn sized(&self, operand: &str, b: &Buffer, len: usize) -> Result<()> {
-        self.expect(self.home.holds(b), || format!("{operand} is not memory of this device"))?;
+        self.expect(self.device.holds(b), || format!("{operand} is not memory of this device"))?;
         self.expect(b.len() == len, || format!("{operand} has {} elements, expected {len}", b.len()))
     }
 
@@ -97,7 +97,7 @@ impl<'a> Op<'a> {
     /// Requires `len` indices, all below a bound.
     fn below(&self, operand: &str, b: &Buffer, len: usize, bound: usize) -> Result<()> {
         self.typed(operand, b, DType::U32, len)?;
-        match self.home.ids(b).iter().find(|&&id| id as usize >= bound) {
+        match self.device.ids(b).iter().find(|&&id| id as usize >= bound) {
             None => Ok(()),
             Some(id) => Err(self.error(format!("{operand} holds {id}, expected numbers below {bound}"))),
         }
@@ -108,7 +108,7 @@ impl<'a> Op<'a> {
         self.times(w.n, w.k)?;
         let what =
             if backward { "a weight of this device made for training" } else { "a weight of this device" };
-        self.expect(self.home.holds_weight(w, backward), || format!("{operand} is not {what}"))
+        self.expect(self.device.holds_weight(w, backward), || format!("{operand} is not {what}"))
     }
 
     /// Checks rows for a GEMM with a weight; returns their number.

@@ -1,7 +1,7 @@
 //! Optimizer steps.
 
 use super::Op;
-use crate::backend::{AdamWParam, Home, Sgd};
+use crate::backend::{AdamWParam, DeviceInfo, Sgd};
 use crate::buffer::{Buffer, DType};
 use crate::codes::BLOCK;
 use crate::error::Result;
@@ -19,8 +19,8 @@ fn stretches(op: Op<'_>, ranges: &[Range<usize>], len: usize) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn adamw(home: &dyn Home, params: &[AdamWParam<'_>]) -> Result<()> {
-    let op = Op::new(home, "adamw");
+pub(crate) fn adamw(device: &dyn DeviceInfo, params: &[AdamWParam<'_>]) -> Result<()> {
+    let op = Op::new(device, "adamw");
     for p in params {
         let n = p.param.len();
         op.expect(p.op.step > 0, || "steps are counted from 1".into())?;
@@ -48,14 +48,14 @@ pub(crate) fn adamw(home: &dyn Home, params: &[AdamWParam<'_>]) -> Result<()> {
 }
 
 pub(crate) fn sgd(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     of: Sgd,
     range: &Range<usize>,
     param: &Buffer,
     grad: &Buffer,
     velocity: Option<&Buffer>,
 ) -> Result<()> {
-    let op = Op::new(home, "sgd");
+    let op = Op::new(device, "sgd");
     let n = param.len();
     op.f32s("param", param, n)?;
     op.f32s("grad", grad, n)?;

@@ -1,51 +1,51 @@
 //! Memory, vectors, and rows by index.
 
 use super::Op;
-use crate::backend::Home;
+use crate::backend::DeviceInfo;
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
-pub(crate) fn fill(home: &dyn Home, dst: &Buffer) -> Result<()> {
-    Op::new(home, "fill").numbers("dst", dst, 0, dst.len())
+pub(crate) fn fill(device: &dyn DeviceInfo, dst: &Buffer) -> Result<()> {
+    Op::new(device, "fill").numbers("dst", dst, 0, dst.len())
 }
 
-pub(crate) fn write(home: &dyn Home, dst: &Buffer, at: usize, len: usize) -> Result<()> {
-    Op::new(home, "write").numbers("dst", dst, at, len)
+pub(crate) fn write(device: &dyn DeviceInfo, dst: &Buffer, at: usize, len: usize) -> Result<()> {
+    Op::new(device, "write").numbers("dst", dst, at, len)
 }
 
-pub(crate) fn write_bf16(home: &dyn Home, dst: &Buffer, at: usize, bytes: usize) -> Result<()> {
-    let op = Op::new(home, "write_bf16");
+pub(crate) fn write_bf16(device: &dyn DeviceInfo, dst: &Buffer, at: usize, bytes: usize) -> Result<()> {
+    let op = Op::new(device, "write_bf16");
     op.expect(bytes.is_multiple_of(2), || format!("src has {bytes} bytes, expected two for each number"))?;
     op.stretch("dst", dst, at, bytes / 2)
 }
 
-pub(crate) fn read(home: &dyn Home, src: &Buffer, at: usize, len: usize) -> Result<()> {
-    Op::new(home, "read").numbers("src", src, at, len)
+pub(crate) fn read(device: &dyn DeviceInfo, src: &Buffer, at: usize, len: usize) -> Result<()> {
+    Op::new(device, "read").numbers("src", src, at, len)
 }
 
-pub(crate) fn set_indices(home: &dyn Home, dst: &Buffer, len: usize) -> Result<()> {
-    Op::new(home, "set_indices").typed("dst", dst, DType::U32, len)
+pub(crate) fn set_indices(device: &dyn DeviceInfo, dst: &Buffer, len: usize) -> Result<()> {
+    Op::new(device, "set_indices").typed("dst", dst, DType::U32, len)
 }
 
 pub(crate) fn copy(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     (src, from): (&Buffer, usize),
     (dst, to): (&Buffer, usize),
     len: usize,
 ) -> Result<()> {
-    let op = Op::new(home, "copy");
+    let op = Op::new(device, "copy");
     op.stretch("src", src, from, len)?;
     op.stretch("dst", dst, to, len)
 }
 
 /// Each side with its offset and row pitch.
 pub(crate) fn copy_block(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     (src, from, pitch): (&Buffer, usize, usize),
     (dst, to, to_pitch): (&Buffer, usize, usize),
     [rows, columns]: [usize; 2],
 ) -> Result<()> {
-    let op = Op::new(home, "copy_block");
+    let op = Op::new(device, "copy_block");
     let same = src.dtype() == dst.dtype();
     op.expect(same, || format!("src is {}, dst {}", src.dtype().name(), dst.dtype().name()))?;
     for (operand, buffer, at, pitch) in [("src", src, from, pitch), ("dst", dst, to, to_pitch)] {
@@ -56,32 +56,32 @@ pub(crate) fn copy_block(
     Ok(())
 }
 
-pub(crate) fn axpy(home: &dyn Home, x: &Buffer, y: &Buffer) -> Result<()> {
-    let op = Op::new(home, "axpy");
+pub(crate) fn axpy(device: &dyn DeviceInfo, x: &Buffer, y: &Buffer) -> Result<()> {
+    let op = Op::new(device, "axpy");
     op.floats("x", x, y.len())?;
     op.floats("y", y, y.len())
 }
 
-pub(crate) fn axpy_from(home: &dyn Home, x: &Buffer, at: usize, y: &Buffer) -> Result<()> {
-    let op = Op::new(home, "axpy_from");
+pub(crate) fn axpy_from(device: &dyn DeviceInfo, x: &Buffer, at: usize, y: &Buffer) -> Result<()> {
+    let op = Op::new(device, "axpy_from");
     op.stretch("x", x, at, y.len())?;
     op.floats("y", y, y.len())
 }
 
-pub(crate) fn dot(home: &dyn Home, x: &Buffer, y: &Buffer) -> Result<()> {
-    let op = Op::new(home, "dot");
+pub(crate) fn dot(device: &dyn DeviceInfo, x: &Buffer, y: &Buffer) -> Result<()> {
+    let op = Op::new(device, "dot");
     op.floats("x", x, y.len())?;
     op.floats("y", y, y.len())
 }
 
 pub(crate) fn decode_nf4(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     codes: &Buffer,
     absmax: &Buffer,
     block: usize,
     out: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(home, "decode_nf4");
+    let op = Op::new(device, "decode_nf4");
     op.expect(block > 0 && block.is_multiple_of(2), || {
         format!("blocks of {block}, expected an even number")
     })?;
@@ -90,18 +90,18 @@ pub(crate) fn decode_nf4(
     op.f32s("absmax", absmax, out.len().div_ceil(block))
 }
 
-pub(crate) fn first_non_finite(home: &dyn Home, x: &Buffer) -> Result<()> {
-    Op::new(home, "first_non_finite").floats("x", x, x.len())
+pub(crate) fn first_non_finite(device: &dyn DeviceInfo, x: &Buffer) -> Result<()> {
+    Op::new(device, "first_non_finite").floats("x", x, x.len())
 }
 
 pub(crate) fn gather_rows(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     src: &Buffer,
     rows: &Buffer,
     width: usize,
     dst: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(home, "gather_rows");
+    let op = Op::new(device, "gather_rows");
     let count = op.rows("src", src, width)?;
     op.below("rows", rows, rows.len(), count)?;
     op.floats("dst", dst, op.times(rows.len(), width)?)
@@ -112,18 +112,18 @@ pub(crate) const NO_ROW: u32 = u32::MAX;
 
 /// Returns the row of `src` for each row of `dst`.
 pub(crate) fn scatter_rows(
-    home: &dyn Home,
+    device: &dyn DeviceInfo,
     src: &Buffer,
     rows: &Buffer,
     width: usize,
     dst: &Buffer,
 ) -> Result<Vec<u32>> {
-    let op = Op::new(home, "scatter_rows");
+    let op = Op::new(device, "scatter_rows");
     let count = op.rows("dst", dst, width)?;
     op.below("rows", rows, rows.len(), count)?;
     op.floats("src", src, op.times(rows.len(), width)?)?;
     let mut from = vec![NO_ROW; count];
-    for (i, &row) in home.ids(rows).iter().enumerate() {
+    for (i, &row) in device.ids(rows).iter().enumerate() {
         let place = &mut from[row as usize];
         op.expect(*place == NO_ROW, || format!("row {row} is scattered to twice"))?;
         *place = i as u32;
@@ -147,13 +147,18 @@ fn table(op: Op<'_>, ids: &Buffer, rows: (&str, &Buffer), table: (&str, &Buffer)
 }
 
 /// Returns the row width.
-pub(crate) fn embed(home: &dyn Home, ids: &Buffer, from: &Buffer, out: &Buffer) -> Result<usize> {
-    let op = Op::new(home, "embed");
+pub(crate) fn embed(device: &dyn DeviceInfo, ids: &Buffer, from: &Buffer, out: &Buffer) -> Result<usize> {
+    let op = Op::new(device, "embed");
     op.f32s("out", out, out.len())?;
     table(op, ids, ("out", out), ("table", from))
 }
 
 /// Returns the row width.
-pub(crate) fn embed_backward(home: &dyn Home, ids: &Buffer, dout: &Buffer, to: &Buffer) -> Result<usize> {
-    table(Op::new(home, "embed_backward"), ids, ("dout", dout), ("dtable", to))
+pub(crate) fn embed_backward(
+    device: &dyn DeviceInfo,
+    ids: &Buffer,
+    dout: &Buffer,
+    to: &Buffer,
+) -> Result<usize> {
+    table(Op::new(device, "embed_backward"), ids, ("dout", dout), ("dtable", to))
 }

@@ -1,6 +1,6 @@
 //! Choosing a token of each row of logits; only the choices leave the card, and only when they are asked for.
 
-use crate::backend::{Ask, Choices, SampleOps, TokenChoice};
+use crate::backend::{Choices, SampleOps, SampleSpec, TokenChoice};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
 use crate::cuda::context::check;
@@ -23,7 +23,7 @@ pub(crate) const CONSTANTS: &[(&str, usize)] = &[("TILE", TILE), ("THREADS", THR
 const TILE_BYTES: usize = 16;
 const CHOICE_BYTES: usize = 16;
 
-/// What the kernels read, a word each. A negative draw asks for the largest.
+/// What the kernels read, a word each. A negative draw specs for the largest.
 #[derive(Clone, Copy)]
 struct ChoiceWords {
     draw: f32,
@@ -100,13 +100,18 @@ fn slot(cuda: &Cuda, rows: usize) -> Result<ChoiceSlot> {
 }
 
 /// Starts the kernels and, behind them, the copy of what they chose.
-fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[ChoiceWords]) -> Result<PendingChoices> {
-    let rows = asks.len();
+fn start(
+    cuda: &Cuda,
+    logits: &Buffer,
+    lse: Option<&Buffer>,
+    specs: &[ChoiceWords],
+) -> Result<PendingChoices> {
+    let rows = specs.len();
     assert!(logits.len().is_multiple_of(rows.max(1)) && lse.is_none_or(|l| l.len() == rows));
     let vocab = logits.len() / rows.max(1);
     let count = vocab.div_ceil(TILE);
     let words = |a: &ChoiceWords| [a.draw.to_bits(), a.top_p.to_bits(), a.min_p.to_bits(), a.top_k];
-    let asked = listed(cuda, asks.iter().flat_map(words).collect())?;
+    let asked = listed(cuda, specs.iter().flat_map(words).collect())?;
     let tiles = cuda.arena.take(rows * count * TILE_BYTES)?;
     let chosen = cuda.arena.take(rows * CHOICE_BYTES)?;
     let (logits, lse) = (f32_ptr(logits), lse.map_or(0, f32_ptr));
@@ -116,7 +121,7 @@ fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[ChoiceWords
     let all = args![logits, lse, &asked, n_vocab, n_count, &tiles, &chosen];
     cuda.launch("sample", "pick", Grid::new(rows, 32).early(), &all)?;
     let truncates = |a: &ChoiceWords| a.draw >= 0.0 && (a.top_k > 0 || a.top_p < 1.0 || a.min_p > 0.0);
-    if asks.iter().any(truncates) {
+    if specs.iter().any(truncates) {
         let grid = Grid::new(rows, THREADS).with_shared(ROOM + count * 8);
         cuda.launch("truncate", "truncated", grid, &all)?;
     }
@@ -157,8 +162,8 @@ impl SampleOps for Cuda {
     fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>> {
         shapes::sample(self, logits, lse, uniform)?;
         assert!(uniform.iter().all(|&u| u >= 0.0));
-        let asks: Vec<ChoiceWords> = uniform.iter().map(|&u| plain(u)).collect();
-        let chosen = finish(&start(self, logits, Some(lse), &asks)?)?;
+        let specs: Vec<ChoiceWords> = uniform.iter().map(|&u| plain(u)).collect();
+        let chosen = finish(&start(self, logits, Some(lse), &specs)?)?;
         Ok(chosen.into_iter().map(|c| c.token).collect())
     }
     fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
@@ -166,16 +171,16 @@ impl SampleOps for Cuda {
         let chosen = finish(&start(self, logits, None, &vec![plain(-1.0); rows])?)?;
         Ok(chosen.into_iter().map(|c| c.token).collect())
     }
-    fn choose(&self, logits: &Buffer, lse: &Buffer, asks: &[Ask]) -> Result<Choices> {
-        shapes::choose(self, logits, lse, asks.iter().map(|ask| ask.draw))?;
-        let asked = |a: &Ask| match a.draw {
+    fn choose(&self, logits: &Buffer, lse: &Buffer, specs: &[SampleSpec]) -> Result<Choices> {
+        shapes::choose(self, logits, lse, specs.iter().map(|spec| spec.draw))?;
+        let asked = |a: &SampleSpec| match a.draw {
             None => plain(-1.0),
             Some(draw) => {
                 ChoiceWords { draw, top_p: a.top_p, min_p: a.min_p, top_k: a.top_k.min(1 << 30) as u32 }
             }
         };
-        let asks: Vec<ChoiceWords> = asks.iter().map(asked).collect();
-        Ok(Choices::new(Box::new(start(self, logits, Some(lse), &asks)?)))
+        let specs: Vec<ChoiceWords> = specs.iter().map(asked).collect();
+        Ok(Choices::new(Box::new(start(self, logits, Some(lse), &specs)?)))
     }
     fn chosen(&self, choices: &Choices) -> Result<Vec<TokenChoice>> {
         let all = finish(pending(choices)?)?;
