@@ -1,6 +1,5 @@
-// Rotary position embedding of the queries and keys of fused rows, alone and with what comes before it and after its
-// backward. N is the number of neighbouring elements that a thread has of each half of a head: four where halves of
-// heads are whole fours, else one.
+// RoPE of the queries and keys in qkv rows, alone and fused with its prologue and epilogue. N is the number of contiguous
+// elements per thread of each half of a head: four if halves are multiples of four, else one.
 
 template <int N, class T>
 __device__ __forceinline__ void get(const T* p, u64 i, float* to) {
@@ -21,7 +20,7 @@ __device__ __forceinline__ void put(T* p, u64 i, const float* from) {
     }
 }
 
-// Rotates N pairs by the angles from `at` on; a sign of -1 rotates back.
+// Rotates N pairs by the angles from `at` on; a sign of -1 is the inverse.
 template <int N>
 __device__ __forceinline__ void turn(float* a, float* b, const float* cos, const float* sin, u64 at, float sign) {
     float c[N], s[N];
@@ -35,7 +34,7 @@ __device__ __forceinline__ void turn(float* a, float* b, const float* cos, const
     }
 }
 
-// ---- in place, a block a row --------------------------------------------------------------------------------------
+// ---- in place, one block per row ---------------------------------------------------------------------------------
 
 template <int N, class T>
 __device__ __forceinline__ void rotary(T* qkv, const float* cos, const float* sin, const u32* positions, u32 turned,
@@ -64,10 +63,10 @@ __device__ __forceinline__ void rotary(T* qkv, const float* cos, const float* si
 ROTARY(f, float)
 ROTARY(b, bf16)
 
-// ---- after the product that makes queries, keys and values --------------------------------------------------------
+// ---- epilogue of the QKV GEMM -------------------------------------------------------------------------------------
 
-// The bias is added, the result rounded to storage, queries and keys rotated (RoPE), keys and values also stored in the cache
-// where there are `slots` in it (see attention/cache.cu). A block a row; `qkv` may be where the sums are.
+// Adds the bias, rounds to storage, applies RoPE to queries and keys, and writes keys and values to the cache if there are
+// `slots` (see attention/cache.cu). One block per row; `qkv` may alias `sums`.
 template <int N, class T>
 __device__ __forceinline__ void finish_qkv(const T* sums, const float* bias, bf16* qkv, const float* cos,
                                            const float* sin, const u32* positions, const u32* slots, bf16* cache,
@@ -116,10 +115,10 @@ __device__ __forceinline__ void finish_qkv(const T* sums, const float* bias, bf1
 FINISH(f, float)
 FINISH(b, bf16)
 
-// ---- the backward, and the gradient of the bias -------------------------------------------------------------------
+// ---- backward, and the gradient of the bias -----------------------------------------------------------------------
 
-// A block turns a chunk of rows back, of some columns: a strand of threads takes every STRANDS-th row. The sums of the
-// columns over the chunk, as stored, go to `sums`, [chunks][width]. Halves of heads are whole fours.
+// A block rotates back some columns of a chunk of rows; each strand of threads takes every STRANDS-th row. The chunk's column
+// sums, of the stored values, go to `sums`, [chunks][width]. Halves of heads are multiples of four.
 #define STRANDS (256 / FOURS)
 
 template <class T>
@@ -168,8 +167,8 @@ __device__ __forceinline__ void turn_back(T* dqkv, const float* cos, const float
 TURN_BACK(f, float)
 TURN_BACK(b, bf16)
 
-// Sums of the columns of a chunk of rows in the order in which turn_back takes them: strands of every STRANDS-th row, then the
-// strands in their order. A thread has a column; chunk blockIdx.y.
+// Column sums of a chunk of rows in the order of the rotation's backward: strands of every STRANDS-th row, then the strands in
+// order. One thread per column; chunk blockIdx.y.
 template <class T>
 __device__ __forceinline__ void rotated_sums(const T* x, u32 rows, u32 width, u32 chunk, float* sums) {
     let_next_start();

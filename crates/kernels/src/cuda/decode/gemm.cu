@@ -1,23 +1,24 @@
-// Decode GEMM (few rows): x · wᵀ, fused with the norm before it and the epilogue after it.
+// Decode GEMM (few rows): x · wᵀ, fused with the norm before it (prologue) and the epilogue after it.
 //
-// A block has some tiles of features of all rows, and multiplies as decode/products.cu says: one chain of additions, the one
-// that cuBLASLt's whole sums have (the launcher compares them before it believes that).
+// A block owns some tiles of features for all rows, and multiplies as in decode/products.cu: one FMA chain per output, the same
+// chain as cuBLASLt without split-k (the launcher verifies this before relying on it).
 //
-// One row's time is the time to fetch weights. They depend on no earlier kernel, so a block prefetches all of its weights
-// before it waits for the previous kernel, and lets the next kernel begin to do the same.
+// A step with one row takes as long as fetching the weights. They do not depend on earlier kernels, so a block prefetches its
+// weights before it waits for the previous kernel (programmatic dependent launch), and lets the next kernel start early to do the
+// same.
 //
-// Set by the launcher: FOURS, the groups of four elements of a normed row that a thread has at most.
+// Set by the launcher: FOURS, the maximum number of groups of four elements of a normed row per thread.
 
-// The epilogue: the sums as they are, for comparison, ...
+// Epilogues: the sums as they are, for comparison, ...
 #define SUMS 0
 // ... added to the residual stream, ...
 #define ADD 1
 // ... activation(gate) * up, ...
 #define GATED 2
-// ... or queries and keys rotated (RoPE), and keys and values also stored in the cache.
+// ... or RoPE of queries and keys, and a write of keys and values to the cache.
 #define TURNED 3
 
-// Before the product: x as it is or, for GATED and TURNED, rows of the residual stream normed (LayerNorm if centred).
+// Prologue: x as it is or, for GATED and TURNED, the norm of rows of the residual stream (LayerNorm if centred).
 struct Before {
     const void* x;
     const float *weight, *bias;
@@ -25,7 +26,7 @@ struct Before {
     u32 centred;
 };
 
-// Heads of a row of TURNED, the turns, and where rows go in the cache.
+// For TURNED: head counts, RoPE tables, and the rows' cache positions.
 struct Rotation {
     const float *cos, *sin;
     const u32 *positions, *slots;
@@ -33,7 +34,7 @@ struct Rotation {
     u32 heads, kv_heads, dim;
 };
 
-// The gate of an activation, as in activation.cu: 0 is SiLU, 1 is GELU.
+// The activation's gate, as in activation.cu: 0 is SiLU, 1 is GELU.
 __device__ __forceinline__ float gate(float x, bool gelu) {
     if (!gelu) return sigmoid_(x);
     const float b = fminf(32.0f, fmaxf(-32.0f, x));
@@ -41,7 +42,8 @@ __device__ __forceinline__ float gate(float x, bool gelu) {
     return x != x ? x : y;
 }
 
-// Σ over the block of a thread's four sums, in the order of `block_sum`. Rooms take turns, so that one barrier is enough.
+// Sum of each thread's four partial sums over the block, in the order of `block_sum`. Alternating buffers, so that one barrier
+// suffices.
 __device__ __forceinline__ float row_sum(const float (&parts)[4], u32& turn) {
     __shared__ float room[2][THREADS / WARP];
     const float x = warp_sum((parts[0] + parts[1]) + (parts[2] + parts[3]));
@@ -53,8 +55,8 @@ __device__ __forceinline__ float row_sum(const float (&parts)[4], u32& turn) {
     return sum;
 }
 
-// Norms a row of the residual stream into shared memory: the sums of norm.cu, over elements that stay in registers.
-// `weight` and, unless null, `bias` are in shared memory; a thread reads what it copied there.
+// Norm of a row of the residual stream into shared memory: the sums of norm.cu, over elements kept in registers. `weight` and,
+// unless null, `bias` are in shared memory; a thread reads what it copied there itself.
 __device__ __forceinline__ void norm_row(const Before& p, const float* weight, const float* bias, bf16* xs, u32 row,
                                          u32 rows, u32 width, u32& turn) {
     const float* x = (const float*)p.x + (u64)row * width;
@@ -98,14 +100,14 @@ __device__ __forceinline__ void norm_row(const Before& p, const float* weight, c
     }
 }
 
-// Features of a warp's tile where they are neighbours; where they are pairs, a tile has two chains of eight.
+// A warp's tile is contiguous features; for paired outputs (gate and up, RoPE halves) it is two groups of eight.
 #if RING
 #define PLAIN_TILE 16
 #else
 #define PLAIN_TILE 8
 #endif
 
-// The feature that row `i` (of 8 for each chain) of a warp's tile is.
+// Feature index of row `i` of a warp's tile (8 rows per group).
 template <int AFTER>
 __device__ __forceinline__ u32 feature(u32 tile, u32 i, u32 n, u32 dim) {
     if (AFTER == GATED) return i / 8 * (n / 2) + tile * 8 + i % 8;
@@ -116,7 +118,7 @@ __device__ __forceinline__ u32 feature(u32 tile, u32 i, u32 n, u32 dim) {
     return tile * PLAIN_TILE + i;
 }
 
-// What a lane reads for its epilogue besides the sums: prefetched before the product.
+// Epilogue operands of a lane besides the sums: prefetched before the product.
 template <int CHAINS>
 struct Parallel {
     float2 shift[CHAINS];
@@ -125,13 +127,13 @@ struct Parallel {
     u32 slot;
 };
 
-// The first of a lane's two neighbouring features of a chain.
+// The first of a lane's two adjacent features of a group.
 template <int AFTER>
 __device__ __forceinline__ u32 lane_feature(u32 tile, int chain, u32 n, u32 dim) {
     return feature<AFTER>(tile, chain * 8 + threadIdx.x % 4 * 2, n, dim);
 }
 
-// What depends on no earlier kernel. The step's positions and slots do not either: they came before its first kernel.
+// Operands independent of earlier kernels. So are positions and slots: they were written before the step's first kernel.
 template <int AFTER, int CHAINS>
 __device__ __forceinline__ void fetch_early(Parallel<CHAINS>& b, const float* bias, const Rotation& turns, u32 tile, u32 row,
                                             u32 n) {
@@ -148,7 +150,7 @@ __device__ __forceinline__ void fetch_early(Parallel<CHAINS>& b, const float* bi
     }
 }
 
-// What the kernel before may have written.
+// Operands that the previous kernel may have written.
 template <int AFTER, int CHAINS>
 __device__ __forceinline__ void fetch_late(Parallel<CHAINS>& b, const void* out, u32 tile, u32 row, u32 n) {
     if constexpr (AFTER == ADD) {
@@ -158,7 +160,7 @@ __device__ __forceinline__ void fetch_late(Parallel<CHAINS>& b, const void* out,
     }
 }
 
-// From the sums of a lane, those of `row` and two neighbouring features of each chain, to the output.
+// Epilogue: from a lane's sums (of `row` and two adjacent features per group) to the output.
 template <int AFTER, int CHAINS>
 __device__ __forceinline__ void finish(float (&sum)[CHAINS][2], const Parallel<CHAINS>& b, bool biased, void* out,
                                        const Rotation& turns, bool gelu, u32 tile, u32 row, u32 n) {
@@ -202,15 +204,15 @@ __device__ __forceinline__ void finish(float (&sum)[CHAINS][2], const Parallel<C
         *(u32*)to = first, *(u32*)(to + half) = second;
         if (head < turns.heads || b.slot == ~0u) return;
         const u32 kv = (head - turns.heads) % turns.kv_heads, part = (head - turns.heads) / turns.kv_heads;
-        // As in attention/cache.cu: [block][key head][keys, values][token][head_dim], 64 tokens to a block.
+        // As in attention/cache.cu: [block][key head][keys, values][token][head_dim], 64 tokens per block.
         to = turns.cache + ((((u64)(b.slot / 64) * turns.kv_heads + kv) * 2 + part) * 64 + b.slot % 64) * dim + i;
         *(u32*)to = first, *(u32*)(to + half) = second;
     }
 }
 
-// `warps` of the block's four have a tile each; all of them copy. Shared memory: the weights of the block, x, then the
-// parameters of the norm. Reads that do not depend on earlier kernels are issued before waiting for them, the
-// others right after: a read from global memory takes as long as a thousand additions.
+// `warps` of the block's four have a tile each; all of them copy. Shared memory: the block's weights, x, then the norm's
+// parameters. Reads that do not depend on earlier kernels are issued before waiting for those, the others right after: a read
+// from global memory takes as long as a thousand additions.
 template <int AFTER>
 __device__ void decode_gemm(const bf16* w, const float* bias, void* out, const Before& before, const Rotation& turns, bool gelu,
                     u32 rows, u32 n, u32 k, u32 warps) {
@@ -236,7 +238,7 @@ __device__ void decode_gemm(const bf16* w, const float* bias, void* out, const B
 #pragma unroll 1
     for (u32 g = 0; g < PIECES; g++) {
         const u32 from = g * piece, units = from < k ? min(piece, k - from) / 8 : 0;
-        // A multiplication in the place of a division: exact for numbers this small.
+        // Division by multiplication: exact for numbers this small.
         const u32 inverse = units ? ~0u / units + 1 : 0;
 #pragma unroll 4
         for (u32 j = threadIdx.x; j < mine * units; j += THREADS) {
@@ -255,7 +257,7 @@ __device__ void decode_gemm(const bf16* w, const float* bias, void* out, const B
 
     if (has_row) fetch_late<AFTER>(beside, out, tile, row, n);
     if constexpr (NORMED) {
-        // The norm's parameters came with the first piece; a thread reads what it copied itself.
+        // The norm's parameters arrived with the first piece; a thread reads what it copied itself.
         wait_for_piece(0);
         u32 turn = 0;
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// The kernels of decode/gemm.cu and decode/ring.cu by the names that the launcher calls.
+// Instantiates the kernels of decode/gemm.cu and decode/ring.cu under the launcher's names.
 
 #if RING
 #define BLOCKS 1

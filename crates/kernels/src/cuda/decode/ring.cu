@@ -1,18 +1,18 @@
 // Decode GEMM whose weights do not fit into shared memory: k streams through a ring of stages.
 //
-// The same chain of additions as decode/products.cu, so the same bits. One block a multiprocessor goes over groups of features;
-// the ring continues from one group to the next, so that memory is never idle between them. A block prefetches the first
-// stages of the ring before the previous kernel has ended.
+// The same chain of additions as decode/products.cu, so the same bits. One block per multiprocessor iterates over groups of
+// features (persistent); the ring continues from one group to the next, so that memory is never idle between them. A block
+// prefetches the first stages before the previous kernel has ended.
 //
-// Set by the launcher: RING, stages in shared memory; COLUMNS, elements of k of a stage; WARPS, tiles of 16 features of a
-// group. A group has at least AHEAD stages. Hopper only.
+// Set by the launcher: RING, stages in shared memory; COLUMNS, elements of k per stage; WARPS, tiles of 16 features per group. A
+// group has at least AHEAD stages. Hopper only.
 
 #if RING && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 #define MINE (16 * WARPS)
-// Stages that are prefetched. Two more are being read by products.
+// Prefetch distance in stages. Two more are being read by products.
 #define AHEAD (RING - 2)
-// 16-byte units of a feature's part of a stage, and copies of a thread.
+// 16-byte units of a feature per stage, and copies per thread.
 #define UNITS (COLUMNS / 8)
 #define COPIES (MINE * UNITS / THREADS)
 
@@ -20,7 +20,7 @@ __device__ __forceinline__ void copy_stream(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 
-// The weights that a thread copies: unit threadIdx.x % UNITS of every (THREADS / UNITS)th feature of a group.
+// A thread's copies of weights: unit threadIdx.x % UNITS of every (THREADS / UNITS)th feature of a group.
 template <int AFTER>
 struct Weights {
     const bf16* from[COPIES];
@@ -43,7 +43,7 @@ struct Weights {
     }
 };
 
-// A stage's columns of x as it is.
+// Copies a stage's columns of x (not normed).
 __device__ __forceinline__ void copy_x(bf16* stage, const bf16* x, u32 column, u32 rows, u32 k) {
     for (u32 j = threadIdx.x; j < rows * UNITS; j += THREADS) {
         const u32 row = j / UNITS, unit = j % UNITS;
@@ -72,7 +72,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
         }
         commit_copies();
     }
-    // Where copies are: a group, its stage, and the ring's slot.
+    // Position of the copies: group, stage, and ring slot.
     Weights<AFTER> source;
     u32 group = blockIdx.x, stage = 0, slot = 0, asked = 0;
     source.group(w, min(group, groups - 1), tiles, n, k, turns.dim);
@@ -91,7 +91,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
 
     if (has_row) fetch_late<AFTER>(beside, out, tile, row, n);
     if constexpr (NORMED) {
-        for (u32 i = first; i < AHEAD; i++) commit_copies(); // as many groups as if all had been requested
+        for (u32 i = first; i < AHEAD; i++) commit_copies(); // empty groups keep the wait count constant
         asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD) : "memory");
         u32 turn = 0;
 #pragma unroll 1
@@ -116,7 +116,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
     for (u32 now = blockIdx.x; now < groups; now += gridDim.x) {
 #pragma unroll 1
         for (u32 column = 0; column < k; column += COLUMNS) {
-            // This stage has arrived for all threads, and all reads of the slot that is filled next are complete.
+            // This stage has arrived for all threads, and all reads of the slot to be filled next are complete.
             asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
@@ -134,7 +134,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
             const u32 from = NORMED ? column / 8 * rows * 16 : at * rows * COLUMNS * 2;
             const u64 b = ((x_base + from) & 0x3ffff) >> 4 | right;
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-            // The first product of a group writes the sums: zeros in their registers would have to wait for the last group's.
+            // The group's first product overwrites the sums: zeroing them would have to wait for the previous group's.
             multiply(c, a, b, column);
 #pragma unroll
             for (int j = 1; j < COLUMNS / 16; j++)
@@ -157,7 +157,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
 
 #elif RING
 
-// Never launched on cards before Hopper.
+// Never launched before Hopper.
 template <int AFTER>
 __device__ void decode_gemm_ring(const bf16*, const float*, void*, const Before&, const Rotation&, bool, u32, u32, u32, u32) {}
 

@@ -1,4 +1,4 @@
-// The middle of a feed-forward network. A curve's value is x * gate(x), with gate a sigmoid.
+// Activations of the feed-forward network: x * gate(x), with gate a sigmoid.
 
 #define TWO_ROOT 1.595769f
 #define CUBIC 0.044715f
@@ -6,7 +6,7 @@
 
 struct Silu {
     static __device__ __forceinline__ float gate(float x) { return sigmoid_(x); }
-    // Derivative of the sigmoid's argument, times x.
+    // x times the derivative of the sigmoid's argument.
     static __device__ __forceinline__ float lean(float x) { return x; }
 };
 
@@ -31,7 +31,7 @@ __device__ __forceinline__ void both(float x, float& value, float& derivative) {
     value = x * gate;
 }
 
-// Block x has a row, block y a stretch of it; a thread has eight elements, or one where the width is not whole.
+// blockIdx.x is a row, blockIdx.y a range of it; a thread has eight elements, or one if the width is not a multiple of eight.
 #define EIGHT 8
 
 struct vec8 {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void store8(float* p, u64 i, const vec8& v) {
     store4(p, i + 4, {{v.x[4], v.x[5], v.x[6], v.x[7]}});
 }
 
-// Forward kernels are started early: the product behind them prefetches its weights meanwhile.
+// Forward kernels launch early: the next GEMM prefetches its weights meanwhile.
 template <class C, class T, class U>
 __device__ void gated(const T* x, U* y, u32 width) {
     wait_for_earlier();
@@ -115,7 +115,7 @@ __device__ void gated_backward(const T* x, const D* dy, U* dx, u32 width) {
     }
 }
 
-// In place, of one sigmoid, the bits of `gated` and `gated_backward`: dy becomes the value and x its gradient.
+// In place, with one sigmoid, the bits of `gated` and `gated_backward`: dy becomes the value and x its gradient.
 template <class C, class T>
 __device__ void gated_again(T* x, T* dy, u32 width) {
     x += 2 * (u64)blockIdx.x * width, dy += (u64)blockIdx.x * width;

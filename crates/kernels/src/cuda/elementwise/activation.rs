@@ -1,4 +1,4 @@
-//! The middle of a feed-forward network.
+//! Activations of the feed-forward network.
 
 use crate::backend::{Activation, ActivationOps};
 use crate::buffer::Buffer;
@@ -18,7 +18,7 @@ fn name(op: Activation) -> &'static str {
     }
 }
 
-/// Where gated: a block for a stretch of a row, eight elements a thread; else a thread an element.
+/// Gated: a block per range of a row, eight elements per thread; else one element per thread.
 fn grid(op: Activation, rows: usize, width: usize) -> Grid {
     match op {
         Activation::Gelu => Grid::new((rows * width).div_ceil(256), 256),

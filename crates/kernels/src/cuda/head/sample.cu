@@ -1,6 +1,6 @@
-// Sampling without truncation: `tiles` reduces all tiles of 1024 tokens concurrently, `pick` chooses the token of each row.
+// Sampling without truncation: `tiles` reduces all tiles of 1024 entries concurrently, `pick` samples the token of each row.
 
-// The first of the lanes' (value, place) pairs that is largest, in every lane.
+// The maximum over the lanes' (value, index) pairs (ties: lower index), in every lane.
 __device__ __forceinline__ void warp_largest(float& top, u32& place) {
 #pragma unroll
     for (int d = 16; d > 0; d >>= 1) {
@@ -10,7 +10,7 @@ __device__ __forceinline__ void warp_largest(float& top, u32& place) {
     }
 }
 
-// A warp has one tile of one row.
+// One warp per tile and row.
 extern "C" __global__ void __launch_bounds__(256)
     tiles(const float* logits, const float* lse, const Ask* asks, u32 rows, u32 vocab, u32 count, Tile* out) {
     let_next_start();
@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const u32 row = id / count, lane = threadIdx.x % WARP, from = id % count * TILE;
     if (row >= rows) return;
     vec4 l[TILE / 128];
-    // All reads under way before the first is used.
+    // Issue all loads before the first use.
 #pragma unroll
     for (int i = 0; i < TILE / 128; i++) l[i] = four(logits + (u64)row * vocab, from + i * 128 + lane * 4, vocab);
     if (!asks[row].largest() && !asks[row].truncates()) {
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (lane == 0) out[id] = {0.0, top, place};
 }
 
-// A warp has one row.
+// One warp per row.
 extern "C" __global__ void __launch_bounds__(WARP)
     pick(const float* logits, const float* lse, const Ask* asks, u32 vocab, u32 count, const Tile* tiles,
          Choice* chosen) {
@@ -72,12 +72,12 @@ extern "C" __global__ void __launch_bounds__(WARP)
         const u32 tile = which_tile(count, (double)ask.draw, below, [&](u32 t) { return tiles[t].sum; });
         token = in_tile(row, tile, vocab, below, (double)ask.draw, [&](u32, float l) { return exp_(l - sum); });
     }
-    // A row of NaN or -infinity has no largest.
+    // A row of NaN or -infinity has no maximum.
     token = token == ~0u ? 0 : token;
     if (lane == 0) chosen[blockIdx.x] = {token, row[token], sum, ask.largest() ? 0.0f : row[token] - sum};
 }
 
-// Chosen tokens become the ids of the next step: that of row from[i] goes to place to[i].
+// Copies sampled tokens to the next step's ids: that of row from[i] to index to[i].
 extern "C" __global__ void feed(const Choice* chosen, const u32* from, const u32* to, u32 count, u32* ids) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) ids[to[i]] = chosen[from[i]].token;
