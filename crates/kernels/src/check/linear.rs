@@ -13,9 +13,9 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     shapes.iter().try_for_each(|&(rows, n, k)| ask(check, &LinearCase { rows, n, k }))
 }
 
-/// Rows alone, a few and many, of products whose sums cancel: what is left is what rounding left on the way, so that another
-/// order of additions shows in the leading digits. Among the shapes are those whose single rows once differed on a card,
-/// unseen in results of sums that do not cancel.
+/// Rows alone, a few and many, of products whose sums cancel: only accumulated rounding errors remain, so that a different
+/// order of additions shows in the leading digits. Includes shapes whose single rows once differed on a GPU, unnoticed in sums
+/// that do not cancel.
 pub fn bits(check: &mut Check<'_>) -> Result<()> {
     const ROWS: usize = 40;
     const PARTS: [usize; 6] = [1, 2, 3, 5, 8, 23];
@@ -46,8 +46,7 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Rows of numbers of many magnitudes, exact in bf16, whose second halves repeat the first ones, with the other sign if
-/// `turned`.
+/// Rows of numbers of many magnitudes, exact in bf16, whose second half repeats the first, negated if `negated`.
 fn cancelling(seed: u32, rows: usize, k: usize, turned: bool) -> Vec<f32> {
     let number = |i: usize| {
         let h = philox4x32([i as u32, 2, 0, 0], [seed, 99])[0];

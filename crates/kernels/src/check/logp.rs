@@ -1,12 +1,12 @@
-//! The logp head, and the divergence of two models.
+//! The logp head, and the KL of two models.
 
 use super::{Check, download, random, random_ids, stored, unwritten, upload, weight};
 use crate::backend::{Backend, HeadGrads, HeadInput, LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
-/// Rows, vocabulary, hidden width, other tokens to a row, and the head's options: vocabularies of several tiles, of less
-/// than one, of a length that is no multiple of anything.
+/// Rows, vocabulary, hidden width, additional tokens per row, and the head's options: vocabularies of several tiles, of less
+/// than one, and of odd sizes.
 const SHAPES: &[(usize, usize, usize, usize, LogpHead)] = &[
     (70, 5000, 128, 3, LogpHead { temperature: 1.0, softcap: None }),
     (33, 3001, 64, 0, LogpHead { temperature: 0.7, softcap: Some(8.0) }),
@@ -23,7 +23,7 @@ pub(super) struct HeadCaseInputs {
     pub(super) w: Vec<f32>,
     pub(super) targets: Vec<u32>,
     pub(super) others: Vec<u32>,
-    /// By logp, entropy, other tokens.
+    /// With respect to logp, entropy, additional tokens.
     pub(super) grads: [Vec<f32>; 3],
 }
 
@@ -43,7 +43,7 @@ impl HeadCaseInputs {
 }
 
 pub(super) struct Outputs {
-    /// logp, entropy, lse, logp of other tokens.
+    /// logp, entropy, lse, logp of additional tokens.
     pub(super) stats: [Vec<f32>; 4],
     pub(super) dx: Vec<f32>,
     pub(super) dw: Vec<f32>,
@@ -95,7 +95,7 @@ pub(super) fn both_ways(
     Ok(Outputs { stats, dx: download(b, &dx)?, dw: download(b, &dw)? })
 }
 
-/// Near the CPU's.
+/// Close to the CPU's.
 pub fn results(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, extra, op) in SHAPES {
         for dtype in [DType::F32, DType::Bf16] {
@@ -107,7 +107,7 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
                 check.close(name(dtype, vocab, what), &got.stats[j], &want.stats[j], 2e-5);
                 check.same(name(dtype, vocab, &format!("{what} again")), &again.stats[j], &got.stats[j]);
             }
-            // In bf16 gradients of logits are rounded before the products.
+            // In bf16, gradients of logits are rounded before the GEMMs.
             let limit = if dtype == DType::F32 { 5e-5 } else { 2e-2 };
             check.close(name(dtype, vocab, "dx"), &got.dx, &want.dx, limit);
             check.close(name(dtype, vocab, "dw"), &got.dw, &want.dw, limit);
@@ -118,7 +118,7 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The head's gradients of `logp` alone, in one call or two, for some of the rows: stats, `dx`, `dw`.
+/// Gradients of `logp` only, in one call or two, for some of the rows: stats, `dx`, `dw`.
 fn by_logp(
     b: &dyn Backend,
     op: LogpHead,
@@ -155,8 +155,7 @@ fn by_logp(
     Ok([download(b, &stats.logp)?, download(b, &stats.entropy)?, download(b, &dx)?])
 }
 
-/// The one-pass head gives the bits of forward and backward; a batch that is processed in parts gives what
-/// their parts give.
+/// The one-pass head has the bits of forward and backward; a batch processed in parts gives what the parts give.
 pub fn known(check: &mut Check<'_>) -> Result<()> {
     let b = check.card;
     let large = (2400, 151_936, 32, 0, LogpHead { temperature: 0.9, softcap: None });
@@ -223,7 +222,7 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// KL and its gradient, near the CPU's and the same again.
+/// KL and its gradient: close to the CPU's, same bits when repeated.
 pub fn divergence(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, _, op) in &SHAPES[..3] {
         for dtype in [DType::F32, DType::Bf16] {

@@ -1,4 +1,4 @@
-//! Masters that share the memory of their weights: whatever is done to one gives the bits of a plain buffer of f32.
+//! Masters that share memory with their weights: every operation gives the bits of a plain f32 buffer.
 
 use super::units::adamw;
 use super::{Check, download, random, unwritten, upload, weight};
@@ -9,7 +9,7 @@ use crate::error::Result;
 const ROWS: usize = 1031;
 const WIDTH: usize = 24;
 
-/// Numbers of all sizes: halfway between two of bf16, just beside that, the largest, the smallest, zeros.
+/// Numbers of all sizes: halfway between two bf16 values, next to that, largest, smallest, zeros.
 fn numbers() -> Vec<f32> {
     let special =
         [0x3f80_8000, 0x3f81_8000, 0xbf80_8000, 0x3f80_7fff, 0x3f80_8001, 0x7f7f_7fff, 1, 0x8000_0000, 0];
@@ -18,13 +18,13 @@ fn numbers() -> Vec<f32> {
     values
 }
 
-/// What a weight of bf16 holds of a master whose upper half it is.
+/// The bf16 weight of a master whose upper half it is.
 fn rounded(x: f32) -> f32 {
-    // A sum of products is never a negative zero.
+    // A sum of products is never -0.
     f32::from_bits((x.to_bits() + 0x8000) & 0xffff_0000) + 0.0
 }
 
-/// A weight with its master, where the device has such.
+/// A weight with its master, on devices that store them together.
 fn shared(b: &dyn Backend) -> Result<Option<(Weight, Buffer)>> {
     let weight = b.weight(ROWS, WIDTH, DType::Bf16, true)?;
     Ok(b.master(&weight)?.map(|master| (weight, master)))
@@ -67,7 +67,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     changed(check, (&mut form, &mut master), &mut plain)
 }
 
-/// A NaN stays one, in its own element and in products with its row.
+/// NaNs are preserved, in their element and in products with its row.
 fn not_numbers(check: &mut Check<'_>, (form, master): (&Weight, &mut Buffer)) -> Result<()> {
     let b = check.card;
     for bits in [0x7fff_ffff, 0xffff_ffff, 0x7fff_8000, 0x7f80_0001, 0x7fc0_0000] {
@@ -100,7 +100,7 @@ fn copied(
     Ok(())
 }
 
-/// Every change of a master against the same change of a plain buffer.
+/// Every update of a master against the same update of a plain buffer.
 fn changed(
     check: &mut Check<'_>,
     (form, master): (&mut Weight, &mut Buffer),
@@ -119,22 +119,22 @@ fn changed(
     Ok(())
 }
 
-/// As sums of products give them: never a negative zero.
+/// As sums of products give them: never -0.
 fn sums(values: &[f32]) -> Vec<f32> {
     values.iter().map(|x| x + 0.0).collect()
 }
 
-/// What a table gives for some ids.
+/// Embedding lookup of some ids.
 type Embedded<'a> = dyn Fn(&Buffer) -> Result<Vec<f32>> + 'a;
 
-/// Numbers of bf16 as files hold them, and as numbers.
+/// bf16 values as stored in files, and as f32.
 fn halves() -> (Vec<u8>, Vec<f32>) {
     let round = |x: &f32| f32::from_bits((x.to_bits() + 0x8000) & 0xffff_0000);
     let whole: Vec<f32> = numbers().iter().map(round).collect();
     (whole.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect(), whole)
 }
 
-/// Written from numbers of bf16: the same as from f32.
+/// Written from bf16: the same as from f32.
 fn stored(
     check: &mut Check<'_>,
     (form, master): (&mut Weight, &mut Buffer),
@@ -152,7 +152,7 @@ fn stored(
     Ok(())
 }
 
-/// A weight that is its own master: what is written is rounded once, and no more is kept.
+/// A weight that is its own master: writes are rounded once.
 fn alone(check: &mut Check<'_>, embedded: &Embedded<'_>) -> Result<()> {
     let (b, (bytes, whole)) = (check.card, halves());
     let form = b.weight(ROWS, WIDTH, DType::Bf16, false)?;
@@ -173,7 +173,7 @@ fn alone(check: &mut Check<'_>, embedded: &Embedded<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A product with the rows of the identity reads a weight back.
+/// Reads a GEMM weight by multiplying it with the identity.
 fn derived(b: &dyn Backend, form: &Weight) -> Result<Vec<f32>> {
     let identity: Vec<f32> =
         (0..WIDTH * WIDTH).map(|i| if i % (WIDTH + 1) == 0 { 1.0 } else { 0.0 }).collect();
@@ -184,7 +184,7 @@ fn derived(b: &dyn Backend, form: &Weight) -> Result<Vec<f32>> {
     Ok((0..ROWS * WIDTH).map(|i| y[i % WIDTH * ROWS + i / WIDTH]).collect())
 }
 
-/// Moments.
+/// Optimizer moments.
 struct AdamMoments([Buffer; 2]);
 
 impl AdamMoments {
@@ -194,7 +194,7 @@ impl AdamMoments {
     }
 }
 
-/// What is done to a master, and the weight derived from it where it shares one's memory.
+/// An update of a master, and of the weight derived from it if they share memory.
 type MasterUpdate = fn(&dyn Backend, &mut Buffer, &mut AdamMoments, &mut [Weight]) -> Result<()>;
 
 const CHANGES: [(&str, MasterUpdate); 3] = [

@@ -1,4 +1,4 @@
-//! Norms, rotation and activations: every row on its own.
+//! Row-wise operations: norms, RoPE and activations.
 
 use super::units::{Results, RowCase, ask, by_row, differing, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload};
@@ -62,7 +62,7 @@ impl RowCase for NormCase {
     fn rows(&self) -> usize {
         self.rows
     }
-    /// A centred row of one element is its mean: its gradient is zero, times the root of a variance of nothing.
+    /// LayerNorm of a single element: the gradient is zero times `1 / sqrt(eps)`.
     fn terms(&self, what: &str) -> f32 {
         let alone = self.op.centred && self.op.width == 1 && what.starts_with("dx");
         if alone { 1.0 / self.op.eps.sqrt() } else { 0.0 }
@@ -70,7 +70,7 @@ impl RowCase for NormCase {
     fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
         let (op, width) = (self.op, self.op.width);
         let input = |seed, dtype| upload(b, dtype, &pick(&random(seed, self.rows * width), width, picks));
-        // The residual stream is f32, what goes into a layer has the compute type.
+        // The residual stream is f32; a layer's input has the compute type.
         let (x, delta, dy) = (input(1, DType::F32)?, input(2, dtype)?, input(3, dtype)?);
         let weight = upload(b, DType::F32, &random(4, width))?;
         let bias = if op.centred { Some(upload(b, DType::F32, &random(5, width))?) } else { None };
@@ -119,7 +119,7 @@ impl RowCase for NormCase {
     }
 }
 
-/// Forward and backward in one operation: it must give the bits of the forward alone.
+/// Fused forward and backward: same bits as the forward alone.
 fn recomputed(
     b: &dyn Backend,
     (what, norm): (&'static str, Normed<'_>),
@@ -201,7 +201,7 @@ impl RowCase for RotaryCase {
             &mut x,
         )?;
         let turned = by_row(b, &x, width)?;
-        // With the sums of the columns, added and alone.
+        // With the column sums, accumulated and overwritten.
         let turns = Rotation { dim: self.rotary_dim, cos: &cos, sin: &sin, positions: &positions };
         let mut results = Results { rows: vec![("turned", turned)], sums: Vec::new() };
         for add in [false, true] {
@@ -222,7 +222,7 @@ impl RowCase for RotaryCase {
     }
 }
 
-/// Sums of columns that were rotated back before are those of the rotation that sums on the way.
+/// Column sums of already rotated rows equal those of the fused rotation.
 pub fn rotated_bias(check: &mut Check<'_>) -> Result<()> {
     for (head_dim, tokens) in [(20, 70), (64, 150), (64, 1100)] {
         let heads = Heads { heads: 3, kv_heads: 2, head_dim };

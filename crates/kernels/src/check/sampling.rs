@@ -1,4 +1,4 @@
-//! Choosing tokens.
+//! Sampling.
 
 use super::logp::HeadCaseInputs;
 use super::{Check, download, random, unwritten, upload, weight};
@@ -19,7 +19,7 @@ fn ids(ids: &[u32]) -> Vec<f32> {
     ids.iter().map(|&i| i as f32).collect()
 }
 
-/// Draws fall where the cumulative distribution passes them; the first largest is found.
+/// Sampled tokens are where the cumulative distribution exceeds the draw; argmax finds the first maximum.
 pub fn draws(check: &mut Check<'_>) -> Result<()> {
     for (rows, vocab, k) in [(64, 32_000, 64), (9, 1003, 32), (3, 40, 32)] {
         let b = check.card;
@@ -42,7 +42,7 @@ pub fn draws(check: &mut Check<'_>) -> Result<()> {
         let want = check.cpu.argmax(&upload(check.cpu, DType::F32, &values)?, rows)?;
         check.same(format!("largest of {vocab}"), &ids(&largest), &ids(&want));
     }
-    // Of equals the first; a flat row falls where the draw says.
+    // Ties go to the first; a flat row is sampled where the draw says.
     let flat = upload(check.card, DType::F32, &vec![0.0; 5000])?;
     let lse = upload(check.card, DType::F32, &[5000f32.ln()])?;
     let first = check.card.argmax(&flat, 1)?[0];
@@ -52,14 +52,13 @@ pub fn draws(check: &mut Check<'_>) -> Result<()> {
     many_alike(check)
 }
 
-/// How far a draw lies outside of a token's own stretch.
+/// Distance of a draw from a token's interval of the cumulative distribution.
 fn beside(p: &[f64], draw: f64, token: usize) -> f64 {
     let below: f64 = p[..token].iter().sum();
     (below - draw).max(draw - (below + p[token])).max(0.0)
 }
 
-/// Over a large vocabulary of tokens that are nearly alike, most draws give the token that exact sums give; sums in f32 miss
-/// one in six.
+/// Over a large vocabulary of almost equally probable tokens, most draws give the token of exact sums; f32 sums miss one in six.
 fn many_alike(check: &mut Check<'_>) -> Result<()> {
     let (rows, vocab, b) = (64, 151_936, check.card);
     let row: Vec<f32> = random(11, vocab).iter().map(|x| 0.3 * x).collect();
@@ -75,7 +74,7 @@ fn many_alike(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The probabilities, by id, of the tokens that truncation leaves.
+/// Probabilities, by id, of the tokens that truncation keeps.
 fn truncated(row: &[f32], spec: &SampleSpec) -> Vec<f64> {
     let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut order: Vec<usize> = (0..row.len()).collect();
@@ -96,7 +95,7 @@ fn truncated(row: &[f32], spec: &SampleSpec) -> Vec<f64> {
     p
 }
 
-/// The CPU's tokens where no draw is on an edge, and their log-probabilities; equals are kept in the order of ids.
+/// The CPU's tokens (unless a draw is near an edge) and their log-probabilities; ties are kept in id order.
 pub fn truncation(check: &mut Check<'_>) -> Result<()> {
     let spec = |top_k, top_p, min_p| SampleSpec { draw: None, top_k, top_p, min_p };
     let settings = [
@@ -138,7 +137,7 @@ pub fn truncation(check: &mut Check<'_>) -> Result<()> {
         let tokens = |c: &[TokenChoice]| c.iter().map(|c| c.token as f32).collect::<Vec<f32>>();
         check.same(name("again"), &tokens(&again), &tokens(&got));
     }
-    // Half of the equals, then ten of them: those of the lowest ids.
+    // Half of the ties, then ten of them: those with the lowest ids.
     let flat = upload(check.card, DType::F32, &vec![0.25; 2 * 5000])?;
     let lse = upload(check.card, DType::F32, &[5000f32.ln() + 0.25; 2])?;
     let specs = [spec(0, 0.5, 0.0), spec(10, 1.0, 0.0)].map(|a| SampleSpec { draw: Some(0.999), ..a });

@@ -1,8 +1,8 @@
-//! Operands that do not fit: every operation refuses them, on every device, before it computes anything.
+//! Invalid operands: every operation refuses them, on every device, before it computes anything.
 //!
-//! Each case builds its operands through a [`Maker`] and calls one operation. It is run once with all of them as they should
-//! be, which must succeed, and then with each in turn one element too short, and of a wrong type, which must be an error:
-//! what is read or written beyond a buffer is somebody else's memory.
+//! Each case builds its operands through a [`Maker`] and calls one operation. It is run once with valid operands, which must
+//! succeed, and then with each operand in turn one element too short, or of a wrong type, which must be an error: accesses
+//! beyond a buffer would hit other memory.
 
 use super::{Check, random};
 use crate::backend::*;
@@ -10,17 +10,17 @@ use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use std::cell::Cell;
 
-/// What is wrong with one of the operands.
+/// How an operand is invalid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wrong {
     Nothing,
     /// One element less.
     Short(usize),
-    /// Indices in the place of numbers, or numbers in the place of indices.
+    /// Indices instead of numbers, or numbers instead of indices.
     Mistyped(usize),
 }
 
-/// Makes operands, of which one may be wrong.
+/// Makes operands, of which one may be invalid.
 struct Maker<'a> {
     b: &'a dyn Backend,
     dtype: DType,
@@ -52,7 +52,7 @@ impl Maker<'_> {
         }
         self.b.indices(&ids[..len])
     }
-    /// Not among the operands that may be wrong: its shape is its own.
+    /// Never invalid: its shape is part of it.
     fn weight(&self, n: usize, k: usize) -> Result<Weight> {
         super::weight(self.b, self.dtype, n, k, &random(99, n * k))
     }
@@ -69,18 +69,18 @@ const HEADS: Heads = Heads { heads: 4, kv_heads: 2, head_dim: 8 };
 const HEAD_NORM: Norm = Norm { centred: false, plus_one: false, eps: 1e-5, width: 8 };
 const ATTENTION: Attention = Attention { heads: HEADS, scale: 0.3, softcap: None, window: None };
 const HEAD: LogpHead = LogpHead { temperature: 0.7, softcap: None };
-/// Elements of a row of queries, keys and values, and of attention's output.
+/// Row widths of qkv, and of attention's output.
 const QKV: usize = (4 + 2 * 2) * 8;
 const OUT: usize = 4 * 8;
-/// Rows of most operands, and positions whose angles are known.
+/// Rows of most operands, and positions in the RoPE tables.
 const ROWS: usize = 6;
 const REACH: usize = 9;
-/// Tokens of a head, and what its rows are.
+/// Vocabulary size, and target tokens.
 const VOCAB: usize = 40;
 const TARGETS: [u32; ROWS] = [0, 39, 7, 8, 9, 20];
 const POSITIONS: [u32; ROWS] = [0, 1, 2, 8, 3, 4];
 
-/// One new token of each of six sequences; the last block of the cache is used.
+/// One new token of each of six sequences; the cache's last block is used.
 fn places(b: &dyn Backend) -> PagedRows {
     let at = b.block_tokens();
     let sequence = |i: usize| PagedSequence {
@@ -96,7 +96,7 @@ fn cache(m: &Maker<'_>) -> Result<Buffer> {
     m.x(m.b.cache_len(HEADS, 2 * ROWS))
 }
 
-/// A rank that has the whole vocabulary gathers what it has.
+/// All-gather for a single rank.
 fn gathered(m: &Maker<'_>, own: &Buffer) -> Result<Buffer> {
     let mut all = m.b.alloc(own.dtype(), own.len())?;
     m.b.copy(own, 0, &mut all, 0, own.len())?;

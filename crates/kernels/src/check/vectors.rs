@@ -1,4 +1,4 @@
-//! Plain vectors, rows by number, embeddings and updates.
+//! Vectors, gather and scatter, embeddings and optimizer steps.
 
 use super::units::{Results, RowCase, adamw, ask, by_row, pick, scaled, sums};
 use super::{Check, download, random, random_ids, unwritten, upload, weight};
@@ -132,7 +132,7 @@ impl RowCase for MixCase {
     fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
         let (k, width) = (self.per_row, self.width);
         let some = |seed, per: usize| pick(&random(seed, self.rows * per), per, picks);
-        // Sorted apart, as experts sort them: the last row of each sum comes first.
+        // Sorted by expert: the last row of each sum comes first.
         let place = |i: usize| ((k - 1 - i % k) * picks.len() + i / k) as u32;
         let places: Vec<u32> = (0..k * picks.len()).map(place).collect();
         let (given, mut sorted) = (some(1, k * width), vec![0.0; k * width * picks.len()]);
@@ -211,7 +211,7 @@ impl RowCase for Updates {
     }
     fn run(&self, b: &dyn Backend, dtype: DType, _: &[usize]) -> Result<Results> {
         let n = self.n;
-        // A product with rows of one element reads the derived form back.
+        // A GEMM with rows of one element reads the derived weight back.
         let (mut form, one) = (weight(b, dtype, n, 1, &scaled(1, n, 1.0))?, upload(b, dtype, &[1.0])?);
         let state = |seed: u32, factor: f32| upload(b, DType::F32, &scaled(seed, n, factor));
         let (mut w, mut m, mut v, mut u) = (state(1, 1.0)?, state(0, 0.0)?, state(0, 0.0)?, state(0, 0.0)?);
@@ -220,7 +220,7 @@ impl RowCase for Updates {
         for step in 1..=3u64 {
             let grad = state(10 + step as u32, 1.0)?;
             let op = AdamW { lr: 1e-2 / step as f64, ..adamw(step) };
-            // In two parts with a derived form, and beside it another whole one.
+            // In two ranges with a derived weight, and a second parameter as a whole.
             let (parts, whole) = ([3..n / 3, n / 3..n - 5], 0..n);
             let gentle = AdamW { lr: 0.02, weight_decay: 0.0, ..op };
             b.adamw(&mut [
@@ -264,7 +264,7 @@ impl RowCase for Updates {
     }
 }
 
-/// AdamW whose moments are codes.
+/// 8-bit AdamW.
 struct CodedUpdates {
     n: usize,
 }
@@ -284,7 +284,7 @@ impl RowCase for CodedUpdates {
         let (mut m, mut v) = (zeros(DType::U8, n)?, zeros(DType::U8, n)?);
         let (mut m_absmax, mut v_absmax) = (zeros(DType::F32, blocks)?, zeros(DType::F32, blocks)?);
         for step in 1..=3u64 {
-            // Numbers of many sizes, and a block without a gradient.
+            // Numbers of many sizes, and a block with zero gradient.
             let mut grad = scaled(10 + step as u32, n, 1.0);
             grad.iter_mut().for_each(|x| *x *= x.abs() * x.abs() * x.abs());
             grad[2 * BLOCK..3 * BLOCK].fill(0.0);
@@ -314,7 +314,7 @@ impl RowCase for CodedUpdates {
     }
 }
 
-/// AdamW whose moments are in the machine's memory: as if they were on the device.
+/// AdamW with moments in host memory: as if they were on the device.
 struct HostUpdates {
     n: usize,
 }
@@ -369,7 +369,7 @@ impl RowCase for HostUpdates {
     }
 }
 
-/// NF4 codes of normal numbers, read back.
+/// NF4 round trip of normal numbers.
 struct Nf4 {
     n: usize,
     block: usize,

@@ -1,4 +1,4 @@
-//! A head whose vocabulary ranks share: all parts together are the head of one process.
+//! The vocabulary-parallel head: all parts together equal the head of one process.
 
 use super::logp::{HeadCaseInputs, Outputs, both_ways, stats};
 use super::{Check, download, unwritten, upload, weight};
@@ -11,8 +11,8 @@ use crate::error::Result;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Rows, vocabulary, hidden width, other tokens to a row, parts, and the head's options: parts of several tiles and of none,
-/// and more rows than are gathered at once.
+/// Rows, vocabulary, hidden width, additional tokens per row, parts, and the head's options: parts of several tiles and of
+/// none, and more rows than are gathered at once.
 const SHAPES: &[(usize, usize, usize, usize, usize, LogpHead)] = &[
     (70, 5000, 128, 3, 3, LogpHead { temperature: 1.0, softcap: None }),
     (33, 601, 64, 0, 4, LogpHead { temperature: 0.7, softcap: Some(8.0) }),
@@ -20,11 +20,11 @@ const SHAPES: &[(usize, usize, usize, usize, usize, LogpHead)] = &[
     (301, 70_000, 16, 0, 2, LogpHead { temperature: 1.0, softcap: None }),
 ];
 
-/// One of the ranks that share a head.
+/// A rank of a vocabulary-parallel head.
 struct Rank {
     tokens: Range<usize>,
     columns: Range<usize>,
-    /// `None` without tokens.
+    /// `None` if it has no tokens.
     w: Option<Weight>,
     back: Weight,
 }
@@ -52,7 +52,7 @@ fn shared(b: &dyn Backend, dtype: DType, w: &[f32], k: usize, size: usize) -> Re
     (0..size).map(rank).collect()
 }
 
-/// Puts columns of several ranks beside each other.
+/// Concatenates columns of several ranks.
 fn joined(rows: usize, parts: &[(Range<usize>, Vec<f32>)]) -> Vec<f32> {
     let width: usize = parts.iter().map(|(r, _)| r.len()).sum();
     let mut all = vec![f32::NAN; rows * width];
@@ -64,7 +64,7 @@ fn joined(rows: usize, parts: &[(Range<usize>, Vec<f32>)]) -> Vec<f32> {
     all
 }
 
-/// What every rank gathers, in the order of its calls: first nothing is known and zeros go on, then everything is.
+/// Simulates the all-gather, in call order: the first pass returns zeros and records, the second returns the recorded data.
 fn gathered(
     b: &dyn Backend,
     ranks: &[Rank],
@@ -91,7 +91,7 @@ fn gathered(
     Ok(())
 }
 
-/// The numbers of all tiles, and the logits of tokens from the part that has them.
+/// Statistics of all tiles, and the logits of tokens from the parts that have them.
 fn folded(
     b: &dyn Backend,
     op: LogpHead,
@@ -118,7 +118,7 @@ fn folded(
     Ok((stats, found))
 }
 
-/// The same numbers as `both_ways`, by parts.
+/// The results of `both_ways`, computed by parts.
 fn by_parts(
     b: &dyn Backend,
     op: LogpHead,
@@ -159,12 +159,12 @@ fn by_parts(
     Ok(Outputs { stats, dx: joined(rows, &columns[size..]), dw })
 }
 
-/// A rank's part of the vocabulary, of its own head and of a whole one.
+/// A rank's part of the vocabulary, in its own head shard and in the whole head.
 fn in_both<'a>(rank: &'a Rank, whole: &'a Weight) -> Option<(VocabPart<'a>, VocabPart<'a>)> {
     rank.part().map(|part| (part, VocabPart { w: whole, first: 0, ..part }))
 }
 
-/// KL(p || q) and the gradients of its hidden states and head, by parts; the second head is whole.
+/// KL(p || q) and the gradients of p's hidden states and head, by parts; q's head is whole.
 fn kl_by_parts(
     b: &dyn Backend,
     op: LogpHead,
@@ -208,7 +208,7 @@ fn kl_by_parts(
     Ok([kl, joined(rows, &columns[size..]), dw])
 }
 
-/// The same by the whole head.
+/// The same with the whole head.
 fn kl_whole(
     b: &dyn Backend,
     op: LogpHead,
@@ -228,8 +228,8 @@ fn kl_whole(
     Ok([download(b, &kl)?, download(b, &dx)?, download(b, &dw)?])
 }
 
-/// The same bits as the device's own whole head: all of them in f32, what forward says in bf16, whose gradients are products that
-/// may round in another order.
+/// The bits of the device's own whole head: everything in f32; forward in bf16, whose gradients are GEMMs that may round in
+/// another order.
 pub fn bits(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, extra, size, op) in SHAPES {
         for dtype in [DType::F32, DType::Bf16] {
@@ -256,8 +256,8 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// KL(p || q) and the gradients of p's hidden states and head, summed in f64: over a large vocabulary sums in f32 on two devices
-/// differ by more than either differs from what is right.
+/// KL(p || q) and the gradients of p's hidden states and head, in f64: over a large vocabulary, f32 sums on two devices differ
+/// by more than either differs from the exact result.
 fn kl_in_f64(op: LogpHead, [p, q]: [&HeadCaseInputs; 2], vocab: usize) -> [Vec<f32>; 3] {
     let rows = p.targets.len();
     let k = p.x.len() / rows;
@@ -294,7 +294,7 @@ fn kl_in_f64(op: LogpHead, [p, q]: [&HeadCaseInputs; 2], vocab: usize) -> [Vec<f
     [kl, dx, dw].map(|sums| sums.into_iter().map(|x| x as f32).collect())
 }
 
-/// Near the CPU's whole head, the divergence in f32 near sums in f64.
+/// Close to the CPU's whole head; KL in f32 close to sums in f64.
 pub fn results(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, extra, size, op) in SHAPES {
         for dtype in [DType::F32, DType::Bf16] {
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
     use crate::backend::Draw;
 
-    /// Draws that go through the logits part by part, and those of the whole rows.
+    /// Sampling part by part, and from whole rows.
     fn drawn(
         b: &dyn Backend,
         op: LogpHead,

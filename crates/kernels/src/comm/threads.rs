@@ -1,4 +1,4 @@
-//! Ranks as threads of one process, for tests of everything above.
+//! Ranks as threads of one process, for tests.
 
 use super::device::{Devices, Mover, Section, Transfer};
 use super::{Arrived, Comm, Ranks};
@@ -8,14 +8,13 @@ use crate::lock;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// `size` ranks of one process; each belongs to a thread of its own.
+/// `size` ranks, one per thread.
 pub fn threads(size: usize) -> Vec<Ranks> {
     let office = Arc::new(Office::new(size));
     (0..size).map(|rank| Ranks::of(Thread { rank, size, office: office.clone() })).collect()
 }
 
-/// The same, whose numbers go from buffer to buffer as they do between cards. What was sent arrives when it is waited for and not
-/// before, so that a test finds whoever reads too early.
+/// The same with simulated device-to-device transfers. Data arrives only when it is joined, so that tests detect premature reads.
 pub fn device_threads(size: usize) -> Vec<Ranks> {
     let desk = Arc::new(Desk::default());
     let all = threads(size);
@@ -27,14 +26,14 @@ pub fn device_threads(size: usize) -> Vec<Ranks> {
     all
 }
 
-/// Numbers on their way, from the first rank to the second, the oldest first.
+/// Data in flight by (sender, receiver), oldest first.
 type Posted = HashMap<(usize, usize), VecDeque<Vec<f32>>>;
 
 #[derive(Default)]
 struct Desk {
     posted: Mutex<Posted>,
     news: Condvar,
-    /// Those of groups of its ranks, by their members.
+    /// Desks of subgroups, by members.
     teams: Mutex<HashMap<Vec<usize>, Arc<Desk>>>,
 }
 
@@ -113,12 +112,12 @@ struct Thread {
 struct Office {
     boxes: Mutex<Boxes>,
     news: Condvar,
-    /// Those of groups of its ranks, by their members.
+    /// Offices of subgroups, by members.
     rooms: Mutex<HashMap<Vec<usize>, Arc<Office>>>,
 }
 
 struct Boxes {
-    /// From rank `a` to rank `b` at `a * size + b`, the oldest first.
+    /// Messages from rank `a` to rank `b` at `a * size + b`, oldest first.
     mail: Vec<VecDeque<Arrived>>,
     gone: Vec<bool>,
 }

@@ -131,8 +131,8 @@ impl ActivationOps for Cpu {
         shapes::activation_recompute(self, op, width, x, dy)?;
         assert_eq!(x.len(), row_count(dy.len(), width) * input_width(op, width));
         match (floats_mut(x), floats_mut(dy)) {
-            (SliceMut::F32(x), SliceMut::F32(dy)) => again(self, op, width, x, dy),
-            (SliceMut::Bf16(x), SliceMut::Bf16(dy)) => again(self, op, width, x, dy),
+            (SliceMut::F32(x), SliceMut::F32(dy)) => recompute(self, op, width, x, dy),
+            (SliceMut::Bf16(x), SliceMut::Bf16(dy)) => recompute(self, op, width, x, dy),
             _ => panic!("an activation and its gradient have one type"),
         }
         Ok(())
@@ -186,7 +186,7 @@ multiversion! {
     }
 }
 
-fn again<T: Stored>(cpu: &Cpu, op: Activation, width: usize, x: &mut [T], dy: &mut [T]) {
+fn recompute<T: Stored>(cpu: &Cpu, op: Activation, width: usize, x: &mut [T], dy: &mut [T]) {
     let (rows, inputs) = (row_count(dy.len(), width), input_width(op, width));
     let (x, dy) = (Disjoint::new(x), Disjoint::new(dy));
     cpu.pool.ranges(rows, rows_of_task(inputs), |r| {
@@ -195,15 +195,15 @@ fn again<T: Stored>(cpu: &Cpu, op: Activation, width: usize, x: &mut [T], dy: &m
         // SAFETY: as above.
         let dy = unsafe { dy.part(r.start * width, r.len() * width) };
         match op {
-            Activation::SiluGated => gated_again::<_, Silu>(cpu.level, width, x, dy),
-            Activation::GeluGated => gated_again::<_, Gelu>(cpu.level, width, x, dy),
-            Activation::Gelu => plain_again::<_, Gelu>(cpu.level, x, dy),
+            Activation::SiluGated => gated_recompute::<_, Silu>(cpu.level, width, x, dy),
+            Activation::GeluGated => gated_recompute::<_, Gelu>(cpu.level, width, x, dy),
+            Activation::Gelu => plain_recompute::<_, Gelu>(cpu.level, x, dy),
         }
     })
 }
 
 multiversion! {
-    fn gated_again<S, type T: Stored, type C: GateCurve>(s, width: usize, x: &mut [T], dy: &mut [T]) {
+    fn gated_recompute<S, type T: Stored, type C: GateCurve>(s, width: usize, x: &mut [T], dy: &mut [T]) {
         for r in 0..dy.len() / width {
             let (gates, ups) = x[2 * r * width..][..2 * width].split_at_mut(width);
             let dy = &mut dy[r * width..][..width];
@@ -219,7 +219,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn plain_again<S, type T: Stored, type C: GateCurve>(s, x: &mut [T], dy: &mut [T]) {
+    fn plain_recompute<S, type T: Stored, type C: GateCurve>(s, x: &mut [T], dy: &mut [T]) {
         for i in (0..x.len()).step_by(LANES) {
             let (d, (value, derivative)) = (get(s, dy, i), both::<S, C>(s, get(s, x, i)));
             put(s, dy, i, value);

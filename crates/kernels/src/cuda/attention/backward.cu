@@ -60,17 +60,17 @@ __device__ __forceinline__ long long tile_row(int r) {
 }
 
 // Transposes an 8x8 matrix across a warp.
-__device__ __forceinline__ unsigned turned(unsigned x) {
+__device__ __forceinline__ unsigned transposed(unsigned x) {
     unsigned y;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
 
 // Stores a tile that a warp holds with keys as rows: columns 0..8 in x, 8..16 in y.
-__device__ __forceinline__ void store_turned(uint4 *to, int rows, int keys, const float (&x)[4], const float (&y)[4]) {
+__device__ __forceinline__ void store_transposed(uint4 *to, int rows, int keys, const float (&x)[4], const float (&y)[4]) {
     unsigned a[4];
     as_left(a, x, y);
-    const uint4 v = make_uint4(turned(a[0]), turned(a[2]), turned(a[1]), turned(a[3]));
+    const uint4 v = make_uint4(transposed(a[0]), transposed(a[2]), transposed(a[1]), transposed(a[3]));
     to[(tile_row(rows) + keys) * 32 + (threadIdx.x & 31)] = v;
 }
 
@@ -244,7 +244,7 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
                 for (int r = 0; r < STEP / 16; ++r) {
                     const int rows = row / 16 + r, keys = top / 16 + t;
                     if (rows * 16 < w.count * GROUP && keys <= rows / GROUP)
-                        store_turned(to, rows, keys, ds[t][2 * r], ds[t][2 * r + 1]);
+                        store_transposed(to, rows, keys, ds[t][2 * r], ds[t][2 * r + 1]);
                 }
             }
         }

@@ -35,8 +35,8 @@ __device__ __forceinline__ void copy_pair(u32 to, const float2 *from, bool valid
 }
 
 // Stores a left operand that a warp holds with keys as rows.
-__device__ __forceinline__ void keep_turned(uint4 *to, const unsigned (&a)[4]) {
-    *to = make_uint4(turned(a[0]), turned(a[2]), turned(a[1]), turned(a[3]));
+__device__ __forceinline__ void store_transposed(uint4 *to, const unsigned (&a)[4]) {
+    *to = make_uint4(transposed(a[0]), transposed(a[2]), transposed(a[1]), transposed(a[3]));
 }
 
 extern "C" __global__ void __launch_bounds__(TEAMS * 128, 2 / TEAMS)
@@ -230,7 +230,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
             uint4 *to = keep + (long long)at * TILE_UNITS + part * (STEP / 16 * 128);
 #pragma unroll
             for (int r = 0; r < STEP / 16; ++r)
-                keep_turned(to + r * 128, changes[r]);
+                store_transposed(to + r * 128, changes[r]);
         }
         if (++part == 64 / STEP) {
             part = 0;

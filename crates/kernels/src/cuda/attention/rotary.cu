@@ -22,7 +22,7 @@ __device__ __forceinline__ void put(T* p, u64 i, const float* from) {
 
 // Rotates N pairs by the angles from `at` on; a sign of -1 is the inverse.
 template <int N>
-__device__ __forceinline__ void turn(float* a, float* b, const float* cos, const float* sin, u64 at, float sign) {
+__device__ __forceinline__ void rotate(float* a, float* b, const float* cos, const float* sin, u64 at, float sign) {
     float c[N], s[N];
     get<N>(cos, at, c);
     get<N>(sin, at, s);
@@ -37,27 +37,27 @@ __device__ __forceinline__ void turn(float* a, float* b, const float* cos, const
 // ---- in place, one block per row ---------------------------------------------------------------------------------
 
 template <int N, class T>
-__device__ __forceinline__ void rotary(T* qkv, const float* cos, const float* sin, const u32* positions, u32 turned,
+__device__ __forceinline__ void rotary(T* qkv, const float* cos, const float* sin, const u32* positions, u32 rotated,
                                        u32 width, u32 dim, u32 half, float sign) {
     T* row = qkv + (u64)blockIdx.x * width;
     const u64 at = (u64)positions[blockIdx.x] * half;
-    for (u32 n = N * threadIdx.x; n < turned * half; n += N * blockDim.x) {
+    for (u32 n = N * threadIdx.x; n < rotated * half; n += N * blockDim.x) {
         const u32 low = n / half * dim + n % half, high = low + half;
         float a[N], b[N];
         get<N>(row, low, a);
         get<N>(row, high, b);
-        turn<N>(a, b, cos, sin, at + n % half, sign);
+        rotate<N>(a, b, cos, sin, at + n % half, sign);
         put<N>(row, low, a);
         put<N>(row, high, b);
     }
 }
 #define ROTARY(name, T)                                                                                              \
     extern "C" __global__ void rotary_##name(T* qkv, const float* cos, const float* sin, const u32* positions,       \
-                                             u32 turned, u32 width, u32 dim, u32 half, float sign) {                 \
+                                             u32 rotated, u32 width, u32 dim, u32 half, float sign) {                 \
         if (half % 4 == 0 && dim % 4 == 0 && width % 4 == 0) {                                                       \
-            rotary<4>(qkv, cos, sin, positions, turned, width, dim, half, sign);                                     \
+            rotary<4>(qkv, cos, sin, positions, rotated, width, dim, half, sign);                                     \
         } else {                                                                                                     \
-            rotary<1>(qkv, cos, sin, positions, turned, width, dim, half, sign);                                     \
+            rotary<1>(qkv, cos, sin, positions, rotated, width, dim, half, sign);                                     \
         }                                                                                                            \
     }
 ROTARY(f, float)
@@ -89,7 +89,7 @@ __device__ __forceinline__ void finish_qkv(const T* sums, const float* bias, bf1
         if (head < heads + kv_heads) {
 #pragma unroll
             for (int k = 0; k < N; k++) a[k] = stored(qkv, a[k]), b[k] = stored(qkv, b[k]);
-            turn<N>(a, b, cos, sin, at + i, 1.0f);
+            rotate<N>(a, b, cos, sin, at + i, 1.0f);
         }
         put<N>(qkv, low, a);
         put<N>(qkv, high, b);
@@ -122,8 +122,8 @@ FINISH(b, bf16)
 #define STRANDS (256 / FOURS)
 
 template <class T>
-__device__ __forceinline__ void turn_back(T* dqkv, const float* cos, const float* sin, const u32* positions, u32 rows,
-                                          u32 turned, u32 all, u32 dim, u32 chunk, float* sums) {
+__device__ __forceinline__ void rotate_back(T* dqkv, const float* cos, const float* sin, const u32* positions, u32 rows,
+                                          u32 rotated, u32 all, u32 dim, u32 chunk, float* sums) {
     let_next_start();
     __shared__ __align__(16) float room[STRANDS][2][4 * FOURS];
     const u32 half = dim / 2, width = all * dim, lane = threadIdx.x % FOURS, strand = threadIdx.x / FOURS;
@@ -136,8 +136,8 @@ __device__ __forceinline__ void turn_back(T* dqkv, const float* cos, const float
             float a[4], b[4];
             get<4>(row, low, a);
             get<4>(row, high, b);
-            if (n / half < turned) {
-                turn<4>(a, b, cos, sin, (u64)positions[r] * half + n % half, -1.0f);
+            if (n / half < rotated) {
+                rotate<4>(a, b, cos, sin, (u64)positions[r] * half + n % half, -1.0f);
                 put<4>(row, low, a);
                 put<4>(row, high, b);
             }
@@ -159,10 +159,10 @@ __device__ __forceinline__ void turn_back(T* dqkv, const float* cos, const float
 }
 #define TURN_BACK(name, T)                                                                                           \
     extern "C" __global__ void __launch_bounds__(256)                                                                \
-        turn_back_##name(T* dqkv, const float* __restrict__ cos, const float* __restrict__ sin,                      \
-                         const u32* __restrict__ positions, u32 rows, u32 turned, u32 all, u32 dim, u32 chunk,       \
+        rotate_back_##name(T* dqkv, const float* __restrict__ cos, const float* __restrict__ sin,                      \
+                         const u32* __restrict__ positions, u32 rows, u32 rotated, u32 all, u32 dim, u32 chunk,       \
                          float* sums) {                                                                              \
-        turn_back(dqkv, cos, sin, positions, rows, turned, all, dim, chunk, sums);                                   \
+        rotate_back(dqkv, cos, sin, positions, rows, rotated, all, dim, chunk, sums);                                   \
     }
 TURN_BACK(f, float)
 TURN_BACK(b, bf16)

@@ -186,7 +186,7 @@ pub fn qkv_backward(
         &sums
     ];
     let grid = Grid::plane((all * half / 4).div_ceil(FOURS), chunks, 256);
-    cuda.launch("rotary", &kernel("turn_back", &[dqkv]), grid, &args)?;
+    cuda.launch("rotary", &kernel("rotate_back", &[dqkv]), grid, &args)?;
     let sums = Chunks { at: sums.ptr(), stride: width, count: chunks, width };
     add_chunks(cuda, sums, (f32_ptr(dbias), add))?;
     Ok(true)

@@ -21,7 +21,7 @@ __device__ __forceinline__ void copy_stream(void* to, const void* from) {
 }
 
 // A thread's copies of weights: unit threadIdx.x % UNITS of every (THREADS / UNITS)th feature of a group.
-template <int AFTER>
+template <int EPILOGUE>
 struct Weights {
     const bf16* from[COPIES];
     __device__ __forceinline__ void group(const bf16* w, u32 group, u32 tiles, u32 n, u32 k, u32 dim) {
@@ -29,7 +29,7 @@ struct Weights {
         for (int j = 0; j < COPIES; j++) {
             const u32 i = threadIdx.x / UNITS + j * (THREADS / UNITS), tile = group * WARPS + i / 16;
             // Missing tiles of the last group alias its last one; their sums are not stored.
-            const u32 f = feature<AFTER>(tile < tiles ? tile : tiles - 1, i % 16, n, dim);
+            const u32 f = feature<EPILOGUE>(tile < tiles ? tile : tiles - 1, i % 16, n, dim);
             from[j] = w + (u64)f * k + threadIdx.x % UNITS * 8;
         }
     }
@@ -53,10 +53,10 @@ __device__ __forceinline__ void copy_x(bf16* stage, const bf16* x, u32 column, u
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-template <int AFTER>
-__device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, const Before& before, const Rotation& turns, bool gelu,
+template <int EPILOGUE>
+__device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, const Prologue& prologue, const Rope& rope, bool gelu,
                          u32 rows, u32 n, u32 k, u32) {
-    constexpr bool NORMED = AFTER >= GATED;
+    constexpr bool NORMED = EPILOGUE >= GATED;
     extern __shared__ __align__(1024) unsigned char shared[];
     bf16 *weights = (bf16*)shared, *xs = weights + RING * MINE * COLUMNS;
     float *norm_weight = (float*)(xs + (u64)rows * k), *norm_bias = norm_weight + k;
@@ -67,36 +67,36 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
 
     if constexpr (NORMED) {
         for (u32 i = 4 * threadIdx.x; i < k; i += 4 * THREADS) {
-            copy16(norm_weight + i, before.weight + i);
-            if (before.bias) copy16(norm_bias + i, before.bias + i);
+            copy16(norm_weight + i, prologue.weight + i);
+            if (prologue.bias) copy16(norm_bias + i, prologue.bias + i);
         }
         commit_copies();
     }
     // Position of the copies: group, stage, and ring slot.
-    Weights<AFTER> source;
-    u32 group = blockIdx.x, stage = 0, slot = 0, asked = 0;
-    source.group(w, min(group, groups - 1), tiles, n, k, turns.dim);
-    const bf16* x = (const bf16*)before.x;
+    Weights<EPILOGUE> source;
+    u32 group = blockIdx.x, stage = 0, slot = 0, fetched = 0;
+    source.group(w, min(group, groups - 1), tiles, n, k, rope.dim);
+    const bf16* x = (const bf16*)prologue.x;
 #pragma unroll 1
-    for (; asked < AHEAD && asked < total; asked++) {
-        source.copy(weights + asked * MINE * COLUMNS);
+    for (; fetched < AHEAD && fetched < total; fetched++) {
+        source.copy(weights + fetched * MINE * COLUMNS);
         if constexpr (NORMED) commit_copies();
     }
-    const u32 first = asked;
-    Parallel<2> beside = {};
+    const u32 first = fetched;
+    EpilogueOperands<2> operands = {};
     u32 tile = group * WARPS + warp;
     bool has_row = warp < WARPS && tile < tiles && row < rows;
-    if (has_row) fetch_early<AFTER>(beside, bias, turns, tile, row, n);
+    if (has_row) fetch_early<EPILOGUE>(operands, bias, rope, tile, row, n);
     wait_for_earlier();
 
-    if (has_row) fetch_late<AFTER>(beside, out, tile, row, n);
+    if (has_row) fetch_late<EPILOGUE>(operands, out, tile, row, n);
     if constexpr (NORMED) {
         for (u32 i = first; i < AHEAD; i++) commit_copies(); // empty groups keep the wait count constant
         asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD) : "memory");
-        u32 turn = 0;
+        u32 phase = 0;
 #pragma unroll 1
         for (u32 r = 0; r < rows; r++)
-            norm_row(before, norm_weight, before.bias ? norm_bias : nullptr, xs, r, rows, k, turn);
+            norm_row(prologue, norm_weight, prologue.bias ? norm_bias : nullptr, xs, r, rows, k, phase);
     } else {
 #pragma unroll 1
         for (u32 i = 0; i < AHEAD; i++) {
@@ -106,7 +106,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
     }
     stage = first, slot = first % RING;
     if (stage == stages) stage = 0, group += gridDim.x;
-    if (stage == 0 && group < groups) source.group(w, group, tiles, n, k, turns.dim);
+    if (stage == 0 && group < groups) source.group(w, group, tiles, n, k, rope.dim);
 
     const u64 left = 1024ull >> 4 << 32 | 1ull << 62, right = (u64)rows << 16;
     const u32 base = shared_address(weights), x_base = shared_address(xs);
@@ -120,13 +120,13 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
             asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
-            if (asked < total) {
+            if (fetched < total) {
                 source.copy(weights + slot * MINE * COLUMNS);
                 if constexpr (!NORMED) copy_x(xs + slot * rows * COLUMNS, x, stage * COLUMNS, rows, k);
-                asked++, slot = slot + 1 == RING ? 0 : slot + 1;
+                fetched++, slot = slot + 1 == RING ? 0 : slot + 1;
                 if (++stage == stages) {
                     stage = 0, group += gridDim.x;
-                    if (group < groups) source.group(w, group, tiles, n, k, turns.dim);
+                    if (group < groups) source.group(w, group, tiles, n, k, rope.dim);
                 }
             }
             commit_copies();
@@ -146,11 +146,11 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
         float sum[2][2];
         by_rows<2>(sum, c);
-        if (has_row) finish<AFTER>(sum, beside, bias, out, turns, gelu, tile, row, n);
+        if (has_row) finish<EPILOGUE>(sum, operands, bias, out, rope, gelu, tile, row, n);
         tile += gridDim.x * WARPS, has_row = warp < WARPS && tile < tiles && row < rows;
         if (has_row) {
-            fetch_early<AFTER>(beside, bias, turns, tile, row, n);
-            fetch_late<AFTER>(beside, out, tile, row, n);
+            fetch_early<EPILOGUE>(operands, bias, rope, tile, row, n);
+            fetch_late<EPILOGUE>(operands, out, tile, row, n);
         }
     }
 }
@@ -158,7 +158,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
 #elif RING
 
 // Never launched before Hopper.
-template <int AFTER>
-__device__ void decode_gemm_ring(const bf16*, const float*, void*, const Before&, const Rotation&, bool, u32, u32, u32, u32) {}
+template <int EPILOGUE>
+__device__ void decode_gemm_ring(const bf16*, const float*, void*, const Prologue&, const Rope&, bool, u32, u32, u32, u32) {}
 
 #endif

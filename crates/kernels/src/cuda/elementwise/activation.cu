@@ -117,27 +117,27 @@ __device__ void gated_backward(const T* x, const D* dy, U* dx, u32 width) {
 
 // In place, with one sigmoid, the bits of `gated` and `gated_backward`: dy becomes the value and x its gradient.
 template <class C, class T>
-__device__ void gated_again(T* x, T* dy, u32 width) {
+__device__ void gated_recompute(T* x, T* dy, u32 width) {
     x += 2 * (u64)blockIdx.x * width, dy += (u64)blockIdx.x * width;
-    auto turn = [](float& d, float& g, float& u) {
+    auto recompute = [](float& d, float& g, float& u) {
         float value, derivative;
         both<C>(g, value, derivative);
-        const float again = value * u, dg = d * u * derivative, du = d * value;
-        d = again, g = dg, u = du;
+        const float value_out = value * u, dg = d * u * derivative, du = d * value;
+        d = value_out, g = dg, u = du;
     };
     if (width % EIGHT == 0) {
         const u32 i = EIGHT * (blockIdx.y * blockDim.x + threadIdx.x);
         if (i >= width) return;
         vec8 d = load8(dy, i), g = load8(x, i), u = load8(x, width + i);
 #pragma unroll
-        for (int k = 0; k < EIGHT; k++) turn(d.x[k], g.x[k], u.x[k]);
+        for (int k = 0; k < EIGHT; k++) recompute(d.x[k], g.x[k], u.x[k]);
         store8(dy, i, d);
         store8(x, i, g);
         store8(x, width + i, u);
     } else {
         for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < width; i += gridDim.y * blockDim.x) {
             float d = load(dy, i), g = load(x, i), u = load(x, width + i);
-            turn(d, g, u);
+            recompute(d, g, u);
             store(dy, i, d);
             store(x, i, g);
             store(x, width + i, u);
@@ -146,7 +146,7 @@ __device__ void gated_again(T* x, T* dy, u32 width) {
 }
 
 template <class C, class T>
-__device__ void plain_again(T* x, T* dy, u64 n) {
+__device__ void plain_recompute(T* x, T* dy, u64 n) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float value, derivative;
@@ -198,14 +198,14 @@ BACKWARD(bbf, bf16, bf16, float)
 BACKWARD(bbb, bf16, bf16, bf16)
 
 #define AGAIN(name, T)                                                                               \
-    extern "C" __global__ void silu_gated_again_##name(T* x, T* dy, u64 rows, u32 width) {           \
-        gated_again<Silu>(x, dy, width);                                                             \
+    extern "C" __global__ void silu_gated_recompute_##name(T* x, T* dy, u64 rows, u32 width) {           \
+        gated_recompute<Silu>(x, dy, width);                                                             \
     }                                                                                                \
-    extern "C" __global__ void gelu_gated_again_##name(T* x, T* dy, u64 rows, u32 width) {           \
-        gated_again<Gelu>(x, dy, width);                                                             \
+    extern "C" __global__ void gelu_gated_recompute_##name(T* x, T* dy, u64 rows, u32 width) {           \
+        gated_recompute<Gelu>(x, dy, width);                                                             \
     }                                                                                                \
-    extern "C" __global__ void gelu_again_##name(T* x, T* dy, u64 rows, u32 width) {                 \
-        plain_again<Gelu>(x, dy, rows * width);                                                      \
+    extern "C" __global__ void gelu_recompute_##name(T* x, T* dy, u64 rows, u32 width) {                 \
+        plain_recompute<Gelu>(x, dy, rows * width);                                                      \
     }
 AGAIN(f, float)
 AGAIN(b, bf16)

@@ -60,7 +60,7 @@ impl ActivationOps for Cuda {
         let rows = row_count(dy.len(), width);
         assert_eq!(x.len(), rows * input_width(op, width));
         assert_eq!(x.dtype(), dy.dtype(), "an activation and its gradient have one type");
-        let kernel = kernel(&format!("{}_again", name(op)), &[x]);
+        let kernel = kernel(&format!("{}_recompute", name(op)), &[x]);
         self.launch("activation", &kernel, grid(op, rows, width), &args![&*x, &*dy, rows, width as u32])
     }
 }

@@ -77,9 +77,9 @@ pub struct Gemm {
 impl Gemm {
     /// For users: transposition and sizes.
     pub(crate) fn name(&self) -> String {
-        let turned = |t: bool| if t { "t" } else { "n" };
+        let trans = |t: bool| if t { "t" } else { "n" };
         let batch = if self.batch > 1 { format!(" x{}", self.batch) } else { String::new() };
-        let (a, b) = (turned(self.a_transposed), turned(self.b_transposed));
+        let (a, b) = (trans(self.a_transposed), trans(self.b_transposed));
         format!("{a}{b} {}x{}x{}{batch}", self.m, self.n, self.k)
     }
     /// `x[m, k] · w[n, k]ᵀ`, all dense.
@@ -476,12 +476,12 @@ impl Desc {
         let made = unsafe { sys::cublasLtMatmulDescCreate(&mut desc, compute, cudaDataType::CUDA_R_32F) };
         check(made, || planning(g))?;
         let desc = Desc(desc);
-        let turns = [
+        let transpositions = [
             (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, g.b_transposed),
             (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, g.a_transposed),
         ];
-        for (attribute, turned) in turns {
-            let value = u32::from(turned); // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
+        for (attribute, trans) in transpositions {
+            let value = u32::from(trans); // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
             // SAFETY: a live descriptor, and an attribute of the size the library asks for.
             let set = unsafe {
                 sys::cublasLtMatmulDescSetAttribute(desc.0, attribute, (&raw const value).cast(), 4)

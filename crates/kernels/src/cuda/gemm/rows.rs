@@ -389,7 +389,7 @@ impl<'a> Trial<'a> {
         let words = |rows: usize| self.bytes(rows) / 4;
         let found = self.found.ptr() + (slot * 4) as u64;
         let arguments = args![&self.result, &self.reference, words(met), words(PERIOD), found];
-        cuda.launch_flat("rows", "differ_again", words(met), &arguments)?;
+        cuda.launch_flat("rows", "differ_periodic", words(met), &arguments)?;
         Ok(true)
     }
 

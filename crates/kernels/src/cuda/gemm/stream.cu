@@ -100,9 +100,9 @@ __device__ void stream(const bf16* w, const bf16* x, T* y, u32 rows, u32 n, u32 
 
     // Position of the copies: the group's first feature, its stage, and the ring slot.
     Copies copies = {w, x, threadIdx.x % UNITS, threadIdx.x / UNITS, n, k, blockIdx.x * MINE};
-    u32 stage = 0, slot = 0, asked = 0;
+    u32 stage = 0, slot = 0, fetched = 0;
 #pragma unroll 1
-    for (; asked < AHEAD; asked++) copies.weights(weights + asked * MINE * COLUMNS, asked * COLUMNS);
+    for (; fetched < AHEAD; fetched++) copies.weights(weights + fetched * MINE * COLUMNS, fetched * COLUMNS);
     wait_for_earlier();
 #pragma unroll 1
     for (u32 i = 0; i < AHEAD; i++) {
@@ -124,10 +124,10 @@ __device__ void stream(const bf16* w, const bf16* x, T* y, u32 rows, u32 n, u32 
             asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
-            if (asked < total) {
+            if (fetched < total) {
                 copies.weights(weights + slot * MINE * COLUMNS, stage * COLUMNS);
                 copies.rows(xs + slot * N * COLUMNS, stage * COLUMNS, rows);
-                asked++, slot = slot + 1 == RING ? 0 : slot + 1;
+                fetched++, slot = slot + 1 == RING ? 0 : slot + 1;
                 if (++stage == stages) stage = 0, copies.feature += gridDim.x * MINE;
             }
             asm volatile("cp.async.commit_group;" ::: "memory");

@@ -4,7 +4,7 @@ use crate::backend::{DivergenceOps, HeadGrads, LogpHead};
 use crate::buffer::{Buffer, Weight};
 use crate::cuda::Cuda;
 use crate::cuda::head::logp::{
-    RawLogits, TILE, head_args, lse, multiply_back, parts, raw_logits, rows_at_a_time, turning,
+    RawLogits, TILE, head_args, in_place_kernel, lse, multiply_back, parts, raw_logits, rows_at_a_time,
 };
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::f32_ptr;
@@ -94,7 +94,7 @@ impl DivergenceOps for Cuda {
             all.extend(args![part.lse[0], part.lse[1], later(kl.ptr()), later(f32_ptr(dkl))]);
             self.launch(
                 "logp_backward",
-                &turning("kl_dlogits", p.1.compute, p.1.n, p.1.n),
+                &in_place_kernel("kl_dlogits", p.1.compute, p.1.n, p.1.n),
                 Grid::new(count, 512),
                 &all,
             )?;

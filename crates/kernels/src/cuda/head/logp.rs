@@ -221,7 +221,13 @@ impl HeadOps for Cuda {
         let logits = self.arena.take(rows.min(step) * w.n * 4)?;
         for part in parts(rows, step) {
             raw_logits(self, (x, w), part, logits.ptr())?;
-            flow.turn(self, &turning("dlogits", w.compute, w.n, w.n), w.n, part, logits.ptr())?;
+            flow.overwrite_by_gradient(
+                self,
+                &in_place_kernel("dlogits", w.compute, w.n, w.n),
+                w.n,
+                part,
+                logits.ptr(),
+            )?;
             multiply_back(self, (x, w), part, logits.ptr(), &mut to)?;
         }
         Ok(())
@@ -243,7 +249,13 @@ impl HeadOps for Cuda {
         let flow = HeadGradients { op, grads, lse, entropy };
         let wanted = WantedLogits { targets, logp, entropy, ..WantedLogits::default() };
         fold_all(self, op, (x, w), wanted, lse, |part, logits| {
-            flow.turn(self, &turning("dlogits", w.compute, w.n, w.n), w.n, part, logits)?;
+            flow.overwrite_by_gradient(
+                self,
+                &in_place_kernel("dlogits", w.compute, w.n, w.n),
+                w.n,
+                part,
+                logits,
+            )?;
             multiply_back(self, (x, w), part, logits, &mut to)
         })
     }
@@ -275,7 +287,7 @@ pub(super) struct HeadGradients {
 
 impl HeadGradients {
     /// Overwrites the raw logits of `rows` rows and `tokens` tokens by their gradient.
-    pub(super) fn turn(
+    pub(super) fn overwrite_by_gradient(
         &self,
         cuda: &Cuda,
         kernel: &str,
@@ -294,7 +306,7 @@ impl HeadGradients {
 }
 
 /// The in-place gradient kernel; a part of a vocabulary uses the same one as the whole.
-pub(crate) fn turning(name: &str, compute: DType, tokens: usize, vocab: usize) -> String {
+pub(crate) fn in_place_kernel(name: &str, compute: DType, tokens: usize, vocab: usize) -> String {
     let per_thread = if tokens.is_multiple_of(8) && vocab.is_multiple_of(8) { 8 } else { 1 };
     format!("{name}_{}{per_thread}", letter(compute))
 }

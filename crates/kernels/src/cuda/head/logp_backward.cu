@@ -1,4 +1,4 @@
-// From gradients of log-probabilities to those of raw logits, element-wise and in place (`in_place`).
+// From gradients of log-probabilities to those of raw logits, element-wise and in place (`overwrite`).
 
 // Loads PER adjacent logits of a row of `vocab`; nothing past its end.
 template <int PER>
@@ -28,7 +28,7 @@ __device__ __forceinline__ void write(T* row, u32 at, const float* from) {
 // Replaces every raw logit of a row by gradient(token, logit), in type T, in place. A block iterates over a row from its start:
 // what it overwrites was read before the preceding barrier. PER is 8 if the row length is a multiple of eight, else 1.
 template <int PER, class T, class F>
-__device__ __forceinline__ void turn(float* row, u32 vocab, F gradient) {
+__device__ __forceinline__ void overwrite(float* row, u32 vocab, F gradient) {
     T* out = reinterpret_cast<T*>(row);
     const u32 step = PER * blockDim.x;
     u32 at = PER * threadIdx.x;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void dlogits(float* logits, u32 vocab, const Head& he
     const float own = dlogp[row], sum = lse[row], h = entropy[row], de = dentropy ? dentropy[row] : 0.0f;
     float total = own;
     for (u32 j = 0; j < extra; j++) total += dothers[j];
-    turn<PER, T>(logits + (u64)row * vocab, vocab, [&](u32 token, float raw) {
+    overwrite<PER, T>(logits + (u64)row * vocab, vocab, [&](u32 token, float raw) {
         const float x = head.scale(raw), slope = head.slope(x), logp = x - sum;
         const float pull = fmaf(de, logp + h, total);
         float d = (0.0f - weight(logp)) * pull * slope;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void kl_dlogits(float* p, const float* q, u32 vocab, 
     const u32 row = blockIdx.x;
     const float p_sum = p_lse[row], q_sum = q_lse[row], all = kl[row], flow = dkl[row];
     q += (u64)row * vocab;
-    turn<PER, T>(p + (u64)row * vocab, vocab, [&](u32 token, float raw) {
+    overwrite<PER, T>(p + (u64)row * vocab, vocab, [&](u32 token, float raw) {
         const float x = head.scale(raw), lp = x - p_sum, lq = head.scale(q[token]) - q_sum;
         return flow * (weight(lp) * (lp - lq - all)) * head.slope(x);
     });

@@ -5,8 +5,8 @@
 
 use super::kl::{kl_finish, kl_tiles};
 use super::logp::{
-    HeadGradients, RawLogits, TILE, WantedLogits, finish, fold_tiles, head_args, parts, rows_at_a_time,
-    turning,
+    HeadGradients, RawLogits, TILE, WantedLogits, finish, fold_tiles, head_args, in_place_kernel, parts,
+    rows_at_a_time,
 };
 use crate::backend::{
     LogpGrads, LogpHead, LogpStats, MemoryOps, PartGrads, PartInput, PartSide, TileStats, VectorOps,
@@ -210,7 +210,13 @@ impl VocabOps for Cuda {
         PartBackward { cuda: self, own, rows: targets.len(), copies: 1 }.run(to, |part, rows, at| {
             part_logits(self, (x, part), rows, at)?;
             let (width, compute) = (part.width(), part.w.compute);
-            flow.turn(self, &turning("dlogits", compute, width, vocab), width, rows, at)
+            flow.overwrite_by_gradient(
+                self,
+                &in_place_kernel("dlogits", compute, width, vocab),
+                width,
+                rows,
+                at,
+            )
         })
     }
 
@@ -261,7 +267,7 @@ impl VocabOps for Cuda {
             let mut all = args![at, other.ptr(), width as u32].to_vec();
             all.extend(head_args(op));
             all.extend(args![later(p.lse), later(q.lse), later(kl), later(dkl)]);
-            let kernel = turning("kl_dlogits", part.w.compute, width, vocab);
+            let kernel = in_place_kernel("kl_dlogits", part.w.compute, width, vocab);
             self.launch("logp_backward", &kernel, Grid::new(count, 512), &all)
         })
     }

@@ -12,7 +12,7 @@ __device__ __forceinline__ void warp_largest(float& top, u32& place) {
 
 // One warp per tile and row.
 extern "C" __global__ void __launch_bounds__(256)
-    tiles(const float* logits, const float* lse, const Ask* asks, u32 rows, u32 vocab, u32 count, Tile* out) {
+    tiles(const float* logits, const float* lse, const SampleSpec* specs, u32 rows, u32 vocab, u32 count, Tile* out) {
     let_next_start();
     wait_for_earlier();
     const u64 id = (u64)blockIdx.x * 8 + threadIdx.x / WARP;
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(256)
     // Issue all loads before the first use.
 #pragma unroll
     for (int i = 0; i < TILE / 128; i++) l[i] = four(logits + (u64)row * vocab, from + i * 128 + lane * 4, vocab);
-    if (!asks[row].largest() && !asks[row].truncates()) {
+    if (!specs[row].largest() && !specs[row].truncates()) {
         const float sum = lse[row];
         double part = 0.0;
 #pragma unroll
@@ -51,17 +51,17 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // One warp per row.
 extern "C" __global__ void __launch_bounds__(WARP)
-    pick(const float* logits, const float* lse, const Ask* asks, u32 vocab, u32 count, const Tile* tiles,
+    pick(const float* logits, const float* lse, const SampleSpec* specs, u32 vocab, u32 count, const Tile* tiles,
          Choice* chosen) {
     wait_for_earlier();
     const u32 lane = threadIdx.x;
-    const Ask ask = asks[blockIdx.x];
+    const SampleSpec spec = specs[blockIdx.x];
     const float* row = logits + (u64)blockIdx.x * vocab;
     const float sum = lse ? lse[blockIdx.x] : 0.0f;
     tiles += (u64)blockIdx.x * count;
-    if (ask.truncates()) return;
+    if (spec.truncates()) return;
     u32 token = ~0u;
-    if (ask.largest()) {
+    if (spec.largest()) {
         float top = -INFINITY_;
         for (u32 t = lane; t < count; t += WARP) {
             if (tiles[t].top > top) top = tiles[t].top, token = tiles[t].place;
@@ -69,12 +69,12 @@ extern "C" __global__ void __launch_bounds__(WARP)
         warp_largest(top, token);
     } else {
         double below;
-        const u32 tile = which_tile(count, (double)ask.draw, below, [&](u32 t) { return tiles[t].sum; });
-        token = in_tile(row, tile, vocab, below, (double)ask.draw, [&](u32, float l) { return exp_(l - sum); });
+        const u32 tile = which_tile(count, (double)spec.draw, below, [&](u32 t) { return tiles[t].sum; });
+        token = in_tile(row, tile, vocab, below, (double)spec.draw, [&](u32, float l) { return exp_(l - sum); });
     }
     // A row of NaN or -infinity has no maximum.
     token = token == ~0u ? 0 : token;
-    if (lane == 0) chosen[blockIdx.x] = {token, row[token], sum, ask.largest() ? 0.0f : row[token] - sum};
+    if (lane == 0) chosen[blockIdx.x] = {token, row[token], sum, spec.largest() ? 0.0f : row[token] - sum};
 }
 
 // Copies sampled tokens to the next step's ids: that of row from[i] to index to[i].

@@ -5,7 +5,7 @@
 // fixed: the token depends only on the row, its draw and its sampling parameters.
 
 // Sampling parameters of a row: greedy if the draw is negative; without truncation top_k is 0, top_p 1, min_p 0.
-struct Ask {
+struct SampleSpec {
     float draw, top_p, min_p;
     u32 top_k;
     __device__ __forceinline__ bool largest() const { return draw < 0.0f; }

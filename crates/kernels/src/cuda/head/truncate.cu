@@ -13,7 +13,7 @@ struct Edge {
 };
 
 // e^x for x <= 0, by the GPU's 2^x instruction.
-__device__ __forceinline__ float share(float x) {
+__device__ __forceinline__ float exp_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
     return y;
@@ -49,7 +49,7 @@ struct Room {
 __device__ __noinline__ Edge narrowed(const float* row, u32 vocab, Edge edge, Room& room, bool counted, float best,
                                       double goal) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const auto weight = [=](float l) { return counted ? 1.0f : share(l - best); };
+    const auto weight = [=](float l) { return counted ? 1.0f : exp_fast(l - best); };
     double above = 0.0;
     u32 prefix = 0;
     for (int shift = 27; ; shift = max(shift - 5, 0)) {
@@ -122,24 +122,24 @@ __device__ __noinline__ Edge narrowed(const float* row, u32 vocab, Edge edge, Ro
 
 // One block per row; rows without truncation were handled by `pick`. Shared memory: a Room, then one sum per tile.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    truncated(const float* logits, const float* lse, const Ask* asks, u32 vocab, u32 count, const Tile* tiles,
+    truncated(const float* logits, const float* lse, const SampleSpec* specs, u32 vocab, u32 count, const Tile* tiles,
               Choice* chosen) {
     extern __shared__ __align__(16) unsigned char shared[];
     Room& room = *(Room*)shared;
     double* sums = (double*)(shared + sizeof(Room));
-    const Ask ask = asks[blockIdx.x];
-    if (!ask.truncates()) return;
+    const SampleSpec spec = specs[blockIdx.x];
+    if (!spec.truncates()) return;
     const float* row = logits + (u64)blockIdx.x * vocab;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     float best = -INFINITY_;
     for (u32 t = lane; t < count; t += WARP) best = fmaxf(best, tiles[(u64)blockIdx.x * count + t].top);
     best = warp_max(best);
     Edge edge = {0, ~0u};
-    if (ask.top_k > 0 && ask.top_k < vocab) edge = narrowed(row, vocab, edge, room, true, best, (double)ask.top_k);
-    if (ask.top_p < 1.0f) edge = narrowed(row, vocab, edge, room, false, best, (double)ask.top_p);
-    const float least = ask.min_p;
+    if (spec.top_k > 0 && spec.top_k < vocab) edge = narrowed(row, vocab, edge, room, true, best, (double)spec.top_k);
+    if (spec.top_p < 1.0f) edge = narrowed(row, vocab, edge, room, false, best, (double)spec.top_p);
+    const float least = spec.min_p;
     const auto weight = [=](u32 id, float l) {
-        const float w = share(l - best);
+        const float w = exp_fast(l - best);
         return edge.keeps(key_of(l), id) && w >= least ? w : 0.0f;
     };
     for (u32 t = warp; t < count; t += THREADS / WARP) {
@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (warp > 0) return;
     double all = 0.0, below;
     for (u32 t = 0; t < count; t++) all += sums[t];
-    const double goal = (double)ask.draw * all;
+    const double goal = (double)spec.draw * all;
     const u32 tile = which_tile(count, goal, below, [&](u32 t) { return sums[t]; });
     u32 token = in_tile(row, tile, vocab, below, goal, weight);
     token = token == ~0u ? 0 : token;

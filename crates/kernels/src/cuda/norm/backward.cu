@@ -68,7 +68,7 @@ __device__ __forceinline__ void rows_backward(const D* dy, const float* x, const
 #pragma unroll
         for (int k = 0; k < 4; k++) w[n].x[k] += offset;
     }
-    u32 row = blockIdx.x * TEAMS + team, turn = 0;
+    u32 row = blockIdx.x * TEAMS + team, buffer = 0;
     Row<D> next;
     if (row < rows) next.read(dy, x, delta, old, (u64)row * width, width);
     while (row < rows) {
@@ -86,8 +86,8 @@ __device__ __forceinline__ void rows_backward(const D* dy, const float* x, const
         row += gridDim.x * TEAMS;
         if (row < rows) next.read(dy, x, delta, old, (u64)row * width, width);
 
-        float(*const mine)[4] = parts[turn][team];
-        turn ^= 1;
+        float(*const mine)[4] = parts[buffer][team];
+        buffer ^= 1;
         if (CENTRED) {
             float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -129,17 +129,17 @@ __device__ __forceinline__ void rows_backward(const D* dy, const float* x, const
             const u32 i = column(n);
             if (i >= width) continue;
             const vec4 flow = widened(d[n]), plus = y && bias ? load4(bias, i) : vec4{{0.0f, 0.0f, 0.0f, 0.0f}};
-            vec4 again;
+            vec4 output;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const float normed = v[n].x[k] * scale;
-                again.x[k] = bias ? fmaf(normed, w[n].x[k], plus.x[k]) : normed * w[n].x[k];
+                output.x[k] = bias ? fmaf(normed, w[n].x[k], plus.x[k]) : normed * w[n].x[k];
                 dweight[n].x[k] = fmaf(flow.x[k], normed, dweight[n].x[k]);
                 if (BIAS) dbias[n].x[k] += flow.x[k];
                 const float g = fmaf(normed, -lean, fmaf(flow.x[k], w[n].x[k], -shift)) * scale;
                 out[n].x[k] = add ? out[n].x[k] + g : g;
             }
-            if (y) store4(y, at + i, again);
+            if (y) store4(y, at + i, output);
             store4(dx, at + i, out[n]);
             if (rounded) store4(rounded, at + i, out[n]);
         }
