@@ -350,7 +350,7 @@ fn an_adapter_is_saved_as_peft_has_it_and_loads_with_the_same_bits() {
         let other = AdapterOptions { r: 2, ..options.clone() };
         let options_of = Options { dtype: DType::F32, training: true, context: 0 };
         let refused = Model::load_adapted(best(), &ModelDir::open(&out).unwrap(), options_of, &other, 0);
-        assert!(refused.err().unwrap().to_string().contains("rank 4 there, 2 here"));
+        assert!(refused.err().unwrap().to_string().contains("rank 4 in the model, 2 in the recipe"));
     }
     std::fs::remove_dir_all(&root).unwrap();
 }

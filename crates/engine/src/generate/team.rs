@@ -107,7 +107,7 @@ impl Sampler {
 
     /// Computes along with the first rank of the model's team until dismissed.
     pub(super) fn compute_along(&mut self, model: &Model) -> Result<()> {
-        let team = model.team().ok_or_else(|| Error::usage("a rank without a team follows nobody"))?;
+        let team = model.team().ok_or_else(|| Error::usage("only a rank of a team can follow another"))?;
         loop {
             let bytes = team.ranks().broadcast(&[])?;
             if bytes.is_empty() {

@@ -19,7 +19,8 @@ impl Model {
     /// This rank's tokens of a micro-batch; `None` if tokens are not shared.
     pub(super) fn own_tokens(&self, t: &Tokens) -> Result<Option<Tokens>> {
         let Some((member, size)) = self.place_in_context() else { return Ok(None) };
-        let (ids, positions) = t.list.as_ref().ok_or_else(|| Error::usage("tokens of another layout"))?;
+        let (ids, positions) =
+            t.list.as_ref().ok_or_else(|| Error::usage("these tokens were uploaded without a team"))?;
         let own = part(t.rows, member, size);
         let tokens = self.tokens(&ids[own.clone()], &positions[own])?;
         Ok(Some(Tokens { reach: t.reach, ..tokens }))

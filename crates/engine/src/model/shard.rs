@@ -9,7 +9,7 @@ use super::param::ParamShape;
 use super::weights::{Model, Param};
 use crate::{Error, Result};
 use ferrl_kernels::backend::DOT_CHUNK;
-use ferrl_kernels::comm::{ComingParcels, Inbox, Outbox, ParcelContents, ParcelPiece, Route, part};
+use ferrl_kernels::comm::{Inbox, Outbox, ParcelContents, ParcelPiece, PendingParcels, Route, part};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Ranks, Weight};
 use std::ops::Range;
 
@@ -123,7 +123,7 @@ struct ShardTransfer {
 /// Shards being received by [`Model::begin_gather`].
 pub(crate) struct PendingGather {
     parts: Vec<ShardTransfer>,
-    coming: ComingParcels,
+    coming: PendingParcels,
 }
 
 /// Source of a parameter's weights.

@@ -99,7 +99,8 @@ impl Model {
     /// Embeddings of this rank's tokens, sent by the members that own the rows.
     pub(super) fn embed_together(&self, team: &Team, all: &Tokens, x: &mut Buffer) -> Result<()> {
         let (b, (member, size), (tp, sp)) = (&*self.backend, team.member(), team.sizes());
-        let (ids, _) = all.list.as_ref().ok_or_else(|| Error::usage("tokens of another layout"))?;
+        let (ids, _) =
+            all.list.as_ref().ok_or_else(|| Error::usage("these tokens were uploaded without a team"))?;
         let wanted = |place: usize| &ids[part(ids.len(), place, sp)];
         let (own, hidden) = (self.vocab_of((member, size)), self.config.hidden);
         let mut rows_for = Vec::with_capacity(sp);
@@ -143,7 +144,8 @@ impl Model {
     pub(super) fn embed_backward_together(&self, t: &Tokens, dx: &Buffer, grads: Grads<'_>) -> Result<()> {
         let (b, hidden) = (&*self.backend, self.config.hidden);
         let Some((team, sum)) = self.team().zip(grads[self.layout.embed].as_mut()) else { return Ok(()) };
-        let (ids, _) = t.list.as_ref().ok_or_else(|| Error::usage("tokens of another layout"))?;
+        let (ids, _) =
+            t.list.as_ref().ok_or_else(|| Error::usage("these tokens were uploaded without a team"))?;
         let own = self.vocab_of(team.member());
         let rows: Vec<u32> =
             (0..ids.len() as u32).filter(|&row| own.contains(&(ids[row as usize] as usize))).collect();

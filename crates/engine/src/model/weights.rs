@@ -76,6 +76,21 @@ pub struct Param {
     pub(super) single_rank: Option<Weight>,
 }
 
+impl Param {
+    /// A parameter that is not sharded.
+    pub(super) fn new(shape: ParamShape, master: Buffer, derived: Option<Weight>) -> Self {
+        Param {
+            shape,
+            master,
+            own: 0..shape.len(),
+            whole: None,
+            derived,
+            transposed: None,
+            single_rank: None,
+        }
+    }
+}
+
 /// RoPE tables: cosines and sines of the first `positions` positions.
 pub struct RotaryTables {
     positions: usize,
@@ -242,7 +257,7 @@ impl Model {
     fn own_part(&self, shape: ParamShape, own: Range<usize>, values: &[f32]) -> Result<Param> {
         let mut master = self.backend.alloc(DType::F32, own.len())?;
         self.backend.write(&mut master, 0, values)?;
-        Ok(Param { shape, master, own, whole: None, derived: None, transposed: None, single_rank: None })
+        Ok(Param { own, ..Param::new(shape, master, None) })
     }
 
     /// A randomly initialised model, as `ferrl init` would write it.
@@ -353,15 +368,7 @@ impl Model {
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
-        Ok(Param {
-            shape,
-            master,
-            own: 0..shape.len(),
-            whole: None,
-            derived,
-            transposed: None,
-            single_rank: None,
-        })
+        Ok(Param::new(shape, master, derived))
     }
 
     /// Whether the device can store it in two bytes per weight while frozen (if bf16 holds the values exactly).

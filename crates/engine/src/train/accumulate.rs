@@ -28,7 +28,7 @@ impl Accumulated {
             Accumulated::Nothing => {
                 "an update without a gradient: no backward has succeeded since the last one"
             }
-            Accumulated::Broken => "an update by a part of its gradient: a batch failed",
+            Accumulated::Broken => "an update with an incomplete gradient: a batch failed",
         };
         Err(Error::usage(format!("{what}; the weights were not changed"))
             .fix("forward and backward of every batch again, after zero_grads"))

@@ -75,18 +75,13 @@ impl StateKind {
         }
     }
 
-    /// Allocates a buffer of `numbers` elements.
-    pub(super) fn alloc(
-        self,
-        backend: &dyn Backend,
-        numbers: usize,
-        stored: MomentStorage,
-    ) -> Result<Buffer> {
+    /// Allocates a buffer of `len` elements.
+    pub(super) fn alloc(self, backend: &dyn Backend, len: usize, stored: MomentStorage) -> Result<Buffer> {
         let dtype = self.dtype(stored.coded);
         // The EMA is read whenever the averaged model is used; moments once per step.
         match stored.offload && self != StateKind::Average {
-            true => backend.alloc_host(dtype, numbers),
-            false => backend.alloc(dtype, numbers),
+            true => backend.alloc_host(dtype, len),
+            false => backend.alloc(dtype, len),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::Result;
 use crate::model::Model;
 use crate::model::gradient::Gradient;
 use crate::model::shard::buckets;
-use ferrl_kernels::comm::{ComingParcels, Inbox, Outbox, ParcelContents, ParcelPiece, Route, part};
+use ferrl_kernels::comm::{Inbox, Outbox, ParcelContents, ParcelPiece, PendingParcels, Route, part};
 use ferrl_kernels::{Buffer, DType, Purpose, Ranks};
 use std::ops::Range;
 
@@ -272,7 +272,7 @@ impl<'a> GradientExchange<'a> {
 /// Gradients being sent to the ranks that accumulate them.
 pub(super) struct PendingReduce {
     params: Vec<usize>,
-    coming: ComingParcels,
+    coming: PendingParcels,
 }
 
 /// A contiguous piece of a gradient in transfer.

@@ -1,6 +1,6 @@
 //! Attention: close to the CPU's; same bits alone, in a batch, in chunks, and token by token from the cache.
 
-use super::{Check, download, random, stored, unwritten, upload};
+use super::{Check, download, nan_filled, random, stored, upload};
 use crate::backend::{Attention, AttentionSaved, Backend, Heads, PagedRows, PagedSequence, Segments};
 use crate::buffer::DType;
 use crate::error::Result;
@@ -42,8 +42,8 @@ fn forward(
     lengths: &[usize],
 ) -> Result<[Vec<f32>; 2]> {
     let segments = Segments::of(lengths.iter().copied());
-    let mut out = unwritten(b, dtype, segments.rows() * op.heads.out_width())?;
-    let mut lse = unwritten(b, DType::F32, segments.rows() * op.heads.heads)?;
+    let mut out = nan_filled(b, dtype, segments.rows() * op.heads.out_width())?;
+    let mut lse = nan_filled(b, DType::F32, segments.rows() * op.heads.heads)?;
     b.attention(op, &upload(b, dtype, qkv)?, &segments, &mut out, &mut lse)?;
     Ok([download(b, &out)?, download(b, &lse)?])
 }
@@ -57,7 +57,7 @@ fn backward(
     lengths: &[usize],
 ) -> Result<Vec<f32>> {
     let segments = Segments::of(lengths.iter().copied());
-    let mut dqkv = unwritten(b, dtype, qkv.len())?;
+    let mut dqkv = nan_filled(b, dtype, qkv.len())?;
     let (q, o, d) = (upload(b, dtype, qkv)?, upload(b, dtype, out)?, upload(b, dtype, dout)?);
     b.attention_backward(
         op,
@@ -105,7 +105,7 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
             for (part, what) in ["gradient of q", "gradient of k", "gradient of v"].into_iter().enumerate() {
                 let [first, part] = [&first, &want].map(|x| columns(op.heads, x, part));
                 let beside = if op.window == Some(1) { &want } else { &part };
-                check.close_beside(name(&op, dtype, what), &first, &part, beside, coarse);
+                check.close_within(name(&op, dtype, what), &first, &part, beside, coarse);
             }
             let again = backward(check.card, op, dtype, (&qkv, &got), &dout, lengths)?;
             check.same(name(&op, dtype, "gradient again"), &first, &again);
@@ -164,7 +164,7 @@ fn paged(
         free.swap(i, below(i + 1));
     }
     let mut blocks: Vec<Vec<u32>> = needed.iter().map(|n| free.drain(..*n).collect()).collect();
-    let mut cache = unwritten(b, dtype, b.cache_len(op.heads, total))?;
+    let mut cache = nan_filled(b, dtype, b.cache_len(op.heads, total))?;
     let mut done = vec![0; lengths.len()];
     let mut result = vec![f32::NAN; segments.rows() * ow];
     while done.iter().zip(lengths).any(|(d, l)| d < l) {
@@ -188,7 +188,7 @@ fn paged(
             done[s] += count;
         }
         let x = upload(b, dtype, &x)?;
-        let mut out = unwritten(b, dtype, x.len() / width * ow)?;
+        let mut out = nan_filled(b, dtype, x.len() / width * ow)?;
         b.cache_write(op.heads, &x, &rows, &mut cache)?;
         b.attention_paged(op, &x, &rows, &cache, &mut out)?;
         let out = download(b, &out)?;

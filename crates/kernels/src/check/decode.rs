@@ -1,6 +1,6 @@
 //! Decode GEMM: for every number of rows from 1 to 64, and some beyond, each row has the bits it has among many.
 
-use super::{Check, download, random, unwritten, upload, weight};
+use super::{Check, download, nan_filled, random, upload, weight};
 use crate::buffer::DType;
 use crate::error::Result;
 
@@ -25,7 +25,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
         let x = random(2, MANY * k);
         for out in [DType::F32, DType::Bf16] {
             let product = |rows: usize| -> Result<Vec<f32>> {
-                let (x, mut y) = (upload(b, DType::Bf16, &x[..rows * k])?, unwritten(b, out, rows * n)?);
+                let (x, mut y) = (upload(b, DType::Bf16, &x[..rows * k])?, nan_filled(b, out, rows * n)?);
                 b.linear(&x, &w, None, &mut y)?;
                 download(b, &y)
             };

@@ -1,6 +1,6 @@
 //! Fused decode GEMMs: same bits as the operations they fuse, on the same device.
 
-use super::{Check, download, random, unwritten, upload, weight};
+use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{
     Activation, Affine, Backend, Heads, Norm, Normed, PagedRows, PagedSequence, QkvLayer, Rotation,
 };
@@ -90,14 +90,14 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
                 angles: [angles(f64::cos)?, angles(f64::sin)?],
             };
             for rows in [1, 2, 5, 8, 40] {
-                ask(check, &layer, heads, (ffn, op), rows)?;
+                run_shape(check, &layer, heads, (ffn, op), rows)?;
             }
         }
     }
     Ok(())
 }
 
-fn ask(
+fn run_shape(
     check: &mut Check<'_>,
     layer: &LayerBuffers,
     heads: Heads,
@@ -120,11 +120,11 @@ fn ask(
         Ok(cache)
     };
     let run = |whole: bool| -> Result<[Vec<f32>; 7]> {
-        let (mut cache, mut qkv) = (cache_of()?, unwritten(b, dtype, rows * heads.qkv_width())?);
+        let (mut cache, mut qkv) = (cache_of()?, nan_filled(b, dtype, rows * heads.qkv_width())?);
         let (mut act, mut stream) =
-            (unwritten(b, dtype, rows * ffn)?, upload(b, DType::F32, &random(1, rows * hidden))?);
-        let (mut second, mut plain) = (cache_of()?, unwritten(b, dtype, qkv.len())?);
-        let mut alone = unwritten(b, dtype, qkv.len())?;
+            (nan_filled(b, dtype, rows * ffn)?, upload(b, DType::F32, &random(1, rows * hidden))?);
+        let (mut second, mut plain) = (cache_of()?, nan_filled(b, dtype, qkv.len())?);
+        let mut alone = nan_filled(b, dtype, qkv.len())?;
         let normed = upload(b, dtype, &random(12, rows * hidden))?;
         let narrow = upload(b, dtype, &random(10, rows * ffn))?;
         if whole {

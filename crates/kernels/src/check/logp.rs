@@ -1,6 +1,6 @@
 //! The logp head, and the KL of two models.
 
-use super::{Check, download, random, random_ids, stored, unwritten, upload, weight};
+use super::{Check, download, nan_filled, random, random_ids, stored, upload, weight};
 use crate::backend::{Backend, HeadGrads, HeadInput, LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -50,7 +50,7 @@ pub(super) struct Outputs {
 }
 
 pub(super) fn stats(b: &dyn Backend, rows: usize) -> Result<LogpStats> {
-    let new = || unwritten(b, DType::F32, rows);
+    let new = || nan_filled(b, DType::F32, rows);
     Ok(LogpStats { logp: new()?, entropy: new()?, lse: new()? })
 }
 
@@ -67,7 +67,7 @@ pub(super) fn both_ways(
     let targets = b.indices(&i.targets)?;
     let mut stats = stats(b, rows)?;
     let ids = if i.others.is_empty() { None } else { Some(b.indices(&i.others)?) };
-    let mut other_logp = unwritten(b, DType::F32, i.others.len())?;
+    let mut other_logp = nan_filled(b, DType::F32, i.others.len())?;
     b.logp(
         HeadInput { op, x: &x, w: &w, targets: &targets },
         ids.as_ref().map(|ids| (ids, &mut other_logp)),
@@ -77,7 +77,7 @@ pub(super) fn both_ways(
     let (dlogp, dentropy) = (upload(b, DType::F32, dlogp)?, upload(b, DType::F32, dentropy)?);
     let dothers = upload(b, DType::F32, dothers)?;
     let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: ids.as_ref().map(|_| &dothers) };
-    let mut dx = unwritten(b, dtype, i.x.len())?;
+    let mut dx = nan_filled(b, dtype, i.x.len())?;
     let mut dw = upload(b, DType::F32, &vec![1.0; i.w.len()])?;
     b.logp_backward(
         HeadInput { op, x: &x, w: &w, targets: &targets },
@@ -132,7 +132,7 @@ fn by_logp(
     let x = upload(b, dtype, &i.x[rows.start * k..rows.end * k])?;
     let (targets, dlogp) =
         (b.indices(&i.targets[rows.clone()])?, upload(b, DType::F32, &i.grads[0][rows.clone()])?);
-    let (mut stats, mut dx) = (stats(b, count)?, unwritten(b, dtype, x.len())?);
+    let (mut stats, mut dx) = (stats(b, count)?, nan_filled(b, dtype, x.len())?);
     let add = rows.start > 0;
     if at_once {
         b.logp_one_pass(
@@ -156,7 +156,7 @@ fn by_logp(
 }
 
 /// The one-pass head has the bits of forward and backward; a batch processed in parts gives what the parts give.
-pub fn known(check: &mut Check<'_>) -> Result<()> {
+pub fn one_pass(check: &mut Check<'_>) -> Result<()> {
     let b = check.card;
     let large = (2400, 151_936, 32, 0, LogpHead { temperature: 0.9, softcap: None });
     for &(rows, vocab, k, _, op) in SHAPES.iter().chain([&large]) {
@@ -166,7 +166,7 @@ pub fn known(check: &mut Check<'_>) -> Result<()> {
             }
             let i = HeadCaseInputs::new(dtype, rows, vocab, k, 0);
             let w = weight(b, dtype, vocab, k, &i.w)?;
-            let room = || unwritten(b, DType::F32, i.w.len());
+            let room = || nan_filled(b, DType::F32, i.w.len());
             let (mut first, mut second, mut third) = (room()?, room()?, room()?);
             let (first, second, third) = (&mut first, &mut second, &mut third);
             let once = by_logp(b, op, (&i, &w), 0..rows, true, first)?;
@@ -207,8 +207,8 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
             for count in [1, 7, 64, 256].into_iter().filter(|c| *c <= rows) {
                 let from = rows - count;
                 let x = upload(b, dtype, &i.x[from * k..])?;
-                let mut logits = unwritten(b, DType::F32, count * vocab)?;
-                let mut sums = unwritten(b, DType::F32, count)?;
+                let mut logits = nan_filled(b, DType::F32, count * vocab)?;
+                let mut sums = nan_filled(b, DType::F32, count)?;
                 b.logits(op, &x, &w, &mut logits, &mut sums)?;
                 let (logits, sums) = (download(b, &logits)?, download(b, &sums)?);
                 let picked: Vec<f32> =
@@ -235,10 +235,10 @@ pub fn divergence(check: &mut Check<'_>) -> Result<()> {
             let compute = |b: &dyn Backend| -> Result<[Vec<f32>; 3]> {
                 let (px, pw) = (upload(b, dtype, &p.x)?, weight(b, dtype, vocab, k, &p.w)?);
                 let (qx, qw) = (upload(b, dtype, &moved)?, weight(b, dtype, vocab, k, &q.w)?);
-                let mut kl = unwritten(b, DType::F32, rows)?;
+                let mut kl = nan_filled(b, DType::F32, rows)?;
                 b.kl(op, (&px, &pw), (&qx, &qw), &mut kl)?;
                 let dkl: Buffer = upload(b, DType::F32, &p.grads[0])?;
-                let mut dx = unwritten(b, dtype, p.x.len())?;
+                let mut dx = nan_filled(b, dtype, p.x.len())?;
                 let mut dw = upload(b, DType::F32, &vec![0.5; p.w.len()])?;
                 b.kl_backward(
                     op,

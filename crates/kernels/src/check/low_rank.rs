@@ -1,6 +1,6 @@
 //! LoRA merges, and the gradients of the factors.
 
-use super::{Check, download, random, unwritten, upload, weight};
+use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{Backend, ColumnsOf, LinearGrads, LowRank, LowRankGrad};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -49,7 +49,7 @@ fn merged(
         let factors = factors.collect::<Result<Vec<_>>>()?;
         let parts = parts.iter().zip(&factors).map(|(&[row, _, r], (a, b))| LowRank { row, a, b, r });
         let parts: Vec<LowRank<'_>> = parts.collect();
-        let (mut sum, mut own) = (unwritten(b, DType::F32, n * k)?, b.weight(n, k, dtype, false)?);
+        let (mut sum, mut own) = (nan_filled(b, DType::F32, n * k)?, b.weight(n, k, dtype, false)?);
         b.adapted(&base, &parts, &mut sum)?;
         b.load_adapted(&base, &parts, &mut own)?;
         let mut rounded = b.weight(n, k, dtype, false)?;
@@ -66,7 +66,7 @@ fn merged(
 /// Reads a GEMM weight by multiplying it with the identity.
 fn read(b: &dyn Backend, w: &Weight) -> Result<Vec<f32>> {
     let identity: Vec<f32> = (0..w.k * w.k).map(|i| f32::from(u8::from(i % (w.k + 1) == 0))).collect();
-    let (x, mut y) = (upload(b, w.compute, &identity)?, unwritten(b, DType::F32, w.k * w.n)?);
+    let (x, mut y) = (upload(b, w.compute, &identity)?, nan_filled(b, DType::F32, w.k * w.n)?);
     b.linear(&x, w, None, &mut y)?;
     download(b, &y)
 }

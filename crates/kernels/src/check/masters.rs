@@ -1,7 +1,7 @@
 //! Masters that share memory with their weights: every operation gives the bits of a plain f32 buffer.
 
 use super::units::adamw;
-use super::{Check, download, random, unwritten, upload, weight};
+use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{AdamWParam, Backend, Sgd};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -44,7 +44,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     check.same("masters: a part", &part, &values[77..77 + 333]);
     let rounded: Vec<f32> = values.iter().map(|&x| rounded(x)).collect();
     check.same("masters: derived", &derived(b, &form)?, &rounded);
-    not_numbers(check, (&beside, &mut other))?;
+    nans_preserved(check, (&beside, &mut other))?;
     b.load_weight(&master, &mut form)?;
     let mut apart = b.weight(ROWS, WIDTH, DType::Bf16, true)?;
     b.load_weight(&master, &mut apart)?;
@@ -55,7 +55,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
 
     let ids = b.indices(&[7, 0, 1030, 7])?;
     let embedded = |table: &Buffer| -> Result<Vec<f32>> {
-        let mut out = unwritten(b, DType::F32, 4 * WIDTH)?;
+        let mut out = nan_filled(b, DType::F32, 4 * WIDTH)?;
         b.embed(&ids, table, 1.5, false, &mut out)?;
         download(b, &out)
     };
@@ -68,7 +68,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
 }
 
 /// NaNs are preserved, in their element and in products with its row.
-fn not_numbers(check: &mut Check<'_>, (form, master): (&Weight, &mut Buffer)) -> Result<()> {
+fn nans_preserved(check: &mut Check<'_>, (form, master): (&Weight, &mut Buffer)) -> Result<()> {
     let b = check.card;
     for bits in [0x7fff_ffff, 0xffff_ffff, 0x7fff_8000, 0x7f80_0001, 0x7fc0_0000] {
         b.write(master, 0, &vec![1.0; ROWS * WIDTH])?;
@@ -78,7 +78,7 @@ fn not_numbers(check: &mut Check<'_>, (form, master): (&Weight, &mut Buffer)) ->
         let none = |values: &[f32]| values.iter().filter(|x| x.is_nan()).count();
         let lost = none(&master[5 * WIDTH..][..1]) != 1 || none(&products[5 * WIDTH..][..WIDTH]) != WIDTH;
         let spread = none(&master) != 1 || none(&products) != WIDTH;
-        check.tell(format!("masters: not a number, {bits:#x}"), f64::from(u8::from(lost || spread)), 0.0);
+        check.report(format!("masters: not a number, {bits:#x}"), f64::from(u8::from(lost || spread)), 0.0);
     }
     Ok(())
 }
@@ -92,7 +92,7 @@ fn copied(
     let b = check.card;
     b.copy(master, 0, other, 0, values.len())?;
     check.same("masters: copied", &download(b, other)?, values);
-    let mut copy = unwritten(b, DType::F32, values.len())?;
+    let mut copy = nan_filled(b, DType::F32, values.len())?;
     b.copy(master, 0, &mut copy, 0, values.len())?;
     check.same("masters: copied as a whole", &download(b, &copy)?, values);
     b.copy(plain, 5, other, 2, 500)?;
@@ -145,7 +145,7 @@ fn stored(
     b.write_bf16(master, 101, &bytes[202..])?;
     check.same("masters: from bf16", &download(b, master)?, &whole);
     check.same("masters: derived from bf16", &derived(b, form)?, &sums(&whole));
-    let mut plain = unwritten(b, DType::F32, whole.len())?;
+    let mut plain = nan_filled(b, DType::F32, whole.len())?;
     b.write_bf16(&mut plain, 0, &bytes)?;
     check.same("masters: f32 from bf16", &download(b, &plain)?, &whole);
     check.same("masters: embedded from bf16", &embedded(master)?, &embedded(&plain)?);
@@ -178,7 +178,7 @@ fn derived(b: &dyn Backend, form: &Weight) -> Result<Vec<f32>> {
     let identity: Vec<f32> =
         (0..WIDTH * WIDTH).map(|i| if i % (WIDTH + 1) == 0 { 1.0 } else { 0.0 }).collect();
     let x = upload(b, DType::Bf16, &identity)?;
-    let mut y = unwritten(b, DType::F32, WIDTH * ROWS)?;
+    let mut y = nan_filled(b, DType::F32, WIDTH * ROWS)?;
     b.linear(&x, form, None, &mut y)?;
     let y = download(b, &y)?;
     Ok((0..ROWS * WIDTH).map(|i| y[i % WIDTH * ROWS + i / WIDTH]).collect())

@@ -70,7 +70,7 @@ pub const CASES: &[(&str, CheckFn)] = &[
     ("decode products", decode::all),
     ("logp head", logp::results),
     ("logp head: bits", logp::bits),
-    ("logp head: known", logp::known),
+    ("logp head: known", logp::one_pass),
     ("sampling", sampling::draws),
     ("sampling: truncation", sampling::truncation),
     ("divergence", logp::divergence),
@@ -89,7 +89,7 @@ impl<'a> Check<'a> {
         self.right
     }
 
-    fn tell(&mut self, name: String, worst: f64, limit: f64) {
+    fn report(&mut self, name: String, worst: f64, limit: f64) {
         let outcome = CheckOutcome { name, worst, limit };
         self.right &= outcome.is_right();
         (self.each)(&outcome);
@@ -97,11 +97,11 @@ impl<'a> Check<'a> {
 
     /// Errors relative to the expected element plus the RMS of all.
     pub fn close(&mut self, name: impl Into<String>, got: &[f32], want: &[f32], limit: f64) {
-        self.close_beside(name, got, want, want, limit);
+        self.close_within(name, got, want, want, limit);
     }
 
     /// The same for a part of a result that may be pure rounding noise: relative to the RMS of the whole if that is larger.
-    pub fn close_beside(
+    pub fn close_within(
         &mut self,
         name: impl Into<String>,
         got: &[f32],
@@ -120,14 +120,14 @@ impl<'a> Check<'a> {
             if far.is_nan() { f64::INFINITY } else { far }
         };
         let worst = got.iter().zip(want).map(error).fold(0.0, f64::max);
-        self.tell(name.into(), worst, limit);
+        self.report(name.into(), worst, limit);
     }
 
     /// Bitwise equality.
     pub fn same(&mut self, name: impl Into<String>, a: &[f32], b: &[f32]) {
         assert_eq!(a.len(), b.len());
         let wrong = a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits() || a.is_nan()).count();
-        self.tell(name.into(), wrong as f64, 0.0);
+        self.report(name.into(), wrong as f64, 0.0);
     }
 }
 
@@ -154,7 +154,7 @@ pub fn upload(b: &dyn Backend, dtype: DType, values: &[f32]) -> Result<Buffer> {
 }
 
 /// A buffer full of NaN, to detect elements that are never written.
-pub fn unwritten(b: &dyn Backend, dtype: DType, n: usize) -> Result<Buffer> {
+pub fn nan_filled(b: &dyn Backend, dtype: DType, n: usize) -> Result<Buffer> {
     let mut buffer = b.alloc(dtype, n)?;
     b.fill(&mut buffer, f32::NAN)?;
     Ok(buffer)

@@ -1,7 +1,7 @@
 //! Sampling.
 
 use super::logp::HeadCaseInputs;
-use super::{Check, download, random, unwritten, upload, weight};
+use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{Backend, LogpHead, SampleSpec, TokenChoice};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
@@ -10,7 +10,7 @@ use crate::error::Result;
 fn logits(b: &dyn Backend, rows: usize, vocab: usize, k: usize) -> Result<(Buffer, Buffer)> {
     let i = HeadCaseInputs::new(DType::F32, rows, vocab, k, 0);
     let (x, w) = (upload(b, DType::F32, &i.x)?, weight(b, DType::F32, vocab, k, &i.w)?);
-    let (mut logits, mut lse) = (unwritten(b, DType::F32, rows * vocab)?, unwritten(b, DType::F32, rows)?);
+    let (mut logits, mut lse) = (nan_filled(b, DType::F32, rows * vocab)?, nan_filled(b, DType::F32, rows)?);
     b.logits(LogpHead { temperature: 1.0, softcap: None }, &x, &w, &mut logits, &mut lse)?;
     Ok((logits, lse))
 }
@@ -36,7 +36,7 @@ pub fn draws(check: &mut Check<'_>) -> Result<()> {
             let p: Vec<f64> = row.iter().map(|l| f64::from(l - sums[r]).exp()).collect();
             worst = worst.max(beside(&p, f64::from(draws[r]), token as usize));
         }
-        check.tell(format!("sampling of {vocab}: draws"), worst, 2e-6);
+        check.report(format!("sampling of {vocab}: draws"), worst, 2e-6);
         check.same(format!("sampling of {vocab} again"), &ids(&again), &ids(&chosen));
         let largest = check.card.argmax(&logits, rows)?;
         let want = check.cpu.argmax(&upload(check.cpu, DType::F32, &values)?, rows)?;
@@ -46,9 +46,9 @@ pub fn draws(check: &mut Check<'_>) -> Result<()> {
     let flat = upload(check.card, DType::F32, &vec![0.0; 5000])?;
     let lse = upload(check.card, DType::F32, &[5000f32.ln()])?;
     let first = check.card.argmax(&flat, 1)?[0];
-    check.tell("largest of equals".into(), f64::from(first), 0.0);
+    check.report("largest of equals".into(), f64::from(first), 0.0);
     let middle = check.card.sample(&flat, &lse, &[0.5])?[0];
-    check.tell("sampling of equals".into(), (f64::from(middle) - 2500.0).abs(), 1.0);
+    check.report("sampling of equals".into(), (f64::from(middle) - 2500.0).abs(), 1.0);
     many_alike(check)
 }
 
@@ -70,7 +70,7 @@ fn many_alike(check: &mut Check<'_>) -> Result<()> {
     let chosen = b.sample(&logits, &lse, &draws)?;
     let missed =
         chosen.iter().zip(&draws).filter(|(t, d)| beside(&p, f64::from(**d), **t as usize) > 0.0).count();
-    check.tell(format!("sampling of {vocab}: missed of {rows}"), missed as f64, rows as f64 / 4.0);
+    check.report(format!("sampling of {vocab}: missed of {rows}"), missed as f64, rows as f64 / 4.0);
     Ok(())
 }
 
@@ -131,9 +131,9 @@ pub fn truncation(check: &mut Check<'_>) -> Result<()> {
             differ += usize::from(choice.token != want[r].token);
         }
         let name = |what: &str| format!("truncated sampling of {vocab}: {what}");
-        check.tell(name("draws"), worst, 2e-5);
-        check.tell(name("log-probabilities"), logp, 1e-4);
-        check.tell(name("tokens that are not the CPU's"), differ as f64, 0.0);
+        check.report(name("draws"), worst, 2e-5);
+        check.report(name("log-probabilities"), logp, 1e-4);
+        check.report(name("tokens that are not the CPU's"), differ as f64, 0.0);
         let tokens = |c: &[TokenChoice]| c.iter().map(|c| c.token as f32).collect::<Vec<f32>>();
         check.same(name("again"), &tokens(&again), &tokens(&got));
     }

@@ -103,7 +103,7 @@ fn gathered(m: &Maker<'_>, own: &Buffer) -> Result<Buffer> {
     Ok(all)
 }
 
-fn turned(m: &Maker<'_>, f: impl FnOnce(Rotation<'_>) -> Result<()>) -> Result<()> {
+fn with_rope(m: &Maker<'_>, f: impl FnOnce(Rotation<'_>) -> Result<()>) -> Result<()> {
     let (cos, sin) = (m.f32s(REACH * 4)?, m.f32s(REACH * 4)?);
     let positions = m.ids(&POSITIONS)?;
     f(Rotation { dim: 8, cos: &cos, sin: &sin, positions: &positions })
@@ -232,7 +232,7 @@ const CASES: &[Case] = &[
     }),
     ("rotary", |m| {
         let mut qkv = m.x(ROWS * QKV)?;
-        turned(m, |t| m.b.rotary(HEADS, t, false, &mut qkv))
+        with_rope(m, |t| m.b.rotary(HEADS, t, false, &mut qkv))
     }),
     ("attention", |m| {
         let (qkv, segments) = (m.x(ROWS * QKV)?, Segments::of([2, 4]));
@@ -275,7 +275,7 @@ const CASES: &[Case] = &[
         let (x, w, bias) = (m.x(ROWS * 24)?, m.weight(QKV, 24)?, m.f32s(QKV)?);
         let (layer, rows) = (Affine { weight: &w, bias: Some(&bias) }, places(m.b));
         let (mut cache, mut qkv) = (cache(m)?, m.x(ROWS * QKV)?);
-        turned(m, |t| {
+        with_rope(m, |t| {
             m.b.linear_qkv(
                 &x,
                 QkvLayer { linear: layer, heads: HEADS, rotation: Some(t) },
@@ -286,7 +286,7 @@ const CASES: &[Case] = &[
     }),
     ("qkv_backward", |m| {
         let (mut dqkv, mut db) = (m.x(ROWS * QKV)?, m.f32s(QKV)?);
-        turned(m, |t| m.b.qkv_backward(HEADS, Some(t), &mut dqkv, true, Some(&mut db)))
+        with_rope(m, |t| m.b.qkv_backward(HEADS, Some(t), &mut dqkv, true, Some(&mut db)))
     }),
     ("rotated_bias", |m| m.b.rotated_bias(8, &m.x(ROWS * QKV)?, ROWS, true, &mut m.f32s(QKV)?)),
     ("activation", |m| m.b.activation(Activation::SiluGated, 20, &m.x(ROWS * 40)?, &mut m.x(ROWS * 20)?)),
@@ -303,7 +303,7 @@ const CASES: &[Case] = &[
         let norm = Normed { op: NORM, weight: &weight, bias: Some(&shift) };
         let (layer, mut cache, mut qkv) =
             (Affine { weight: &w, bias: Some(&bias) }, cache(m)?, m.x(ROWS * QKV)?);
-        turned(m, |t| {
+        with_rope(m, |t| {
             m.b.normed_qkv(
                 norm,
                 &x,
@@ -502,7 +502,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
                 taken += usize::from(run(Wrong::Short(i)).0.is_ok());
                 taken += usize::from(run(Wrong::Mistyped(i)).0.is_ok());
             }
-            check.tell(format!("{name} {}: wrong operands are refused", dtype.name()), taken as f64, 0.0);
+            check.report(format!("{name} {}: wrong operands are refused", dtype.name()), taken as f64, 0.0);
         }
     }
     Ok(())

@@ -34,7 +34,7 @@ pub trait RowCase {
 }
 
 /// Close to the CPU's; same bits when repeated, in reverse order, twice in a batch, in a small batch, and alone.
-pub fn ask(check: &mut Check<'_>, case: &dyn RowCase) -> Result<()> {
+pub fn run_case(check: &mut Check<'_>, case: &dyn RowCase) -> Result<()> {
     for dtype in [DType::F32, DType::Bf16] {
         let name = |what: &str| format!("{} {} {what}", case.name(), dtype.name());
         let n = case.rows();
@@ -43,7 +43,7 @@ pub fn ask(check: &mut Check<'_>, case: &dyn RowCase) -> Result<()> {
         let again = case.run(check.card, dtype, &all)?;
         for (i, (what, rows)) in got.rows.iter().enumerate() {
             let (want, terms) = (want.rows[i].1.concat(), case.terms(what));
-            check.close_beside(name(what), &rows.concat(), &want, &[terms], case.limit(dtype));
+            check.close_within(name(what), &rows.concat(), &want, &[terms], case.limit(dtype));
             check.same(name(&format!("{what} again")), &rows.concat(), &again.rows[i].1.concat());
         }
         for (i, (what, sum)) in got.sums.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! The vocabulary-parallel head: all parts together equal the head of one process.
 
 use super::logp::{HeadCaseInputs, Outputs, both_ways, stats};
-use super::{Check, download, unwritten, upload, weight};
+use super::{Check, download, nan_filled, upload, weight};
 use crate::backend::{
     Backend, LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart,
 };
@@ -103,8 +103,8 @@ fn folded(
     let wanted = b.indices(ids)?;
     let mut first = 0;
     for part in ranks.iter().filter_map(Rank::part) {
-        let mut own = unwritten(b, DType::F32, 3 * rows * part.tiles(b.vocab_tile()))?;
-        let mut here = unwritten(b, DType::F32, ids.len())?;
+        let mut own = nan_filled(b, DType::F32, 3 * rows * part.tiles(b.vocab_tile()))?;
+        let mut here = nan_filled(b, DType::F32, ids.len())?;
         let to = TileStats { tiles: &mut own, found: Some((&wanted, &mut here)), logits: None };
         b.tile_stats(op, x, part, to)?;
         tiles.push((first..first + 3 * part.tiles(b.vocab_tile()), download(b, &own)?));
@@ -145,7 +145,7 @@ fn by_parts(
     let (mut columns, mut dw) = (Vec::new(), vec![f32::NAN; vocab * k]);
     gathered(b, &ranks, |rank, gather| {
         let mut own = upload(b, DType::F32, &vec![1.0; rank.tokens.len() * k])?;
-        let mut dx = unwritten(b, dtype, rows * rank.columns.len())?;
+        let mut dx = nan_filled(b, dtype, rows * rank.columns.len())?;
         let to = PartGrads { dx: &mut dx, dw: Some(&mut own), add: true, back: &rank.back, gather };
         let head = PartInput { op, x: &x, part: rank.part(), targets: &targets };
         b.part_backward(head, others.as_ref(), &stats, &grads, to)?;
@@ -182,19 +182,19 @@ fn kl_by_parts(
     let mut sums = Vec::new();
     for rank in &ranks {
         let Some((own, all)) = in_both(rank, &whole) else { continue };
-        let mut tiles = unwritten(b, DType::F32, rows * own.tiles(b.vocab_tile()))?;
+        let mut tiles = nan_filled(b, DType::F32, rows * own.tiles(b.vocab_tile()))?;
         let p = PartSide { x: &x, part: own, lse: &ours.lse };
         b.kl_tiles(op, p, PartSide { x: &y, part: all, lse: &others.lse }, &mut tiles)?;
         let first = own.from / b.vocab_tile();
         sums.push((first..first + own.tiles(b.vocab_tile()), download(b, &tiles)?));
     }
-    let (mut kl_there, dkl) = (unwritten(b, DType::F32, rows)?, upload(b, DType::F32, &p.grads[0])?);
+    let (mut kl_there, dkl) = (nan_filled(b, DType::F32, rows)?, upload(b, DType::F32, &p.grads[0])?);
     b.fold_kl(&upload(b, DType::F32, &joined(rows, &sums))?, &mut kl_there)?;
     let kl = download(b, &kl_there)?;
     let (mut columns, mut dw) = (Vec::new(), vec![f32::NAN; vocab * k]);
     gathered(b, &ranks, |rank, gather| {
-        let mut own = unwritten(b, DType::F32, rank.tokens.len() * k)?;
-        let mut dx = unwritten(b, dtype, rows * rank.columns.len())?;
+        let mut own = nan_filled(b, DType::F32, rank.tokens.len() * k)?;
+        let mut dx = nan_filled(b, dtype, rows * rank.columns.len())?;
         let to = PartGrads { dx: &mut dx, dw: Some(&mut own), add: false, back: &rank.back, gather };
         let sides = in_both(rank, &whole).map(|(own, all)| {
             let p = PartSide { x: &x, part: own, lse: &ours.lse };
@@ -220,9 +220,9 @@ fn kl_whole(
     let k = p.x.len() / rows;
     let (x, y) = (upload(b, dtype, &p.x)?, upload(b, dtype, &q.x)?);
     let (w, v) = (weight(b, dtype, vocab, k, &p.w)?, weight(b, dtype, vocab, k, &q.w)?);
-    let (mut kl, dkl) = (unwritten(b, DType::F32, rows)?, upload(b, DType::F32, &p.grads[0])?);
+    let (mut kl, dkl) = (nan_filled(b, DType::F32, rows)?, upload(b, DType::F32, &p.grads[0])?);
     b.kl(op, (&x, &w), (&y, &v), &mut kl)?;
-    let (mut dx, mut dw) = (unwritten(b, dtype, rows * k)?, unwritten(b, DType::F32, vocab * k)?);
+    let (mut dx, mut dw) = (nan_filled(b, dtype, rows * k)?, nan_filled(b, DType::F32, vocab * k)?);
     let to = crate::backend::HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: false };
     b.kl_backward(op, (&x, &w), (&y, &v), &dkl, to)?;
     Ok([download(b, &kl)?, download(b, &dx)?, download(b, &dw)?])
@@ -344,15 +344,15 @@ mod tests {
         let k = i.x.len() / rows;
         let (x, ranks) = (upload(b, dtype, &i.x)?, shared(b, dtype, &i.w, k, size)?);
         let (mut logits, mut lse) =
-            (unwritten(b, DType::F32, rows * vocab)?, unwritten(b, DType::F32, rows)?);
+            (nan_filled(b, DType::F32, rows * vocab)?, nan_filled(b, DType::F32, rows)?);
         b.logits(op, &x, &weight(b, dtype, vocab, k, &i.w)?, &mut logits, &mut lse)?;
         // Also at both ends.
         let uniform = |r: usize| [(r as f32 * 0.618).fract(), 0.0, 1.0][[0, 1, 0, 0, 2][r % 5]];
         let uniform: Vec<f32> = (0..rows).map(uniform).collect();
         let mut draws = vec![Draw::default(); rows];
         for part in ranks.iter().filter_map(Rank::part) {
-            let mut tiles = unwritten(b, DType::F32, 3 * rows * part.tiles(b.vocab_tile()))?;
-            let mut own = unwritten(b, DType::F32, rows * part.width())?;
+            let mut tiles = nan_filled(b, DType::F32, 3 * rows * part.tiles(b.vocab_tile()))?;
+            let mut own = nan_filled(b, DType::F32, rows * part.width())?;
             let to = TileStats { tiles: &mut tiles, found: None, logits: Some(&mut own) };
             b.tile_stats(op, &x, part, to)?;
             b.sample_part((&own, part.from), &lse, &uniform, &mut draws)?;

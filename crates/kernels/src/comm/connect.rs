@@ -99,7 +99,7 @@ impl Ranks {
         let own = Offer::of(&**backend, group.comm.is_one_process())?;
         let offers: Option<Vec<Offer>> =
             self.all_gather(&own.write())?.iter().map(|b| Offer::read(b)).collect();
-        let offers = offers.ok_or_else(|| Error::rank("what the ranks have cannot be read"))?;
+        let offers = offers.ok_or_else(|| Error::rank("the ranks' capabilities cannot be read"))?;
         let (mover, why_not) = match agree(&offers) {
             Ok(()) => self.join_cards(group, backend)?,
             Err(why_not) => (None, why_not),
@@ -114,7 +114,7 @@ impl Ranks {
         group: &Group,
         backend: &Arc<dyn Backend>,
     ) -> Result<(Option<Arc<dyn Mover>>, WhyNot)> {
-        let cuda = backend.as_card().ok_or_else(|| Error::device("these ranks exchange between cards"))?;
+        let cuda = backend.as_card().ok_or_else(|| Error::device("these ranks communicate between GPUs"))?;
         let card = cuda.card_id()?;
         // Without MPI, a communicator of the same GPUs exists already.
         let shared = group.comm.nccl().map(|world| world.shared()).filter(|(_, theirs)| *theirs == card);

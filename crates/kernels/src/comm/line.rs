@@ -8,7 +8,7 @@
 //! error, so that all ranks start the same ones.
 
 use super::device::Shipment;
-use super::{Arrived, Comm, give_back};
+use super::{Arrived, Comm, recycle};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -62,8 +62,8 @@ impl Job {
         };
         let arrived = comm.exchange(&(0..comm.size()).map(part).collect::<Vec<_>>(), self.failed);
         match self.parts {
-            Parts::Each(parts) => give_back(parts),
-            Parts::Same(bytes, _) => give_back([bytes]),
+            Parts::Each(parts) => recycle(parts),
+            Parts::Same(bytes, _) => recycle([bytes]),
         }
         let arrived = arrived?;
         let mut shipment = self.shipment.filter(|_| arrived.iter().all(|a| !a.failed));
@@ -96,7 +96,7 @@ impl Delivery {
 }
 
 /// An exchange's number and result.
-pub(super) type Brought = (u64, Delivery);
+pub(super) type Completed = (u64, Delivery);
 
 type Reply = Sender<Result<Delivery>>;
 
@@ -117,7 +117,7 @@ impl Line {
     }
 
     /// A blocking exchange; none may be in flight.
-    pub fn exchange(&mut self, comm: &dyn Comm, parts: &[&[u8]], failed: bool) -> Result<Brought> {
+    pub fn exchange(&mut self, comm: &dyn Comm, parts: &[&[u8]], failed: bool) -> Result<Completed> {
         self.begun += 1;
         Ok((self.begun, Delivery { arrived: comm.exchange(parts, failed)?, shipment: None }))
     }
@@ -134,7 +134,7 @@ impl Line {
     }
 
     /// Waits for exchange `number`, which must be the oldest in flight.
-    pub fn wait(&mut self, number: u64) -> Result<Brought> {
+    pub fn wait(&mut self, number: u64) -> Result<Completed> {
         assert_eq!(
             number,
             self.begun + 1 - self.coming.len() as u64,
@@ -145,7 +145,7 @@ impl Line {
     }
 
     /// Waits for all in flight; returns the first that failed, or else the newest.
-    pub fn last(&mut self) -> Result<Brought> {
+    pub fn last(&mut self) -> Result<Completed> {
         loop {
             let brought = self.wait(self.begun + 1 - self.coming.len() as u64)?;
             if self.coming.is_empty() || brought.1.has_failed() {

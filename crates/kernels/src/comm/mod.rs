@@ -12,7 +12,7 @@ mod line;
 mod mpi;
 mod nccl;
 mod parcel;
-mod room;
+mod pool;
 mod threads;
 #[cfg(unix)]
 mod watch;
@@ -21,14 +21,14 @@ pub use launcher::{Launched, Launcher};
 #[cfg(unix)]
 pub use mpi::{Found, find as find_mpi};
 pub use nccl::{FoundNccl, find as find_nccl};
-pub use parcel::{Block, ComingParcels, Inbox, Outbox, ParcelContents, ParcelPiece, Route};
-pub use room::{give_back, room};
+pub use parcel::{Block, Inbox, Outbox, ParcelContents, ParcelPiece, PendingParcels, Route};
+pub use pool::{message_buffer, recycle};
 pub use threads::{device_threads, threads};
 
 use crate::error::{Class, Error, Result};
 use crate::lock;
 use device::Devices;
-use line::{Brought, Job, Line};
+use line::{Completed, Job, Line};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -238,14 +238,14 @@ impl Ranks {
         assert_eq!(parts.len(), self.size(), "a part for every rank");
         let Some(group) = &self.0 else { return Ok(vec![parts[0].to_vec()]) };
         group.count_sent(parts.iter().map(|part| part.len()));
-        let brought = group.waiting(|line| match line.is_idle() {
+        let completed = group.waiting(|line| match line.is_idle() {
             true => line.exchange(&*group.comm, parts, false),
             false => {
                 line.begin(&group.comm, Job::each(parts.iter().map(|part| part.to_vec()).collect()));
                 line.last()
             }
         })?;
-        group.read(brought)
+        group.read(completed)
     }
 
     /// Starts [`Ranks::all_to_all`] in the background; [`Ranks::wait`] returns the result. All ranks must start and wait in the
@@ -269,8 +269,8 @@ impl Ranks {
     /// Waits for an exchange.
     pub fn wait(&self, pending: Pending) -> Result<Vec<Vec<u8>>> {
         let Some(group) = &self.0 else { return Ok(pending.alone.unwrap_or_default()) };
-        let brought = group.waiting(|line| line.wait(pending.number))?;
-        group.read(brought)
+        let completed = group.waiting(|line| line.wait(pending.number))?;
+        group.read(completed)
     }
 
     /// Broadcast from rank 0.
@@ -374,8 +374,8 @@ impl Group {
     }
 
     /// The messages of an exchange, or the error that one of them is.
-    fn read(&self, (number, brought): Brought) -> Result<Vec<Vec<u8>>> {
-        let arrived = brought.arrived;
+    fn read(&self, (number, completed): Completed) -> Result<Vec<Vec<u8>>> {
+        let arrived = completed.arrived;
         let Some(rank) = arrived.iter().position(|a| a.failed) else {
             self.failed.store(false, Ordering::SeqCst);
             return Ok(arrived.into_iter().map(|a| a.bytes).collect());

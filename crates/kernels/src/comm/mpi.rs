@@ -7,7 +7,7 @@
 
 use super::launcher::{Launched, Launcher};
 use super::watch::{LOST, Watch};
-use super::{Arrived, Comm, room};
+use super::{Arrived, Comm, message_buffer};
 use crate::error::{Error, Result};
 use crate::lock;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
@@ -233,7 +233,7 @@ impl Mpi {
         Ok(Mpi { opened, calls: Mutex::default(), rank: rank as usize, size: size as usize })
     }
 
-    fn turn(&self) -> MutexGuard<'_, ()> {
+    fn serialise(&self) -> MutexGuard<'_, ()> {
         lock(&self.calls)
     }
 
@@ -241,7 +241,7 @@ impl Mpi {
     pub fn send(&self, bytes: &[u8], to: usize, tag: Tag) -> Request {
         let (f, abi, mut request) = (self.opened.functions, self.opened.abi, 0);
         let (data, count) = (bytes.as_ptr().cast(), bytes.len() as c_int);
-        let _turn = self.turn();
+        let _serialised = self.serialise();
         // SAFETY: the standard's signature. The caller keeps `bytes` until the request is complete, as documented.
         let code =
             unsafe { (f.send)(data, count, abi.byte, to as c_int, tag.number(), abi.world, &mut request) };
@@ -252,7 +252,7 @@ impl Mpi {
     pub fn receive(&self, bytes: &mut [u8], from: usize, tag: Tag) -> Request {
         let (f, abi, mut request) = (self.opened.functions, self.opened.abi, 0);
         let (data, count) = (bytes.as_mut_ptr().cast(), bytes.len() as c_int);
-        let _turn = self.turn();
+        let _serialised = self.serialise();
         // SAFETY: the standard's signature. The caller keeps `bytes` until the request is complete, as documented.
         let code = unsafe {
             (f.receive)(data, count, abi.byte, from as c_int, tag.number(), abi.world, &mut request)
@@ -264,7 +264,7 @@ impl Mpi {
     pub fn is_done(&self, r: &mut Request) -> bool {
         if !r.done && !r.failed {
             let (f, abi, mut flag) = (self.opened.functions, self.opened.abi, 0);
-            let _turn = self.turn();
+            let _serialised = self.serialise();
             // SAFETY: the request is live: it is not tested again once complete. No status is written.
             let code = unsafe { (f.test)(&mut r.request, &mut flag, abi.ignore_status) };
             (r.done, r.failed) = (flag != 0, code != 0);
@@ -294,7 +294,7 @@ impl Mpi {
 
     /// Ends every rank at once with this exit code.
     pub fn abort(&self, code: i32) {
-        let _turn = self.turn();
+        let _serialised = self.serialise();
         // SAFETY: may be called at any time after MPI_Init.
         unsafe { (self.opened.functions.abort)(self.opened.abi.world, code) };
     }
@@ -307,7 +307,7 @@ impl Mpi {
     }
 
     fn finalize(&self) {
-        let _turn = self.turn();
+        let _serialised = self.serialise();
         // SAFETY: every request is complete, and nothing is called after it.
         unsafe { (self.opened.functions.finalize)() };
     }
@@ -369,7 +369,7 @@ impl MpiMembers {
             .iter()
             .map(|head| {
                 let head = u64::from_le_bytes(*head);
-                Arrived { failed: head & FAILED != 0, bytes: room((head & !FAILED) as usize) }
+                Arrived { failed: head & FAILED != 0, bytes: message_buffer((head & !FAILED) as usize) }
             })
             .collect();
         all[own].bytes.copy_from_slice(parts[own]);

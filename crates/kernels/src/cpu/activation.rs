@@ -24,7 +24,7 @@ trait GateCurve: Copy + Send + Sync + 'static {
     /// The factor of `x`.
     fn gate<S: Simd>(s: S, x: S::V) -> S::V;
     /// `x` times the derivative of the sigmoid's argument.
-    fn lean<S: Simd>(s: S, x: S::V) -> S::V;
+    fn slope<S: Simd>(s: S, x: S::V) -> S::V;
 }
 
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ impl GateCurve for Silu {
         sigmoid(s, x)
     }
     #[inline(always)]
-    fn lean<S: Simd>(_: S, x: S::V) -> S::V {
+    fn slope<S: Simd>(_: S, x: S::V) -> S::V {
         x
     }
 }
@@ -59,7 +59,7 @@ impl GateCurve for Gelu {
         sigmoid(s, s.mul(s.mul(x, s.splat(TWO_ROOT)), bend))
     }
     #[inline(always)]
-    fn lean<S: Simd>(s: S, x: S::V) -> S::V {
+    fn slope<S: Simd>(s: S, x: S::V) -> S::V {
         let x = Self::bounded(s, x);
         let bend = s.fma(s.mul(x, x), s.splat(3.0 * CUBIC), s.splat(1.0));
         s.mul(s.mul(x, s.splat(TWO_ROOT)), bend)
@@ -71,7 +71,7 @@ impl GateCurve for Gelu {
 fn both<S: Simd, C: GateCurve>(s: S, x: S::V) -> (S::V, S::V) {
     let gate = C::gate(s, x);
     let fall = s.sub(s.splat(1.0), gate);
-    let derivative = s.fma(s.mul(gate, fall), C::lean(s, x), gate);
+    let derivative = s.fma(s.mul(gate, fall), C::slope(s, x), gate);
     (s.mul(x, gate), derivative)
 }
 

@@ -6,7 +6,7 @@ use super::simd::{Level, bf16_per_unit};
 use crate::footprint::Footprint;
 
 /// Logits (or their gradients) that the head materialises at a time.
-const STRETCH: usize = 4 << 20;
+const VOCAB_CHUNK: usize = 4 << 20;
 
 /// Measured with small models. `docs/performance.md` has 8725 tokens/s in bf16 and 5142 in f32 for a model of 32.8 million FLOP
 /// per token, 61 and 71 % of the peaks given there; sampling, 21893 and 12384 tokens/s at 10.2 million FLOP per token, 47 and
@@ -40,6 +40,6 @@ fn weight(n: usize, k: usize, size: usize, backward: bool) -> usize {
 
 /// Logits of a vocabulary range, gradients of the rows, and their packed form.
 fn head(rows: usize, hidden: usize, vocab: usize, size: usize) -> usize {
-    let stretch = (STRETCH / rows.max(1) / TILE).clamp(1, 8) * TILE;
-    rows * (size * stretch.min(vocab) + 4 * hidden + (2 * size + packed(size)) * hidden)
+    let vocab_chunk = (VOCAB_CHUNK / rows.max(1) / TILE).clamp(1, 8) * TILE;
+    rows * (size * vocab_chunk.min(vocab) + 4 * hidden + (2 * size + packed(size)) * hidden)
 }

@@ -4,7 +4,7 @@
 //! not in the cache folder, threads compile all others that are missing. (Sources with variants wait until their definitions
 //! are known.) A source that no thread has started on is compiled by the caller.
 
-use super::compile::{KernelSource, SOURCES, is_kept, machine_code};
+use super::compile::{KernelSource, SOURCES, is_cached, machine_code};
 use crate::error::{Error, Result};
 use crate::{cores, lock};
 use std::collections::HashMap;
@@ -46,7 +46,7 @@ impl Ahead {
             return;
         }
         let missing =
-            |s: &&KernelSource| s.variants == [""] && s.name != not && !is_kept(s, "", architecture);
+            |s: &&KernelSource| s.variants == [""] && s.name != not && !is_cached(s, "", architecture);
         let missing: Vec<&'static KernelSource> = SOURCES.iter().filter(missing).collect();
         let threads = missing.len().min(cores() - 1);
         self.shared.board().waiting = missing;
@@ -84,7 +84,7 @@ impl Ahead {
 pub(super) fn compile_together(architecture: &str, variants: &[(&'static str, String)]) {
     let missing = variants.iter().filter_map(|(name, defines)| {
         let source = SOURCES.iter().find(|s| s.name == *name)?;
-        (!is_kept(source, defines, architecture)).then_some((source, defines))
+        (!is_cached(source, defines, architecture)).then_some((source, defines))
     });
     let missing: Vec<_> = missing.collect();
     let next = AtomicUsize::new(0);
@@ -167,9 +167,9 @@ mod tests {
         compile_together("sm_90a", &variants);
         compile_together("sm_90a", &[("stream", "RING=no number".into()), ("no such source", String::new())]);
         for (_, defines) in &variants {
-            assert!(is_kept(source, defines, "sm_90a"), "{defines}");
+            assert!(is_cached(source, defines, "sm_90a"), "{defines}");
         }
-        assert!(!is_kept(source, "RING=no number", "sm_90a"));
+        assert!(!is_cached(source, "RING=no number", "sm_90a"));
     }
 
     /// Needs NVRTC; elsewhere it says so. Its cache is the user's, as for every program.

@@ -250,10 +250,10 @@ fn fnv(bytes: &[u8]) -> u128 {
 }
 
 /// Number for unique temporary file names.
-static PARTS: AtomicU64 = AtomicU64::new(0);
+static TEMP_FILES: AtomicU64 = AtomicU64::new(0);
 
 /// Whether a source's machine code is cached.
-pub(super) fn is_kept(source: &KernelSource, defines: &str, architecture: &str) -> bool {
+pub(super) fn is_cached(source: &KernelSource, defines: &str, architecture: &str) -> bool {
     cached_at(source, defines, architecture).is_some_and(|path| path.exists())
 }
 
@@ -267,7 +267,7 @@ pub(super) fn machine_code(source: &KernelSource, defines: &str, architecture: &
     }
     let code = compile(source, defines, architecture)?;
     if let Some(path) = path {
-        let number = PARTS.fetch_add(1, Ordering::Relaxed);
+        let number = TEMP_FILES.fetch_add(1, Ordering::Relaxed);
         let part = path.with_extension(format!("part{}-{number}", std::process::id()));
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
         if folder
@@ -361,7 +361,7 @@ impl KernelModules {
         let Some(source) = SOURCES.iter().find(|s| s.name == name) else {
             unreachable!("a module that is in SOURCES: {name}")
         };
-        if !is_kept(source, defines, &self.architecture) {
+        if !is_cached(source, defines, &self.architecture) {
             ahead.begin(&self.architecture, name);
         }
         let begun = if defines.is_empty() { ahead.take(name) } else { None };

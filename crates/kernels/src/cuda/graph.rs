@@ -7,7 +7,7 @@ use crate::backend::{Graph, GraphOps, PagedRows};
 use crate::cuda::attention;
 use crate::cuda::context::{Cuda, check};
 use crate::cuda::handles::CudaContext;
-use crate::cuda::memory::Held;
+use crate::cuda::memory::RetainedBlocks;
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode_enum};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 /// An executable graph, and the memory that its kernels use in between.
 pub(crate) struct Executable {
     exec: CUgraphExec,
-    held: Held,
+    held: RetainedBlocks,
     context: Arc<CudaContext>,
 }
 
@@ -58,14 +58,14 @@ impl<'a> Capture<'a> {
         // SAFETY: the GPU's stream, on which nothing is being captured.
         check(unsafe { sys::cuStreamBeginCapture_v2(cuda.stream, mode) }, || "beginning to capture".into())?;
         cuda.capturing.store(true, Ordering::Relaxed);
-        cuda.arena.hold();
+        cuda.arena.retain_freed();
         Ok(Capture { cuda, ended: false })
     }
 
     /// The captured graph, and the memory that was freed during capture.
-    fn end(&mut self) -> (Result<Captured>, Held) {
+    fn end(&mut self) -> (Result<Captured>, RetainedBlocks) {
         self.ended = true;
-        let held = self.cuda.arena.held_since();
+        let held = self.cuda.arena.take_retained();
         self.cuda.capturing.store(false, Ordering::Relaxed);
         let mut graph = std::ptr::null_mut();
         // SAFETY: ends what `begin` began.

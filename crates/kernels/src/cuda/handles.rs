@@ -155,10 +155,8 @@ impl Pinned {
         // SAFETY: a live variable; the context is current.
         let made = unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) };
         if made == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            let what = format!("the machine has no {} of memory that can be page-locked", size(bytes));
-            return Err(
-                Error::resource(what).fix("more of the machine's memory, or keep these numbers on the card")
-            );
+            let what = format!("cannot allocate {} of pinned host memory", size(bytes));
+            return Err(Error::resource(what).fix("more host memory, or keep this data in device memory"));
         }
         check(made, || format!("taking {bytes} bytes of page-locked memory"))?;
         Ok(Pinned { at: at.cast(), bytes, context: context.clone() })

@@ -40,7 +40,7 @@ struct CardArenaState {
     /// Limit of total device memory, if lower than the real one.
     limit: Option<usize>,
     /// Large sizes that were requested so far.
-    met: BTreeSet<usize>,
+    seen_sizes: BTreeSet<usize>,
     /// While a graph is captured: blocks freed since, which stay with the graph.
     kept: Option<Vec<MemoryBlock>>,
 }
@@ -92,23 +92,23 @@ impl Data {
 
 /// Block size for a request. Temporary buffers: the next of 32 size classes per power of two, so at most 1/32 is wasted.
 fn rounded(bytes: usize, purpose: Purpose) -> usize {
-    let step = if stays(purpose) { ALIGN } else { (bytes.next_power_of_two() / 64).max(ALIGN) };
+    let step = if is_permanent(purpose) { ALIGN } else { (bytes.next_power_of_two() / 64).max(ALIGN) };
     bytes.next_multiple_of(step)
 }
 
 /// Whether memory of this purpose is permanent.
-fn stays(purpose: Purpose) -> bool {
+fn is_permanent(purpose: Purpose) -> bool {
     matches!(purpose, Purpose::Weights | Purpose::Gradients | Purpose::Optimizer)
 }
 
 /// Sizes of cached blocks that may serve a request.
 fn serving(wanted: usize, purpose: Purpose) -> std::ops::RangeInclusive<usize> {
-    wanted..=wanted + wanted / if stays(purpose) { 64 } else { 4 }
+    wanted..=wanted + wanted / if is_permanent(purpose) { 64 } else { 4 }
 }
 
 impl CardArena {
     pub(super) fn new(context: Arc<CudaContext>) -> Self {
-        let (free, met, books) = (BTreeMap::new(), BTreeSet::new(), MemoryUsage::default());
+        let (free, seen_sizes, books) = (BTreeMap::new(), BTreeSet::new(), MemoryUsage::default());
         let state = CardArenaState {
             context,
             free,
@@ -118,7 +118,7 @@ impl CardArena {
             most_held: 0,
             asked: 0,
             limit: None,
-            met,
+            seen_sizes,
             kept: None,
         };
         CardArena { state: Arc::new(Mutex::new(state)) }
@@ -154,7 +154,7 @@ impl CardArena {
                 // Limit cached memory, so that ever new batch sizes do not exhaust it. A new large size means new shapes:
                 // blocks cached for earlier ones may never fit again.
                 let most = state.books.at_peak.total().max(state.books.now.total() + bytes);
-                let keep = if bytes >= LARGE && state.met.insert(bytes) { 0 } else { most / 4 };
+                let keep = if bytes >= LARGE && state.seen_sizes.insert(bytes) { 0 } else { most / 4 };
                 state.release(keep);
                 state.fresh(bytes)?
             }
@@ -220,31 +220,31 @@ impl CardArena {
     }
 
     /// Starts retaining freed blocks for the graph that is being captured.
-    pub(super) fn hold(&self) {
+    pub(super) fn retain_freed(&self) {
         self.state().kept = Some(Vec::new());
     }
 
     /// Stops that; returns the retained blocks for the graph.
-    pub(super) fn held_since(&self) -> Held {
+    pub(super) fn take_retained(&self) -> RetainedBlocks {
         let blocks = self.state().kept.take().unwrap_or_default();
-        Held { blocks, arena: self.clone() }
+        RetainedBlocks { blocks, arena: self.clone() }
     }
 }
 
 /// Memory of a graph; returned to its arena when dropped.
-pub(super) struct Held {
+pub(super) struct RetainedBlocks {
     blocks: Vec<MemoryBlock>,
     arena: CardArena,
 }
 
-impl Held {
+impl RetainedBlocks {
     /// Whether it was captured on this arena's device.
     pub(super) fn is_of(&self, arena: &CardArena) -> bool {
         Arc::ptr_eq(&self.arena.state, &arena.state)
     }
 }
 
-impl Drop for Held {
+impl Drop for RetainedBlocks {
     fn drop(&mut self) {
         for block in self.blocks.drain(..) {
             drop(CardMemory { block, arena: self.arena.clone(), host: None });

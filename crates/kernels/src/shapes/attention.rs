@@ -1,10 +1,8 @@
 //! Attention over packed sequences and over the paged cache.
 
-use super::Op;
 use super::layers::{angles, normed};
-use crate::backend::{
-    Attention, AttentionSaved, DeviceInfo, Heads, Normed, PagedRows, QkvLayer, RowShard, Segments,
-};
+use super::{Dev, Op};
+use crate::backend::{Attention, AttentionSaved, Heads, Normed, PagedRows, QkvLayer, RowShard, Segments};
 use crate::buffer::Buffer;
 use crate::error::Result;
 
@@ -19,13 +17,13 @@ fn sequences(op: Op<'_>, of: &Attention, segments: &Segments) -> Result<usize> {
 }
 
 pub(crate) fn attention(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     of: &Attention,
     qkv: &Buffer,
     segments: &Segments,
     [out, lse]: [&Buffer; 2],
 ) -> Result<()> {
-    let op = Op::new(device, "attention");
+    let op = Op::new(dev, "attention");
     let rows = sequences(op, of, segments)?;
     op.floats("qkv", qkv, rows * of.heads.qkv_width())?;
     op.typed("out", out, qkv.dtype(), rows * of.heads.out_width())?;
@@ -33,14 +31,14 @@ pub(crate) fn attention(
 }
 
 pub(crate) fn attention_backward(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     of: &Attention,
     saved: AttentionSaved<'_>,
     dout: &Buffer,
     segments: &Segments,
     dqkv: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(device, "attention_backward");
+    let op = Op::new(dev, "attention_backward");
     let AttentionSaved { qkv, out, lse } = saved;
     let rows = sequences(op, of, segments)?;
     op.floats("qkv", qkv, rows * of.heads.qkv_width())?;
@@ -63,13 +61,13 @@ fn shard_rows(op: Op<'_>, of: &Attention, shard: RowShard<'_>) -> Result<(usize,
 }
 
 pub(crate) fn attention_shard(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     of: &Attention,
     shard: RowShard<'_>,
     (q, kv): (&Buffer, &Buffer),
     [out, lse]: [&Buffer; 2],
 ) -> Result<()> {
-    let op = Op::new(device, "attention_shard");
+    let op = Op::new(dev, "attention_shard");
     let (rows, own) = shard_rows(op, of, shard)?;
     op.floats("q", q, own * of.heads.out_width())?;
     op.typed("kv", kv, q.dtype(), rows * of.heads.kv_width())?;
@@ -78,14 +76,14 @@ pub(crate) fn attention_shard(
 }
 
 pub(crate) fn attention_shard_backward(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     of: &Attention,
     saved: AttentionSaved<'_>,
     dout: &Buffer,
     shard: RowShard<'_>,
     dqkv: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(device, "attention_shard_backward");
+    let op = Op::new(dev, "attention_shard_backward");
     let AttentionSaved { qkv, out, lse } = saved;
     let (rows, own) = shard_rows(op, of, shard)?;
     op.floats("qkv", qkv, rows * of.heads.qkv_width())?;
@@ -104,7 +102,7 @@ fn paged(
     cache: &Buffer,
     written: bool,
 ) -> Result<()> {
-    let (tokens, len) = (op.device.block_tokens(), op.device.block_len(heads));
+    let (tokens, len) = (op.dev.block_tokens(), op.dev.block_len(heads));
     let blocks = cache.len() / len;
     let (mut end, mut to) = (0, Vec::new());
     for (i, s) in rows.sequences.iter().enumerate() {
@@ -127,13 +125,13 @@ fn paged(
 }
 
 pub(crate) fn cache_write(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     heads: Heads,
     qkv: &Buffer,
     rows: &PagedRows,
     cache: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(device, "cache_write");
+    let op = Op::new(dev, "cache_write");
     op.heads(heads)?;
     let batch = op.rows("qkv", qkv, heads.qkv_width())?;
     op.typed("cache", cache, qkv.dtype(), cache.len())?;
@@ -141,14 +139,14 @@ pub(crate) fn cache_write(
 }
 
 pub(crate) fn attention_paged(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     of: &Attention,
     qkv: &Buffer,
     rows: &PagedRows,
     cache: &Buffer,
     out: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(device, "attention_paged");
+    let op = Op::new(dev, "attention_paged");
     op.groups(of)?;
     let batch = op.rows("qkv", qkv, of.heads.qkv_width())?;
     op.typed("cache", cache, qkv.dtype(), cache.len())?;
@@ -157,17 +155,17 @@ pub(crate) fn attention_paged(
 }
 
 pub(crate) fn cache_copies(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     heads: Heads,
     pairs: &[(u32, u32)],
     layers: &[Buffer],
 ) -> Result<()> {
-    let op = Op::new(device, "cache_copies");
+    let op = Op::new(dev, "cache_copies");
     op.heads(heads)?;
     let Some(first) = layers.first() else { return Ok(()) };
     op.floats("a layer", first, first.len())?;
     layers.iter().try_for_each(|layer| op.typed("a layer", layer, first.dtype(), first.len()))?;
-    let blocks = first.len() / device.block_len(heads);
+    let blocks = first.len() / dev.block_len(heads);
     for (i, &(from, to)) in pairs.iter().enumerate() {
         let highest = from.max(to) as usize;
         op.expect(highest < blocks, || format!("block {highest}, the cache has {blocks}"))?;
@@ -179,26 +177,26 @@ pub(crate) fn cache_copies(
 }
 
 pub(crate) fn linear_qkv(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     x: &Buffer,
     layer: QkvLayer<'_>,
     cache: Option<(&PagedRows, &Buffer)>,
     qkv: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(device, "linear_qkv");
+    let op = Op::new(dev, "linear_qkv");
     let rows = op.affine(x, layer.linear)?;
     projected(op, layer, cache, rows, qkv)
 }
 
 pub(crate) fn normed_qkv(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     norm: Normed<'_>,
     x: &Buffer,
     layer: QkvLayer<'_>,
     cache: (&PagedRows, &Buffer),
     qkv: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(device, "normed_qkv");
+    let op = Op::new(dev, "normed_qkv");
     let rows = normed(op, norm, x, layer.linear)?;
     projected(op, layer, Some(cache), rows, qkv)
 }

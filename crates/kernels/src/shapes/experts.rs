@@ -1,21 +1,21 @@
 //! Weighted sums of rows.
 
-use super::Op;
-use crate::backend::{DeviceInfo, RowMix};
+use super::{Dev, Op};
+use crate::backend::RowMix;
 use crate::buffer::Buffer;
 use crate::error::Result;
 
-pub(crate) fn mix_rows(device: &dyn DeviceInfo, mix: RowMix<'_>, src: &Buffer, out: &Buffer) -> Result<()> {
-    mixed(Op::new(device, "mix_rows"), mix, src, ("out", out)).map(drop)
+pub(crate) fn mix_rows(dev: Dev<'_>, mix: RowMix<'_>, src: &Buffer, out: &Buffer) -> Result<()> {
+    mixed(Op::new(dev, "mix_rows"), mix, src, ("out", out)).map(drop)
 }
 
 pub(crate) fn mix_rows_backward(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     mix: RowMix<'_>,
     [src, dout]: [&Buffer; 2],
     [dsrc, dweights]: [&Buffer; 2],
 ) -> Result<()> {
-    let op = Op::new(device, "mix_rows_backward");
+    let op = Op::new(dev, "mix_rows_backward");
     let count = mixed(op, mix, src, ("dout", dout))?;
     op.floats("dsrc", dsrc, src.len())?;
     op.f32s("dweights", dweights, mix.rows.len())?;
@@ -23,7 +23,7 @@ pub(crate) fn mix_rows_backward(
         format!("src has {count} rows, expected one for each of the {} in rows", mix.rows.len())
     })?;
     let mut seen = vec![false; count];
-    let twice = device.ids(mix.rows).iter().find(|&&row| std::mem::replace(&mut seen[row as usize], true));
+    let twice = dev.ids(mix.rows).iter().find(|&&row| std::mem::replace(&mut seen[row as usize], true));
     op.expect(twice.is_none(), || format!("row {} is in rows twice", twice.copied().unwrap_or_default()))
 }
 

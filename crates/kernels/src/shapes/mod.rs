@@ -26,16 +26,19 @@ use crate::backend::{Affine, Attention, DeviceInfo, Heads, Normed};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::{Error, Result};
 
+/// The device that checks its operands.
+pub(crate) type Dev<'a> = &'a dyn DeviceInfo;
+
 /// An operation whose operands are being checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Op<'a> {
     name: &'static str,
-    device: &'a dyn DeviceInfo,
+    dev: Dev<'a>,
 }
 
 impl<'a> Op<'a> {
-    pub(crate) fn new(device: &'a dyn DeviceInfo, name: &'static str) -> Self {
-        Op { name, device }
+    pub(crate) fn new(dev: Dev<'a>, name: &'static str) -> Self {
+        Op { name, dev }
     }
 
     #[cold]
@@ -57,7 +60,7 @@ impl<'a> Op<'a> {
 
     /// Requires a buffer of this device with `len` elements.
     fn sized(&self, operand: &str, b: &Buffer, len: usize) -> Result<()> {
-        self.expect(self.device.holds(b), || format!("{operand} is not memory of this device"))?;
+        self.expect(self.dev.holds(b), || format!("{operand} is not memory of this device"))?;
         self.expect(b.len() == len, || format!("{operand} has {} elements, expected {len}", b.len()))
     }
 
@@ -97,7 +100,7 @@ impl<'a> Op<'a> {
     /// Requires `len` indices, all below a bound.
     fn below(&self, operand: &str, b: &Buffer, len: usize, bound: usize) -> Result<()> {
         self.typed(operand, b, DType::U32, len)?;
-        match self.device.ids(b).iter().find(|&&id| id as usize >= bound) {
+        match self.dev.ids(b).iter().find(|&&id| id as usize >= bound) {
             None => Ok(()),
             Some(id) => Err(self.error(format!("{operand} holds {id}, expected numbers below {bound}"))),
         }
@@ -108,7 +111,7 @@ impl<'a> Op<'a> {
         self.times(w.n, w.k)?;
         let what =
             if backward { "a weight of this device made for training" } else { "a weight of this device" };
-        self.expect(self.device.holds_weight(w, backward), || format!("{operand} is not {what}"))
+        self.expect(self.dev.holds_weight(w, backward), || format!("{operand} is not {what}"))
     }
 
     /// Checks rows for a GEMM with a weight; returns their number.
@@ -147,7 +150,7 @@ impl<'a> Op<'a> {
     }
 
     /// Requires elements `at..at + len` of a float buffer.
-    fn stretch(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
+    fn float_range(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
         self.floats(operand, b, b.len())?;
         self.inside(operand, b, at, len)
     }
@@ -155,7 +158,7 @@ impl<'a> Op<'a> {
     /// The same, of a float buffer or a buffer of codes.
     fn numbers(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
         if b.dtype() != DType::U8 {
-            return self.stretch(operand, b, at, len);
+            return self.float_range(operand, b, at, len);
         }
         self.sized(operand, b, b.len())?;
         self.inside(operand, b, at, len)

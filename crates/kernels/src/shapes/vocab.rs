@@ -1,10 +1,8 @@
 //! The vocabulary-parallel head.
 
-use super::Op;
 use super::heads::{others, stats};
-use crate::backend::{
-    DeviceInfo, LogpGrads, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart,
-};
+use super::{Dev, Op};
+use crate::backend::{LogpGrads, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
@@ -15,7 +13,7 @@ fn scored(op: Op<'_>, x: &Buffer, part: VocabPart<'_>) -> Result<usize> {
     let rows = op.factor("x", x, w.k, w)?;
     let inside = first <= from && from < to && to - first <= w.n;
     op.expect(inside, || format!("tokens {from}..{to} of a head with {} from {first} on", w.n))?;
-    let tile = op.device.vocab_tile();
+    let tile = op.dev.vocab_tile();
     let tiles = (from - first).is_multiple_of(tile);
     let whole = (to - from).is_multiple_of(tile) || to - first == w.n;
     op.expect(tiles && whole, || format!("tokens {from}..{to} are not tiles of {tile}"))?;
@@ -23,15 +21,10 @@ fn scored(op: Op<'_>, x: &Buffer, part: VocabPart<'_>) -> Result<usize> {
     Ok(rows)
 }
 
-pub(crate) fn tile_stats(
-    device: &dyn DeviceInfo,
-    x: &Buffer,
-    part: VocabPart<'_>,
-    to: &TileStats<'_>,
-) -> Result<()> {
-    let op = Op::new(device, "tile_stats");
+pub(crate) fn tile_stats(dev: Dev<'_>, x: &Buffer, part: VocabPart<'_>, to: &TileStats<'_>) -> Result<()> {
+    let op = Op::new(dev, "tile_stats");
     let rows = scored(op, x, part)?;
-    op.f32s("tiles", to.tiles, 3 * rows * part.tiles(device.vocab_tile()))?;
+    op.f32s("tiles", to.tiles, 3 * rows * part.tiles(dev.vocab_tile()))?;
     if let Some((ids, found)) = &to.found {
         let whole = rows > 0 && ids.len().is_multiple_of(rows) || ids.is_empty();
         op.expect(whole, || format!("{} tokens are wanted of {rows} rows", ids.len()))?;
@@ -41,12 +34,8 @@ pub(crate) fn tile_stats(
     op.some_f32s("logits", to.logits.as_deref(), rows * part.width())
 }
 
-pub(crate) fn fold_tiles(
-    device: &dyn DeviceInfo,
-    tiles: &Buffer,
-    [lse, entropy]: [&Buffer; 2],
-) -> Result<()> {
-    let (op, rows) = (Op::new(device, "fold_tiles"), lse.len());
+pub(crate) fn fold_tiles(dev: Dev<'_>, tiles: &Buffer, [lse, entropy]: [&Buffer; 2]) -> Result<()> {
+    let (op, rows) = (Op::new(dev, "fold_tiles"), lse.len());
     op.f32s("lse", lse, rows)?;
     op.f32s("entropy", entropy, rows)?;
     let whole = if rows == 0 { tiles.is_empty() } else { tiles.len().is_multiple_of(3 * rows) };
@@ -72,14 +61,14 @@ fn gradients(
 }
 
 pub(crate) fn part_backward(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     head: PartInput<'_>,
     listed: Option<&Buffer>,
     s: &LogpStats,
     grads: &LogpGrads<'_>,
     to: &PartGrads<'_>,
 ) -> Result<()> {
-    let (op, rows) = (Op::new(device, "part_backward"), head.targets.len());
+    let (op, rows) = (Op::new(dev, "part_backward"), head.targets.len());
     let vocab = to.back.k;
     op.below("targets", head.targets, rows, vocab)?;
     stats(op, s, rows)?;
@@ -103,19 +92,14 @@ fn compared(op: Op<'_>, [p, q]: [PartSide<'_>; 2]) -> Result<usize> {
     Ok(rows)
 }
 
-pub(crate) fn kl_tiles(
-    device: &dyn DeviceInfo,
-    p: PartSide<'_>,
-    q: PartSide<'_>,
-    sums: &Buffer,
-) -> Result<()> {
-    let op = Op::new(device, "kl_tiles");
+pub(crate) fn kl_tiles(dev: Dev<'_>, p: PartSide<'_>, q: PartSide<'_>, sums: &Buffer) -> Result<()> {
+    let op = Op::new(dev, "kl_tiles");
     let rows = compared(op, [p, q])?;
-    op.f32s("sums", sums, rows * p.part.tiles(device.vocab_tile()))
+    op.f32s("sums", sums, rows * p.part.tiles(dev.vocab_tile()))
 }
 
-pub(crate) fn fold_kl(device: &dyn DeviceInfo, tiles: &Buffer, kl: &Buffer) -> Result<()> {
-    let (op, rows) = (Op::new(device, "fold_kl"), kl.len());
+pub(crate) fn fold_kl(dev: Dev<'_>, tiles: &Buffer, kl: &Buffer) -> Result<()> {
+    let (op, rows) = (Op::new(dev, "fold_kl"), kl.len());
     op.f32s("kl", kl, rows)?;
     let whole = if rows == 0 { tiles.is_empty() } else { tiles.len().is_multiple_of(rows) };
     op.expect(whole, || format!("{} sums of tiles for {rows} rows", tiles.len()))?;
@@ -123,12 +107,12 @@ pub(crate) fn fold_kl(device: &dyn DeviceInfo, tiles: &Buffer, kl: &Buffer) -> R
 }
 
 pub(crate) fn kl_part_backward(
-    device: &dyn DeviceInfo,
+    dev: Dev<'_>,
     sides: Option<[PartSide<'_>; 2]>,
     [kl, dkl]: [&Buffer; 2],
     to: &PartGrads<'_>,
 ) -> Result<()> {
-    let (op, rows) = (Op::new(device, "kl_part_backward"), kl.len());
+    let (op, rows) = (Op::new(dev, "kl_part_backward"), kl.len());
     op.f32s("kl", kl, rows)?;
     op.f32s("dkl", dkl, rows)?;
     if let Some(sides) = sides {

@@ -62,15 +62,7 @@ impl Model {
             }
             _ => numbers.write(&*backend, &mut master)?,
         }
-        Ok(Param {
-            shape,
-            master,
-            own: 0..shape.len(),
-            whole: None,
-            derived,
-            transposed: None,
-            single_rank: None,
-        })
+        Ok(Param::new(shape, master, derived))
     }
 
     fn nf4_base(&self, shape: &ParamShape, values: &[f32], block: Option<usize>) -> Result<Nf4Base> {

@@ -213,16 +213,7 @@ impl Model {
             let shape = ParamShape { id: ParamId { kind, ..of }, rows: r, cols };
             let mut master = self.backend.alloc(DType::F32, shape.len())?;
             self.backend.write(&mut master, 0, values)?;
-            let own = 0..shape.len();
-            self.params.push(Param {
-                shape,
-                master,
-                own,
-                whole: None,
-                derived: None,
-                transposed: None,
-                single_rank: None,
-            });
+            self.params.push(Param::new(shape, master, None));
             Ok(self.params.len() - 1)
         };
         let (a, b) = (add(ParamKind::LoraA(index), cols, a)?, add(ParamKind::LoraB(index), rows, b)?);

@@ -109,35 +109,40 @@ impl AdapterOptions {
     /// Refuses options that adapt other modules, or with another rank or scale.
     pub fn same(&self, wanted: &AdapterOptions, config: &ModelConfig) -> Result<()> {
         let differs = |what: String| {
-            Err(Error::usage(format!("the adapter there and the recipe's differ: {what}")).fix(
+            Err(Error::usage(format!("the model's adapter and the recipe's differ: {what}")).fix(
                 "the same settings in [adapter], or `ferrl export DIR --merge --out DIR` and a new adapter on the result",
             ))
         };
         // PEFT's files do not say which base format an adapter was trained on.
         if self.base == BaseHome::Nf4 && wanted.base != BaseHome::Nf4 {
-            return differs("it was trained on weights as NF4: adapter.base = \"nf4\"".into());
+            return differs("it was trained on an NF4 base: adapter.base = \"nf4\"".into());
         }
         let (own, other) = (lora_modules(config, self)?, lora_modules(config, wanted)?);
         for m in &own {
             match other.iter().find(|o| o.name == m.name) {
-                None => return differs(format!("{} is adapted there alone", m.name)),
+                None => return differs(format!("{} is adapted only in the model", m.name)),
                 Some(o) if o.r != m.r => {
-                    return differs(format!("{} has rank {} there, {} here", m.name, m.r, o.r));
+                    return differs(format!(
+                        "{} has rank {} in the model, {} in the recipe",
+                        m.name, m.r, o.r
+                    ));
                 }
                 Some(o) if o.scale != m.scale => {
-                    let what =
-                        format!("{} is scaled by {} there, {} here (alpha / r)", m.name, m.scale, o.scale);
+                    let what = format!(
+                        "{}: alpha / r is {} in the model, {} in the recipe",
+                        m.name, m.scale, o.scale
+                    );
                     return differs(what);
                 }
                 Some(_) => {}
             }
         }
         if let Some(o) = other.iter().find(|o| own.iter().all(|m| m.name != o.name)) {
-            return differs(format!("{} is adapted here alone", o.name));
+            return differs(format!("{} is adapted only in the recipe", o.name));
         }
         let (own, other) = (saved_tensors(config, self)?, saved_tensors(config, wanted)?);
         if let Some(t) = own.iter().find(|t| !other.contains(t)) {
-            return differs(format!("{} is trained whole there alone", t.name));
+            return differs(format!("{} is trained in full only in the model", t.name));
         }
         Ok(())
     }

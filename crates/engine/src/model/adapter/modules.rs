@@ -100,7 +100,7 @@ fn check(options: &AdapterOptions, found: &[LoraModule], linear: &[(String, bool
     if let Some((name, _)) = head {
         return refuse(
             format!("{name:?} is a head, which is not adapted"),
-            format!("adapter.modules_to_save = [{name:?}] trains it whole"),
+            format!("adapter.modules_to_save = [{name:?}] trains it in full"),
         );
     }
     if let Modules::Named(names) = &options.target_modules {
@@ -218,7 +218,7 @@ pub fn saved_tensors(config: &ModelConfig, options: &AdapterOptions) -> Result<V
                 continue;
             }
             if of_adapted && id.kind == ParamKind::Weight {
-                return Err(Error::usage(format!("{name:?} is adapted and trained whole at once"))
+                return Err(Error::usage(format!("{name:?} is both adapted and trained in full"))
                     .at("adapter.modules_to_save")
                     .fix(format!("leave it out, or adapter.exclude_modules = [{name:?}]")));
             }

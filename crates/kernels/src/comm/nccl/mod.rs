@@ -255,7 +255,7 @@ impl Communicator {
     }
 
     /// Checks for an asynchronous error, such as a lost rank.
-    pub fn look(&self) -> Result<()> {
+    pub fn check_async_error(&self) -> Result<()> {
         let mut code = 0;
         let handle = self.lock()?;
         // SAFETY: the communicator lives.

@@ -40,7 +40,7 @@ impl Mover for NcclMover {
     }
 
     fn prepare(&self, backend: &Arc<dyn Backend>) -> Result<Box<dyn Transfer>> {
-        let cuda = backend.as_card().ok_or_else(|| Error::device("these ranks exchange between cards"))?;
+        let cuda = backend.as_card().ok_or_else(|| Error::device("these ranks communicate between GPUs"))?;
         let streams = cuda.exchange_stream()?;
         if streams.card != self.card {
             return Err(Error::device("this is not the card that the ranks are connected by")

@@ -6,7 +6,7 @@
 use super::{CardBytes, Communicator, Nccl};
 use crate::card::{CardId, CardStaging, StreamEvent};
 use crate::comm::launcher::Launched;
-use crate::comm::{Arrived, Comm, room};
+use crate::comm::{Arrived, Comm, message_buffer};
 use crate::error::{Error, Result};
 use crate::lock;
 use std::sync::{Arc, Mutex};
@@ -117,7 +117,7 @@ impl NcclWorld {
                 _ => std::thread::sleep(Duration::from_micros(50)),
             }
             if look % 2000 == 1999 {
-                self.communicator.look()?;
+                self.communicator.check_async_error()?;
             }
         }
         unreachable!("the loop ends when the bytes arrive")
@@ -153,7 +153,7 @@ impl Comm for NcclWorld {
         self.pass(&sends, &mut receives)?;
         let arrived = |head: &[u8; 8]| {
             let head = u64::from_le_bytes(*head);
-            Arrived { failed: head & FAILED != 0, bytes: room((head & !FAILED) as usize) }
+            Arrived { failed: head & FAILED != 0, bytes: message_buffer((head & !FAILED) as usize) }
         };
         let mut all: Vec<Arrived> = heads.iter().map(arrived).collect();
         all[own].bytes.copy_from_slice(parts[own]);
@@ -191,7 +191,7 @@ impl Comm for NcclWorld {
         };
         match made() {
             Ok(group) => Box::new(group),
-            Err(error) => Box::new(Unmade { error, rank, size: members.len() }),
+            Err(error) => Box::new(FailedGroup { error, rank, size: members.len() }),
         }
     }
 
@@ -214,13 +214,13 @@ fn staged(bytes: usize, size: usize) -> usize {
 }
 
 /// A subgroup that could not be created; every exchange in it returns the reason.
-struct Unmade {
+struct FailedGroup {
     error: Error,
     rank: usize,
     size: usize,
 }
 
-impl Comm for Unmade {
+impl Comm for FailedGroup {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -234,7 +234,7 @@ impl Comm for Unmade {
     }
 
     fn subgroup(&self, _members: &[usize]) -> Box<dyn Comm> {
-        Box::new(Unmade { error: self.error.clone(), ..*self })
+        Box::new(FailedGroup { error: self.error.clone(), ..*self })
     }
 
     fn describe(&self) -> String {

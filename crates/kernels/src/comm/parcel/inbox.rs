@@ -4,7 +4,7 @@ use super::{Block, ParcelPiece};
 use crate::backend::Backend;
 use crate::buffer::{Buffer, DType};
 use crate::comm::device::{ANNOUNCEMENT, Shipment};
-use crate::comm::give_back;
+use crate::comm::recycle;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -148,7 +148,7 @@ impl Inbox {
 
 impl Drop for Inbox {
     fn drop(&mut self) {
-        give_back(std::mem::take(&mut self.messages));
+        recycle(std::mem::take(&mut self.messages));
     }
 }
 

@@ -11,8 +11,8 @@ pub use block::Block;
 pub use inbox::Inbox;
 
 use super::device::{Devices, FORMATS, Mover, Section, Shipment, announce};
-use super::line::{Brought, Job};
-use super::{Group, Pending, Ranks, give_back, room};
+use super::line::{Completed, Job};
+use super::{Group, Pending, Ranks, message_buffer, recycle};
 use crate::backend::Backend;
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
@@ -158,7 +158,7 @@ impl ParcelStorage {
     fn host(slots: &[ParcelContents]) -> Self {
         let packed = |slot: &ParcelContents| {
             let numbers: usize = slot.pieces.iter().map(|p| p.bytes()).sum();
-            let mut bytes = room(slot.note.len() + numbers);
+            let mut bytes = message_buffer(slot.note.len() + numbers);
             bytes[..slot.note.len()].copy_from_slice(&slot.note);
             bytes
         };
@@ -198,7 +198,7 @@ fn write(values: &[f32], format: DType, bytes: &mut [u8]) {
 
 /// Parcels in flight.
 #[must_use]
-pub struct ComingParcels {
+pub struct PendingParcels {
     pending: Pending,
     backend: Arc<dyn Backend>,
 }
@@ -206,7 +206,7 @@ pub struct ComingParcels {
 impl Ranks {
     /// Starts sending parcels; [`Ranks::receive`] returns those of the other ranks. `expected` are the largest pieces that each
     /// rank may send. All ranks must start and receive in the same order, as with [`Ranks::begin`].
-    pub fn begin_parcels(&self, outbox: Outbox, expected: &[Vec<ParcelPiece>]) -> Result<ComingParcels> {
+    pub fn begin_parcels(&self, outbox: Outbox, expected: &[Vec<ParcelPiece>]) -> Result<PendingParcels> {
         outbox.check();
         let Outbox { backend, route, slots, packed, .. } = outbox;
         let pending = match (packed, route) {
@@ -219,12 +219,12 @@ impl Ranks {
                 group.ship(&backend, mover, PackedParcels { route, slots, buffers, filled }, expected)?
             }
         };
-        Ok(ComingParcels { pending, backend })
+        Ok(PendingParcels { pending, backend })
     }
 
     /// Waits for the parcels of all ranks.
-    pub fn receive(&self, coming: ComingParcels) -> Result<Inbox> {
-        let ComingParcels { pending, backend } = coming;
+    pub fn receive(&self, coming: PendingParcels) -> Result<Inbox> {
+        let PendingParcels { pending, backend } = coming;
         match &self.0 {
             None => Ok(Inbox::host(backend, self.wait(pending)?)),
             Some(group) => group.unpack(backend, group.waiting(|line| line.wait(pending.number))?),
@@ -234,7 +234,7 @@ impl Ranks {
     /// Sends parcels and waits for those of the other ranks.
     pub fn exchange_parcels(&self, outbox: Outbox, expected: &[Vec<ParcelPiece>]) -> Result<Inbox> {
         let Outbox { backend, route, packed: ParcelStorage::Host { bytes, .. }, .. } = &outbox else {
-            let ComingParcels { backend, .. } = self.begin_parcels(outbox, expected)?;
+            let PendingParcels { backend, .. } = self.begin_parcels(outbox, expected)?;
             let group = self.0.as_ref().expect("devices belong to a group");
             return group.unpack(backend, group.waiting(|line| line.last())?);
         };
@@ -243,7 +243,7 @@ impl Ranks {
         let parts: Vec<&[u8]> = (0..self.size()).map(part).collect();
         let inbox = Inbox::host(backend.clone(), self.all_to_all(&parts)?);
         if let ParcelStorage::Host { bytes, .. } = outbox.packed {
-            give_back(bytes);
+            recycle(bytes);
         }
         Ok(inbox)
     }
@@ -269,9 +269,9 @@ impl Group {
         self.devices.get().and_then(|Devices { mover, .. }| mover.clone())
     }
 
-    fn unpack(&self, backend: Arc<dyn Backend>, (number, mut brought): Brought) -> Result<Inbox> {
-        let shipment = brought.shipment.take();
-        let messages = self.read((number, brought))?;
+    fn unpack(&self, backend: Arc<dyn Backend>, (number, mut completed): Completed) -> Result<Inbox> {
+        let shipment = completed.shipment.take();
+        let messages = self.read((number, completed))?;
         match shipment {
             None => Ok(Inbox::host(backend, messages)),
             Some(shipment) => Inbox::device(backend, messages, shipment, self.comm.rank()),
@@ -290,10 +290,10 @@ impl Group {
         let mut totals = [0; 2];
         let none = Vec::new();
         let coming = |rank: usize| if rank == own { &none } else { &expected[rank] };
-        let rooms: Vec<_> = (0..size).map(|rank| begin(&mut totals, coming(rank))).collect();
+        let incoming: Vec<_> = (0..size).map(|rank| begin(&mut totals, coming(rank))).collect();
         let into = buffers(&**backend, totals)?.into_iter().enumerate();
         let into = into.map(|(i, buffer)| {
-            let ranges = rooms.iter().map(|room| room[i].clone()).collect();
+            let ranges = incoming.iter().map(|ranges| ranges[i].clone()).collect();
             Section { buffer, ranges }
         });
         let into = into.collect();

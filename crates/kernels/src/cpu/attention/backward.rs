@@ -5,7 +5,7 @@
 //! order. Spans depend only on the length, so no sum depends on the number of threads.
 
 use super::{
-    BLOCK, Product, QueryRows, ROWS, Rooms, STRIDE, Scoring, SeenKeys, Storage, cut, gather, matrix,
+    BLOCK, Product, QueryRows, ROWS, STRIDE, Scoring, SeenKeys, Storage, TaskRows, cut, gather, matrix,
     multiply, panels, row_dots, scatter, scores, softmax_backward, transpose, with_scratch,
 };
 use crate::backend::{Attention, AttentionSaved, Heads, Segments};
@@ -206,7 +206,7 @@ pub(super) fn query_rows<T: Storage>(
         let (Some(to), width) = (task.to, heads.qkv_width()) else { continue };
         let offsets = rows.offsets_from(task.span.start, to * width, width, heads.head_dim);
         // SAFETY: in bounds, and the queries of every row and head belong to one task.
-        let room = unsafe { Rooms::new(call.dqkv) };
+        let room = unsafe { TaskRows::new(call.dqkv) };
         scatter(level, (tiles.dq, STRIDE), &[1.0; ROWS], &offsets[..count], heads.head_dim, room);
     }
 }
@@ -359,7 +359,7 @@ pub(super) fn store_keys<T: Storage>(
         let offsets: [usize; BLOCK] = std::array::from_fn(|j| (to + j) * heads.qkv_width() + column);
         let sums = (&sums[keys.start * PANEL..], BLOCK * PANEL);
         // SAFETY: in bounds, and the key and the value of a row and head are written by one task.
-        let room = unsafe { Rooms::new(call.dqkv) };
+        let room = unsafe { TaskRows::new(call.dqkv) };
         scatter(cpu.level, sums, &[1.0; BLOCK], &offsets[..keys.len()], heads.head_dim, room);
     }
 }

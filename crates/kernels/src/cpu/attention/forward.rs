@@ -2,8 +2,8 @@
 
 use super::paged::{block_len, head_len};
 use super::{
-    BLOCK, Product, QueryRows, ROWS, Rooms, STRIDE, Scoring, Storage, cut, gather, matrix, multiply, panels,
-    scatter, scores, softmax_step, with_scratch,
+    BLOCK, Product, QueryRows, ROWS, STRIDE, Scoring, Storage, TaskRows, cut, gather, matrix, multiply,
+    panels, scatter, scores, softmax_step, with_scratch,
 };
 use crate::backend::{Attention, CacheOps, MemoryOps, PagedRows, PagedSequence, Segments};
 use crate::buffer::{Buffer, DType};
@@ -157,6 +157,6 @@ fn attend_rows<T: Storage>(
     let factors = sum.map(|s| 1.0 / s);
     let offsets = rows.offsets(sequence.row * heads.out_width(), heads.out_width(), heads.head_dim);
     // SAFETY: in bounds, and every row and head belongs to one task.
-    let out = unsafe { Rooms::new(*out) };
+    let out = unsafe { TaskRows::new(*out) };
     scatter(level, (o, STRIDE), &factors, &offsets[..count], heads.head_dim, out);
 }

@@ -447,7 +447,7 @@ multiversion! {
 multiversion! {
     /// Stores rows of panels, each times its factor, as rows of `dims` elements. Stores -0 as +0: masked products of zero may
     /// have given sums either sign.
-    fn scatter<S, type T: Stored>(s, panels: (&[f32], usize), factors: &[f32], offsets: &[usize], dims: usize, out: Rooms<'_, T>) {
+    fn scatter<S, type T: Stored>(s, panels: (&[f32], usize), factors: &[f32], offsets: &[usize], dims: usize, out: TaskRows<'_, T>) {
         let (x, stride) = panels;
         for r in 0..offsets.len() {
             let factor = s.splat(factors[r]);
@@ -466,13 +466,13 @@ multiversion! {
 }
 
 /// Rows that only the holder's task writes.
-struct Rooms<'a, T>(Disjoint<'a, T>);
+struct TaskRows<'a, T>(Disjoint<'a, T>);
 
-impl<'a, T> Rooms<'a, T> {
+impl<'a, T> TaskRows<'a, T> {
     /// # Safety
     /// The rows that will be written lie within the array and belong to this task alone.
     unsafe fn new(all: Disjoint<'a, T>) -> Self {
-        Rooms(all)
+        TaskRows(all)
     }
 }
 

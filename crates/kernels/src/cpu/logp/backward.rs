@@ -180,7 +180,7 @@ pub fn logp_backward(
     let rows = g.targets.len();
     assert!(
         g.others.len() == g.dothers.len() && g.others.len() <= 32 * rows,
-        "at most 32 other tokens a row"
+        "at most 32 additional tokens per row"
     );
     match floats(x) {
         Slice::F32(x) => through_vocabulary(cpu, x, w, to, |to| {
@@ -232,7 +232,7 @@ fn in_parts<E: GradElement>(
     let rows = targets.len();
     let mut kept = cpu.arena.take(part.min(rows) * w.n * 4)?;
     let mut found = vec![0f32; part.min(rows)];
-    let mut flow = Flow::new(cpu, x, w, dw, part)?;
+    let mut flow = VocabBackward::new(cpu, x, w, dw, part)?;
     for from in (0..rows).step_by(part) {
         let range = from..(from + part).min(rows);
         let (count, targets) = (range.len(), &targets[range.clone()]);
@@ -269,23 +269,23 @@ pub(super) fn through_vocabulary<E: GradElement>(
     if rows == 0 {
         return Ok(());
     }
-    let mut flow = Flow::new(cpu, x, w, to.dw, rows)?;
+    let mut flow = VocabBackward::new(cpu, x, w, to.dw, rows)?;
     flow.part(0..rows, fill);
     flow.finish(to.dx);
     Ok(())
 }
 
 /// Vocabulary entries per partial sum of `dx`.
-pub(super) fn stretch(rows: usize) -> usize {
+pub(super) fn vocab_chunk(rows: usize) -> usize {
     (4 * 1024 * 1024 / rows / TILE).clamp(1, 8) * TILE
 }
 
 /// Propagates gradients of logits to `dx` and `dw`, for all rows at once or part by part: the same bits.
-struct Flow<'a, E: GradElement> {
+struct VocabBackward<'a, E: GradElement> {
     cpu: &'a Cpu,
     w: &'a Weight,
     rows: usize,
-    stretch: usize,
+    vocab_chunk: usize,
     grad: Memory,
     dx: Memory,
     /// The rows of `x`, packed for `dw`.
@@ -296,13 +296,13 @@ struct Flow<'a, E: GradElement> {
     element: PhantomData<E>,
 }
 
-impl<'a, E: GradElement> Flow<'a, E> {
+impl<'a, E: GradElement> VocabBackward<'a, E> {
     /// For all rows of `x`, at most `part` at a time.
     fn new(cpu: &'a Cpu, x: &[E], w: &'a Weight, dw: Option<&'a mut Buffer>, part: usize) -> Result<Self> {
         let rows = x.len() / w.k;
         // The range depends only on the number of rows, so the order of additions does, too.
-        let stretch = stretch(rows);
-        let grad = cpu.arena.take(part.min(rows) * stretch.min(w.n) * size_of::<E>())?;
+        let vocab_chunk = vocab_chunk(rows);
+        let grad = cpu.arena.take(part.min(rows) * vocab_chunk.min(w.n) * size_of::<E>())?;
         let mut dx = cpu.arena.take(rows * w.k * 4)?;
         dx.slice_mut::<f32>(rows * w.k).fill(0.0);
         let tokens = PackedShape { n: w.k, k: rows };
@@ -313,7 +313,7 @@ impl<'a, E: GradElement> Flow<'a, E> {
         }
         let open = if dw.is_some() && part < rows { Some(cpu.arena.take(w.n * w.k * 4)?) } else { None };
         let dw = dw.map(f32s_mut);
-        Ok(Flow { cpu, w, rows, stretch, grad, dx, packed, dw, open, element: PhantomData })
+        Ok(VocabBackward { cpu, w, rows, vocab_chunk, grad, dx, packed, dw, open, element: PhantomData })
     }
 
     /// Adds the next rows; `fill` counts rows from the part's first.
@@ -323,16 +323,16 @@ impl<'a, E: GradElement> Flow<'a, E> {
         let tokens = PackedShape { n: w.k, k: self.rows };
         let per_unit = E::per_unit_at(cpu.level);
         let packed = self.packed.slice(tokens.storage(per_unit));
-        let tokens = Packed::new(tokens, per_unit, packed).stretch(part.start, rows);
-        for from in (0..w.n).step_by(self.stretch) {
-            let width = (w.n - from).min(self.stretch);
+        let tokens = Packed::new(tokens, per_unit, packed).k_range(part.start, rows);
+        for from in (0..w.n).step_by(self.vocab_chunk) {
+            let width = (w.n - from).min(self.vocab_chunk);
             let grad = self.grad.slice_mut::<E>(rows * width);
             let shared = Disjoint::new(grad);
             cpu.pool.run(rows.div_ceil(ROWS) * width.div_ceil(TILE), |i| {
                 let (rows, tile) = task(i, rows);
                 fill(GradTile { rows, tile: from / TILE + tile, out: shared, at: tile * TILE, ld: width });
             });
-            let back = backward_pack::<E>(w).stretch(from, width);
+            let back = backward_pack::<E>(w).k_range(from, width);
             matmul::linear(cpu.level, &cpu.pool, grad, back, None, Out::AddF32(&mut *dx));
             if let Some(dw) = &mut self.dw {
                 let here = from * w.k..(from + width) * w.k;

@@ -4,7 +4,7 @@
 //! The gradient of the hidden states sums over the whole vocabulary and is not split: each rank computes some columns of it from
 //! the all-gathered gradient of the logits and these columns of the head.
 
-use super::backward::{FEWEST, GradElement, GradTile, RowGrads, dlogits, put_sums, stretch};
+use super::backward::{FEWEST, GradElement, GradTile, RowGrads, dlogits, put_sums, vocab_chunk};
 use super::forward::{Wanted, draw_row, fold_row, fold_tiles_of};
 use super::kl::{Side, kl_dlogits, kl_tile};
 use super::{Fold, HeadRows, ROWS, TILE, task, with_tiles};
@@ -209,7 +209,7 @@ impl<'a, E: GradElement> PartSum<'a, E> {
         let (earlier, later) = (from > 0, from + rows < self.rows);
         let open = self.open.as_mut().map(|m| m.slice_mut::<f32>(self.dw.len()));
         let chain = DwChain { open, earlier, later };
-        matmul::accumulate_dw(cpu.level, &cpu.pool, grad, tokens.stretch(from, rows), chain, self.dw);
+        matmul::accumulate_dw(cpu.level, &cpu.pool, grad, tokens.k_range(from, rows), chain, self.dw);
     }
 }
 
@@ -264,7 +264,7 @@ fn through_part<E: GradElement>(
                 return Err(Error::rank("gradients of another number of logits were gathered"));
             }
             let dx = &mut dx[(from + here.start) * columns..(from + here.end) * columns];
-            add_columns::<E>(cpu, elements(&all), (to.back, stretch(rows)), dx)?;
+            add_columns::<E>(cpu, elements(&all), (to.back, vocab_chunk(rows)), dx)?;
         }
     }
     put_sums(dx, to.dx);
@@ -275,18 +275,18 @@ fn through_part<E: GradElement>(
 fn add_columns<E: GradElement>(
     cpu: &Cpu,
     dy: &[E],
-    (back, stretch): (&crate::Weight, usize),
+    (back, vocab_chunk): (&crate::Weight, usize),
     dx: &mut [f32],
 ) -> Result<()> {
     let (vocab, rows) = (back.k, dx.len() / back.n);
-    let mut here = cpu.arena.take(rows * stretch.min(vocab) * size_of::<E>())?;
-    for from in (0..vocab).step_by(stretch) {
-        let width = (vocab - from).min(stretch);
+    let mut here = cpu.arena.take(rows * vocab_chunk.min(vocab) * size_of::<E>())?;
+    for from in (0..vocab).step_by(vocab_chunk) {
+        let width = (vocab - from).min(vocab_chunk);
         let here = here.slice_mut::<E>(rows * width);
         for (to, row) in here.chunks_exact_mut(width).zip(dy.chunks_exact(vocab)) {
             to.copy_from_slice(&row[from..from + width]);
         }
-        let columns = forward_pack::<E>(back).stretch(from, width);
+        let columns = forward_pack::<E>(back).k_range(from, width);
         matmul::linear(cpu.level, &cpu.pool, here, columns, None, Out::AddF32(dx));
     }
     Ok(())

@@ -60,7 +60,7 @@ impl<'a, E: Element> Packed<'a, E> {
         units <= self.stride && self.data.len() >= last * PANEL
     }
     /// The sub-range `from..from + k` of k; `from` is a multiple of the elements per unit.
-    pub fn stretch(self, from: usize, k: usize) -> Self {
+    pub fn k_range(self, from: usize, k: usize) -> Self {
         assert!(from.is_multiple_of(self.per_unit) && from + k <= self.shape.k);
         let data = &self.data[from / self.per_unit * PANEL..];
         Packed { shape: PackedShape { n: self.shape.n, k }, data, ..self }

@@ -29,7 +29,7 @@ pub(crate) const CONSTANTS: &[(&str, usize)] =
     &[("KEYS", TOKENS), ("BLOCK_THREADS", THREADS as usize), ("DQ_WARPS", 4 * DQ_TEAMS)];
 
 /// Tiling of the kernels for a head and a GPU.
-struct Cut {
+struct Tiling {
     /// Multiples of 16 keys, and of 16 stacked rows, per warp.
     key_tall: usize,
     row_tall: usize,
@@ -46,39 +46,39 @@ enum Kernels {
     /// Without tensor cores.
     Simple,
     /// With `mma.sync`.
-    Mma(Cut),
+    Mma(Tiling),
     /// With Hopper's `wgmma`.
-    Wgmma(Cut, Wgmma),
+    Wgmma(Tiling, Wgmma),
 }
 
 impl Kernels {
     /// Depends only on GPU, head and storage type.
     fn of(card: &CardInfo, op: &Attention, dtype: DType) -> Kernels {
-        match (Cut::of(card, op.heads, dtype), Wgmma::of(card, op)) {
+        match (Tiling::of(card, op.heads, dtype), Wgmma::of(card, op)) {
             (None, _) => Kernels::Simple,
-            (Some(cut), None) => Kernels::Mma(cut),
-            (Some(cut), Some(wgmma)) => Kernels::Wgmma(cut, wgmma),
+            (Some(tiling), None) => Kernels::Mma(tiling),
+            (Some(tiling), Some(wgmma)) => Kernels::Wgmma(tiling, wgmma),
         }
     }
 }
 
-impl Cut {
-    fn of(card: &CardInfo, heads: Heads, dtype: DType) -> Option<Cut> {
+impl Tiling {
+    fn of(card: &CardInfo, heads: Heads, dtype: DType) -> Option<Tiling> {
         if !fits_tensor_cores(heads, dtype) {
             return None;
         }
         // Limited by registers; the fastest values on an H200; less if shared memory is small.
         let broad = heads.head_dim > 128;
-        let fits = |tall, step| Cut::shared(heads, tall, step) <= room(card);
+        let fits = |tall, step| Tiling::shared(heads, tall, step) <= room(card);
         let step = [64, 32].into_iter().find(|&step| !(broad && step == 64) && fits(1, step))?;
         let row_tall = [2, 1].into_iter().find(|&tall| !(broad && tall == 2) && fits(tall, 32))?;
-        Some(Cut { key_tall: 1, row_tall, step, key_step: 32, split: heads.head_dim.div_ceil(128) })
+        Some(Tiling { key_tall: 1, row_tall, step, key_step: 32, split: heads.head_dim.div_ceil(128) })
     }
     fn shared(heads: Heads, tall: usize, step: usize) -> usize {
         (2 * OWN * tall + 4 * step) * pitch(heads)
     }
     fn defines(&self, op: &Attention, wgmma: Option<&Wgmma>) -> String {
-        let Cut { key_tall, row_tall, step, key_step, split } = self;
+        let Tiling { key_tall, row_tall, step, key_step, split } = self;
         let own = wgmma.map_or(format!(" STEP={step}"), |w| {
             format!(" STEP={} TEAMS={} PARTS={}", w.step, w.teams, w.parts)
         });
@@ -160,8 +160,8 @@ pub fn attention_backward(
     let call = BackwardCall { cuda, op, qkv, out, lse, dout, segments, delta };
     match Kernels::of(&cuda.card, &op, qkv.dtype()) {
         Kernels::Simple => call.simple(dqkv),
-        Kernels::Mma(cut) => call.on_tensor_cores(cut, None, dqkv),
-        Kernels::Wgmma(cut, wgmma) => call.on_tensor_cores(cut, Some(wgmma), dqkv),
+        Kernels::Mma(tiling) => call.on_tensor_cores(tiling, None, dqkv),
+        Kernels::Wgmma(tiling, wgmma) => call.on_tensor_cores(tiling, Some(wgmma), dqkv),
     }
 }
 
@@ -203,12 +203,12 @@ impl<'a> BackwardCall<'a> {
         Ok(())
     }
 
-    fn on_tensor_cores(self, cut: Cut, mut wgmma: Option<Wgmma>, dqkv: &Buffer) -> Result<()> {
+    fn on_tensor_cores(self, tiling: Tiling, mut wgmma: Option<Wgmma>, dqkv: &Buffer) -> Result<()> {
         let (cuda, heads, group) = (self.cuda, self.op.heads, self.group());
         // The wgmma kernels tile rows, and store score gradients, in their own layout.
         let keys = match &wgmma {
             Some(wgmma) => self.list(PackedUnit::WgmmaKeys { group }, OWN * wgmma.teams)?,
-            None => self.list(PackedUnit::Keys { group }, OWN * cut.key_tall)?,
+            None => self.list(PackedUnit::Keys { group }, OWN * tiling.key_tall)?,
         };
         // As many key heads at a time as score gradients fit; if none fits, scores are computed twice.
         let (per_head, all) = (keys.kept * 16, heads.kv_heads);
@@ -216,16 +216,16 @@ impl<'a> BackwardCall<'a> {
         if let Some(wgmma) = &mut wgmma {
             wgmma.share(&cuda.card, heads, keys.len * if some == 0 { all } else { some });
         }
-        let defines = cut.defines(&self.op, wgmma.as_ref());
+        let defines = tiling.defines(&self.op, wgmma.as_ref());
         let module = if wgmma.is_some() { "attention_backward_hopper" } else { "attention_backward" };
         let both = wgmma.as_ref().map(|_| cuda.arena.take(self.rows() * 8)).transpose()?;
-        let passes = Passes { call: self, cut, wgmma, module, defines, both, keys };
+        let passes = Passes { call: self, tiling, wgmma, module, defines, both, keys };
         passes.delta()?;
         let room = cuda.arena.take(some * per_head)?;
         let call = &passes.call;
         let queries = match &passes.wgmma {
             Some(_) if some > 0 => call.list(PackedUnit::TileRows { group }, DQ_TEAMS)?,
-            _ => call.list(PackedUnit::Rows { group }, OWN * passes.cut.row_tall)?,
+            _ => call.list(PackedUnit::Rows { group }, OWN * passes.tiling.row_tall)?,
         };
         if some == 0 {
             passes.over_keys(HeadPart { first: 0, count: all, kept: 0 }, dqkv)?;
@@ -251,7 +251,7 @@ struct HeadPart {
 /// The tensor-core passes.
 struct Passes<'a> {
     call: BackwardCall<'a>,
-    cut: Cut,
+    tiling: Tiling,
     wgmma: Option<Wgmma>,
     module: &'static str,
     defines: String,
@@ -290,9 +290,9 @@ impl Passes<'_> {
         let (call, keys) = (&self.call, &self.keys);
         let (cuda, op, tokens) = (call.cuda, &call.op, call.segments.rows());
         let Some(wgmma) = &self.wgmma else {
-            let blocks = [(keys.len * part.count) as u32, 1, self.cut.split as u32];
+            let blocks = [(keys.len * part.count) as u32, 1, self.tiling.split as u32];
             let grid = Grid { blocks, ..Grid::new(0, THREADS) };
-            let shared = Cut::shared(op.heads, self.cut.key_tall, self.cut.step);
+            let shared = Tiling::shared(op.heads, self.tiling.key_tall, self.tiling.step);
             let mut arguments = call.arguments(keys, dqkv, tile_scoring(op));
             arguments.extend(self.part(part));
             return self.launch("attention_keys", grid.with_shared(shared), &arguments);
@@ -333,7 +333,7 @@ impl Passes<'_> {
         let op = &self.call.op;
         let mut arguments = self.call.arguments(queries, dqkv, tile_scoring(op));
         arguments.extend(args![op.scale]);
-        let shared = Cut::shared(op.heads, self.cut.row_tall, self.cut.key_step);
+        let shared = Tiling::shared(op.heads, self.tiling.row_tall, self.tiling.key_step);
         let grid = Grid::new(queries.len * op.heads.kv_heads, THREADS).with_shared(shared);
         self.launch("attention_queries", grid, &arguments)
     }
@@ -358,8 +358,8 @@ mod tests {
         assert!(matches!(of(hopper, 64, DType::Bf16), Kernels::Wgmma(_, Wgmma { teams: 1, .. })));
         assert!(matches!(of(hopper, 128, DType::Bf16), Kernels::Wgmma(_, Wgmma { teams: 2, .. })));
         assert!(matches!(of(hopper, 96, DType::Bf16), Kernels::Mma(_)), "wgmma has whole panels of 64");
-        assert!(matches!(of(hopper, 256, DType::Bf16), Kernels::Mma(Cut { split: 2, row_tall: 1, .. })));
-        assert!(matches!(of(ada, 128, DType::Bf16), Kernels::Mma(Cut { step: 32, row_tall: 1, .. })));
+        assert!(matches!(of(hopper, 256, DType::Bf16), Kernels::Mma(Tiling { split: 2, row_tall: 1, .. })));
+        assert!(matches!(of(ada, 128, DType::Bf16), Kernels::Mma(Tiling { step: 32, row_tall: 1, .. })));
     }
 
     #[test]

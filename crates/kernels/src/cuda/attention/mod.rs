@@ -350,7 +350,7 @@ fn lists(
 ) -> Result<std::sync::Arc<tables::Paged>> {
     assert!(qkv.len().is_multiple_of(heads.qkv_width()) && cache.dtype() == qkv.dtype());
     let shape = TileShape::of(&cuda.card, heads, qkv.dtype());
-    let cut = tables::PagedCut {
+    let cut = tables::PagedTiling {
         group: heads.heads / heads.kv_heads,
         step: shape.map_or(SIMPLE.1, TileShape::rows),
         decode: shape.is_some(),

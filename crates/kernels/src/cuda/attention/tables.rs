@@ -120,12 +120,12 @@ pub(super) struct Paged {
 /// Cache key of a paged list.
 struct PagedKey {
     rows: PagedRows,
-    cut: PagedCut,
+    cut: PagedTiling,
 }
 
 /// Tiling of work on new tokens.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) struct PagedCut {
+pub(super) struct PagedTiling {
     /// Query heads per key head.
     pub group: usize,
     /// Stacked rows per thread block.
@@ -224,8 +224,8 @@ fn written_blocks(rows: &PagedRows) -> Vec<bool> {
     open
 }
 
-fn paged_work(rows: &PagedRows, cut: PagedCut) -> PagedWork {
-    let PagedCut { group, step, decode, batch } = cut;
+fn paged_work(rows: &PagedRows, cut: PagedTiling) -> PagedWork {
+    let PagedTiling { group, step, decode, batch } = cut;
     let mut slots = vec![u32::MAX; batch];
     let (mut blocks, mut short, mut long) = (Vec::new(), Vec::new(), Vec::new());
     let mut written = Vec::new();
@@ -259,7 +259,7 @@ fn paged_work(rows: &PagedRows, cut: PagedCut) -> PagedWork {
 }
 
 /// Work on new tokens.
-pub(super) fn paged(cuda: &Cuda, rows: &PagedRows, cut: PagedCut) -> Result<Arc<Paged>> {
+pub(super) fn paged(cuda: &Cuda, rows: &PagedRows, cut: PagedTiling) -> Result<Arc<Paged>> {
     let mut tables = lock(&cuda.tables);
     if !rows.sequences.is_empty() && rows.sequences.iter().all(|s| s.count == 1) {
         return steady(cuda, &mut tables, rows, cut);
@@ -284,7 +284,7 @@ pub(super) fn paged(cuda: &Cuda, rows: &PagedRows, cut: PagedCut) -> Result<Arc<
 }
 
 /// [`paged`] for one new token per sequence. The list covers the full batch: items of padding rows do nothing.
-fn steady(cuda: &Cuda, tables: &mut Tables, rows: &PagedRows, cut: PagedCut) -> Result<Arc<Paged>> {
+fn steady(cuda: &Cuda, tables: &mut Tables, rows: &PagedRows, cut: PagedTiling) -> Result<Arc<Paged>> {
     let batch = cut.batch;
     let found = tables.steady.iter().position(|s| s.key.cut == cut);
     if let Some(steady) = found.map(|i| &tables.steady[i]).filter(|s| s.key.rows == *rows) {
@@ -338,7 +338,7 @@ fn steady(cuda: &Cuda, tables: &mut Tables, rows: &PagedRows, cut: PagedCut) -> 
 /// Updates the lists of a decode batch's size; the returned number changes when any of them is reallocated.
 pub(crate) fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
     let mut tables = lock(&cuda.tables);
-    let cuts: Vec<PagedCut> =
+    let cuts: Vec<PagedTiling> =
         tables.steady.iter().map(|s| s.key.cut).filter(|cut| cut.batch == batch).collect();
     for cut in cuts {
         steady(cuda, &mut tables, rows, cut)?;
@@ -412,7 +412,7 @@ mod tests {
         };
         let rows =
             PagedRows { sequences: vec![sequence(1, 1, 64, &[5, 3, 9]), sequence(2, 40, 30, &[0, 7])] };
-        let work = paged_work(&rows, PagedCut { group: 4, step: 64, decode: true, batch: 43 });
+        let work = paged_work(&rows, PagedTiling { group: 4, step: 64, decode: true, batch: 43 });
         assert_eq!(work.blocks, [5, 3, 0, 7], "only blocks that are read");
         assert_eq!((work.slots[0], work.slots[1], work.slots[41]), (u32::MAX, 3 * 64, 7 * 64 + 5));
         let only = BlockWork { row: 1, count: 1, position: 64, blocks: 0, first: 0, settled: 1 };
@@ -420,7 +420,7 @@ mod tests {
         let firsts: Vec<i32> = work.many.iter().map(|w| w.first).collect();
         assert_eq!(firsts, [128, 64, 0]);
         assert!(work.many.iter().all(|w| (w.row, w.count, w.position, w.blocks) == (2, 40, 30, 2)));
-        let all = paged_work(&rows, PagedCut { group: 4, step: 64, decode: false, batch: 43 });
+        let all = paged_work(&rows, PagedTiling { group: 4, step: 64, decode: false, batch: 43 });
         assert_eq!((all.decode.len(), all.many.len()), (0, 4));
     }
 
@@ -434,7 +434,7 @@ mod tests {
         };
         // The second reads all of block 4, whose last token the first writes now.
         let rows = PagedRows { sequences: vec![sequence(0, 127, &[2, 4]), sequence(1, 130, &[2, 4, 5])] };
-        let work = paged_work(&rows, PagedCut { group: 1, step: 64, decode: true, batch: 2 });
+        let work = paged_work(&rows, PagedTiling { group: 1, step: 64, decode: true, batch: 2 });
         let settled = |row: i32| work.decode.iter().find(|w| w.row == row).map(|w| w.settled);
         assert_eq!((settled(0), settled(1)), (Some(1), Some(1)));
     }
@@ -445,7 +445,7 @@ mod tests {
         let sequence = |row| PagedSequence { row, count: 2, position: 0, blocks: vec![4] };
         paged_work(
             &PagedRows { sequences: vec![sequence(0), sequence(2)] },
-            PagedCut { group: 1, step: 64, decode: true, batch: 4 },
+            PagedTiling { group: 1, step: 64, decode: true, batch: 4 },
         );
     }
 }

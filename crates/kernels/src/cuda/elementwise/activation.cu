@@ -7,7 +7,7 @@
 struct Silu {
     static __device__ __forceinline__ float gate(float x) { return sigmoid_(x); }
     // x times the derivative of the sigmoid's argument.
-    static __device__ __forceinline__ float lean(float x) { return x; }
+    static __device__ __forceinline__ float slope(float x) { return x; }
 };
 
 struct Gelu {
@@ -18,7 +18,7 @@ struct Gelu {
         const float y = sigmoid_(b * TWO_ROOT * bend);
         return x != x ? x : y;
     }
-    static __device__ __forceinline__ float lean(float x) {
+    static __device__ __forceinline__ float slope(float x) {
         x = bounded(x);
         return x * TWO_ROOT * fmaf(x * x, 3.0f * CUBIC, 1.0f);
     }
@@ -27,7 +27,7 @@ struct Gelu {
 template <class C>
 __device__ __forceinline__ void both(float x, float& value, float& derivative) {
     const float gate = C::gate(x);
-    derivative = fmaf(gate * (1.0f - gate), C::lean(x), gate);
+    derivative = fmaf(gate * (1.0f - gate), C::slope(x), gate);
     value = x * gate;
 }
 

@@ -194,11 +194,11 @@ impl Drop for Desc {
 }
 
 /// Owns the heuristic's preferences.
-struct Wish(cublasLtMatmulPreference_t);
+struct Preference(cublasLtMatmulPreference_t);
 
-impl Drop for Wish {
+impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: made by `Wish::of`.
+        // SAFETY: made by `Preference::of`.
         unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
     }
 }
@@ -399,7 +399,7 @@ impl Products {
         desc: &Desc,
         layouts: &[MatrixLayout; 3],
     ) -> Result<Vec<cublasLtMatmulAlgo_t>> {
-        let wish = Wish::of(g, key)?;
+        let preference = Preference::of(g, key)?;
         let [a, b, c] = layouts.each_ref().map(|l| l.0);
         // SAFETY: live descriptors; results are plain structures, of which the library writes the first `count`.
         let (done, found) = unsafe {
@@ -413,7 +413,7 @@ impl Products {
                 b,
                 c,
                 c,
-                wish.0,
+                preference.0,
                 most,
                 to,
                 &mut count,
@@ -492,17 +492,18 @@ impl Desc {
     }
 }
 
-impl Wish {
+impl Preference {
     fn of(g: &Gemm, key: &GemmKey) -> Result<Self> {
-        let mut wish: cublasLtMatmulPreference_t = std::ptr::null_mut();
+        let mut preference: cublasLtMatmulPreference_t = std::ptr::null_mut();
         // SAFETY: a live variable.
-        check(unsafe { sys::cublasLtMatmulPreferenceCreate(&mut wish) }, || planning(g))?;
-        let wish = Wish(wish);
+        check(unsafe { sys::cublasLtMatmulPreferenceCreate(&mut preference) }, || planning(g))?;
+        let preference = Preference(preference);
         let bytes = WORKSPACE as u64;
         let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         // SAFETY: a live descriptor, and an attribute of the size the library asks for.
-        let set =
-            unsafe { sys::cublasLtMatmulPreferenceSetAttribute(wish.0, most, (&raw const bytes).cast(), 8) };
+        let set = unsafe {
+            sys::cublasLtMatmulPreferenceSetAttribute(preference.0, most, (&raw const bytes).cast(), 8)
+        };
         check(set, || planning(g))?;
         // Mask 0 excludes split-k. Every scheme reduces in a fixed order.
         let schemes = if key.whole { 0u32 } else { ANY_SCHEME };
@@ -516,10 +517,10 @@ impl Wish {
         for (attribute, value) in settings {
             let value = (&raw const value).cast();
             // SAFETY: as above.
-            let set = unsafe { sys::cublasLtMatmulPreferenceSetAttribute(wish.0, attribute, value, 4) };
+            let set = unsafe { sys::cublasLtMatmulPreferenceSetAttribute(preference.0, attribute, value, 4) };
             check(set, || planning(g))?;
         }
-        Ok(wish)
+        Ok(preference)
     }
 }
 

@@ -35,13 +35,13 @@ const PERIOD: usize = 256;
 /// apart are aligned to 256 bytes.
 const APART: usize = 16;
 /// Maximum results per test: as many as the logits that a head computes at a time.
-const MOST: usize = 1 << 28;
+const MAX_RESULTS: usize = 1 << 28;
 /// Maximum rows, and results, of a test after the anchor was found; at least [`PERIOD`] rows.
-const LATER: usize = 1024;
-const FEWER: usize = 1 << 25;
+const MAX_LATER_ROWS: usize = 1024;
+const MAX_LATER_RESULTS: usize = 1 << 25;
 /// Number of algorithms to test as anchors, and per number of rows.
 const ANCHORS: usize = 4;
-const LOOKED_AT: usize = 4;
+const CANDIDATES: usize = 4;
 /// Maximum number of cached choices, so that ever new batch sizes do not exhaust memory.
 const KEPT: usize = 4096;
 /// Up to this number of rows, each count is tested separately: libraries have special cases for few rows.
@@ -65,7 +65,7 @@ pub(crate) struct CheckedAlgorithms {
     /// Output features of the full weight that this one is a shard of, or its own.
     whole: usize,
     /// Algorithms known to be correct for any number of rows; the first is the anchor.
-    sure: Vec<Algo>,
+    checked: Vec<Algo>,
     known: Mutex<KnownAlgos>,
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn rows(cuda: &Cuda, key: RowsKey) -> Result<RowInvariance> {
     };
     cuda.profile.note(|| {
         let name = match &how {
-            RowInvariance::Checked(c) => format!("{} of the library's algorithms", c.sure.len()),
+            RowInvariance::Checked(c) => format!("{} of the library's algorithms", c.checked.len()),
             _ => "the plain kernel".into(),
         };
         let of = if n < whole { format!(" of {whole}x{k}") } else { String::new() };
@@ -121,10 +121,10 @@ pub(crate) fn rows(cuda: &Cuda, key: RowsKey) -> Result<RowInvariance> {
 
 impl CheckedAlgorithms {
     /// From the tested algorithms, the anchor first.
-    fn new(trial: &Trial<'_>, whole: usize, sure: Vec<Algo>) -> Self {
-        let verdicts = (0..=EACH).map(|rows| ((sure[0].data, rows), true)).collect();
+    fn new(trial: &Trial<'_>, whole: usize, checked: Vec<Algo>) -> Self {
+        let verdicts = (0..=EACH).map(|rows| ((checked[0].data, rows), true)).collect();
         let known = Mutex::new(KnownAlgos { verdicts, chosen: HashMap::new() });
-        CheckedAlgorithms { shape: trial.shape, out: trial.out, whole, sure, known }
+        CheckedAlgorithms { shape: trial.shape, out: trial.out, whole, checked, known }
     }
 
     /// Output features of the full weight, if this is a shard.
@@ -142,15 +142,15 @@ impl CheckedAlgorithms {
         if let Some(&algo) = self.known().chosen.get(&key) {
             return Ok(algo);
         }
-        let sure = self.sure.iter().find(|algo| cuda.products.serves(cuda, g, algo));
-        let sure = *sure.unwrap_or(&self.sure[0]);
+        let checked = self.checked.iter().find(|algo| cuda.products.serves(cuda, g, algo));
+        let checked = *checked.unwrap_or(&self.checked[0]);
         // No tests while a graph is captured; the next call can.
         if cuda.capturing.load(Ordering::Relaxed) {
-            return Ok(sure);
+            return Ok(checked);
         }
         let advised = cuda.products.offers(cuda, g).unwrap_or_default();
-        let mut found = sure;
-        for algo in advised.iter().take(LOOKED_AT) {
+        let mut found = checked;
+        for algo in advised.iter().take(CANDIDATES) {
             if self.accepts(cuda, algo, g.m)? {
                 found = *algo;
                 break;
@@ -174,12 +174,12 @@ impl CheckedAlgorithms {
             return Ok(false);
         }
         let _trials = cuda.profile.trials();
-        let most = (FEWER / self.shape[0]).clamp(PERIOD, LATER);
+        let most = (MAX_LATER_RESULTS / self.shape[0]).clamp(PERIOD, MAX_LATER_ROWS);
         // Without memory for a test the algorithm is not used this time, and tested later.
         let Ok(trial) = Trial::with(cuda, self.shape, self.out, rows.clamp(PERIOD, most)) else {
             return Ok(false);
         };
-        let verdict = trial.refer_to(&self.sure[0])? && trial.agrees(algo, rows.min(most))?;
+        let verdict = trial.refer_to(&self.checked[0])? && trial.agrees(algo, rows.min(most))?;
         self.known().verdicts.insert(key, verdict);
         Ok(verdict)
     }
@@ -192,8 +192,8 @@ fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Option<CheckedAlg
         if !trial.refer_to(&anchor)? {
             continue;
         }
-        if let Some(sure) = trial.anchored(&anchor)? {
-            return Ok(Some(CheckedAlgorithms::new(&trial, n, sure)));
+        if let Some(checked) = trial.anchored(&anchor)? {
+            return Ok(Some(CheckedAlgorithms::new(&trial, n, checked)));
         }
     }
     Ok(None)
@@ -204,11 +204,11 @@ fn find_part(cuda: &Cuda, key: RowsKey, all: &CheckedAlgorithms) -> Result<Check
     let RowsKey { n, k, out, whole } = key;
     let trial = Trial::new(cuda, [n, k], out)?;
     if n.is_multiple_of(8) {
-        trial.refer_to_whole(whole, &all.sure[0])?;
+        trial.refer_to_whole(whole, &all.checked[0])?;
         // The full weight's own algorithms are tested first.
-        for algo in trial.candidates(all.sure.clone()) {
-            if let Some(sure) = trial.anchored(&algo)? {
-                return Ok(CheckedAlgorithms::new(&trial, whole, sure));
+        for algo in trial.candidates(all.checked.clone()) {
+            if let Some(checked) = trial.anchored(&algo)? {
+                return Ok(CheckedAlgorithms::new(&trial, whole, checked));
             }
         }
     }
@@ -292,7 +292,7 @@ struct Trial<'a> {
 impl<'a> Trial<'a> {
     /// With as many rows as memory allows.
     fn new(cuda: &'a Cuda, shape: [usize; 2], out: DType) -> Result<Self> {
-        let mut most = (MOST / shape[0] / 64 * 64).clamp(PERIOD, ROWS[ROWS.len() - 1]);
+        let mut most = (MAX_RESULTS / shape[0] / 64 * 64).clamp(PERIOD, ROWS[ROWS.len() - 1]);
         loop {
             match Trial::with(cuda, shape, out, most) {
                 Err(_) if most > PERIOD => most = (most / 2).max(PERIOD),
@@ -419,12 +419,12 @@ impl<'a> Trial<'a> {
             return Ok(None);
         }
         // Row counts that it does not support need another algorithm with its bits.
-        let mut sure = vec![*anchor];
+        let mut checked = vec![*anchor];
         for (_, rows) in sizes().filter(|&(slot, _)| !served[slot]) {
             let mut found = false;
             for algo in self.offers(rows) {
                 if self.agrees(&algo, rows)? {
-                    sure.push(algo);
+                    checked.push(algo);
                     found = true;
                     break;
                 }
@@ -433,6 +433,6 @@ impl<'a> Trial<'a> {
                 return Ok(None);
             }
         }
-        Ok(Some(sure))
+        Ok(Some(checked))
     }
 }

@@ -221,7 +221,7 @@ impl HeadOps for Cuda {
         let logits = self.arena.take(rows.min(step) * w.n * 4)?;
         for part in parts(rows, step) {
             raw_logits(self, (x, w), part, logits.ptr())?;
-            flow.overwrite_by_gradient(
+            flow.to_gradient(
                 self,
                 &in_place_kernel("dlogits", w.compute, w.n, w.n),
                 w.n,
@@ -249,13 +249,7 @@ impl HeadOps for Cuda {
         let flow = HeadGradients { op, grads, lse, entropy };
         let wanted = WantedLogits { targets, logp, entropy, ..WantedLogits::default() };
         fold_all(self, op, (x, w), wanted, lse, |part, logits| {
-            flow.overwrite_by_gradient(
-                self,
-                &in_place_kernel("dlogits", w.compute, w.n, w.n),
-                w.n,
-                part,
-                logits,
-            )?;
+            flow.to_gradient(self, &in_place_kernel("dlogits", w.compute, w.n, w.n), w.n, part, logits)?;
             multiply_back(self, (x, w), part, logits, &mut to)
         })
     }
@@ -287,7 +281,7 @@ pub(super) struct HeadGradients {
 
 impl HeadGradients {
     /// Overwrites the raw logits of `rows` rows and `tokens` tokens by their gradient.
-    pub(super) fn overwrite_by_gradient(
+    pub(super) fn to_gradient(
         &self,
         cuda: &Cuda,
         kernel: &str,

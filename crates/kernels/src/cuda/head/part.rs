@@ -210,13 +210,7 @@ impl VocabOps for Cuda {
         PartBackward { cuda: self, own, rows: targets.len(), copies: 1 }.run(to, |part, rows, at| {
             part_logits(self, (x, part), rows, at)?;
             let (width, compute) = (part.width(), part.w.compute);
-            flow.overwrite_by_gradient(
-                self,
-                &in_place_kernel("dlogits", compute, width, vocab),
-                width,
-                rows,
-                at,
-            )
+            flow.to_gradient(self, &in_place_kernel("dlogits", compute, width, vocab), width, rows, at)
         })
     }
 

@@ -25,12 +25,12 @@ struct Unused {
 static POOL: Pool = Pool::new();
 
 /// A buffer with unspecified contents.
-pub fn room(bytes: usize) -> Vec<u8> {
+pub fn message_buffer(bytes: usize) -> Vec<u8> {
     POOL.take(bytes)
 }
 
 /// Returns message buffers to the pool.
-pub fn give_back(read: impl IntoIterator<Item = Vec<u8>>) {
+pub fn recycle(read: impl IntoIterator<Item = Vec<u8>>) {
     POOL.put(read);
 }
 
