@@ -1,8 +1,8 @@
 //! Conversations to token ids, through the model's own Hugging Face chat template.
 //!
-//! The template's markers become special tokens; the same names inside a message are encoded as plain text,
-//! so nothing a user or a tool writes can end a turn. Training masks come from `{% generation %}` blocks, or
-//! from rendering the conversation turn by turn; a template that rewrites earlier turns is refused.
+//! The template's markers become special tokens; the same strings inside a message are encoded as plain text, so nothing that a
+//! user or a tool writes can end a turn. Loss masks come from `{% generation %}` blocks, or from rendering the conversation
+//! turn by turn; a template that rewrites earlier turns is refused.
 
 mod environment;
 mod json;
@@ -27,37 +27,37 @@ pub use parts::text_of;
 /// Extra variables for a template, such as `enable_thinking`.
 pub type Kwargs = Map<String, Value>;
 
-/// Which of the assistant's turns are trained.
+/// Which assistant turns are trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Turns {
-    /// Every turn; refused where the template re-renders earlier ones.
+    /// Every turn; refused if the template re-renders earlier turns.
     #[default]
     All,
-    /// The last turn, with the earlier ones as context however the template shows them.
+    /// The last turn; earlier ones are context, as the template renders them.
     Last,
 }
 
-/// What a template may take for its first message.
+/// Time limit for a template's first rendering.
 const TRIAL: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// A compiled chat template and the variables that belong to its model.
+/// A compiled chat template with its model's variables.
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// `bos_token` and its like.
+    /// `bos_token` etc.
     variables: Map<String, Value>,
     names: Vec<String>,
-    /// Characters of all template sources, to choose marks that none of them uses.
+    /// All template sources, to choose mark characters that none of them contains.
     source: String,
     /// Some template has `{% generation %}` blocks.
     generation: bool,
-    /// Where the template came from, for messages.
+    /// Where the template came from, for error messages.
     place: String,
-    /// Whether the template reads content as a list of parts alone; found out when first needed.
+    /// Whether the template reads content only as a list of parts; detected when first needed.
     takes_parts: OnceLock<bool>,
 }
 
-/// What one rendering is made from.
+/// Input of one rendering.
 #[derive(Clone, Copy)]
 struct Input<'a> {
     messages: &'a [Value],
@@ -112,7 +112,7 @@ impl ChatTemplate {
         Self::compile(templates, variables, place.display().to_string()).map(Some)
     }
 
-    /// Compiles a template given as text; `variables` are what the tokenizer would provide (`bos_token`, ...).
+    /// Compiles a template; `variables` are what the tokenizer would provide (`bos_token`, ...).
     pub fn from_source(source: &str, variables: Map<String, Value>) -> Result<Self> {
         Self::compile(vec![("default".into(), source.into())], variables, "chat template".into())
     }
@@ -148,8 +148,8 @@ impl ChatTemplate {
         Ok(made)
     }
 
-    /// Renders one message on trial. Fuel counts operations and not what they make: a template that doubles a text forty
-    /// times would take all memory, so another thread tries it first.
+    /// Renders one message in another thread with a time limit. Fuel bounds the number of operations but not the size of their
+    /// results: a template that doubles a string forty times would exhaust memory.
     fn ends(&self) -> Result<()> {
         let trial = self.clone();
         let (done, wait) = std::sync::mpsc::channel();
@@ -169,15 +169,15 @@ impl ChatTemplate {
         }
     }
 
-    /// Sets the time that `strftime_now` tells, in seconds since 1970 (UTC). It is the beginning of this day until set; a run
-    /// sets the day it began, so that a resumed run keeps it.
+    /// Sets the time that `strftime_now` returns, in seconds since 1970 (UTC); the default is the start of the current day. A run
+    /// sets the day it started, so that a resumed run renders the same text.
     pub fn with_now(mut self, unix_seconds: i64) -> Self {
         environment::set_now(&mut self.environment, Now::from_unix(unix_seconds));
         self
     }
 
-    /// The token by which the template ends the assistant's turn, found by rendering one; `None` where it writes no marker
-    /// after it, or cannot render a question and its answer.
+    /// The token with which the template ends an assistant turn, found by rendering one; `None` if no marker follows the turn or
+    /// the template cannot render a user and an assistant message.
     pub fn end_of_turn(&self, tokenizer: &Tokenizer) -> Option<u32> {
         const REPLY: &str = "ferrl";
         let message = |role: &str, content: &str| serde_json::json!({ "role": role, "content": content });
@@ -198,7 +198,7 @@ impl ChatTemplate {
         self.render_input(Input { messages, tools, add_generation_prompt, kwargs }, None)
     }
 
-    /// The ids of a conversation; special-token names inside messages, tools and documents stay plain text.
+    /// The ids of a conversation; special-token strings inside messages, tools and documents stay plain text.
     pub fn encode_chat(
         &self,
         tokenizer: &Tokenizer,
@@ -215,8 +215,8 @@ impl ChatTemplate {
         Ok(tokenizer.encode_spans(&marked.text, &marked.plain)?.ids)
     }
 
-    /// The ids of a conversation's next messages behind what the assistant says: from the token that ends its turn to where
-    /// its next turn begins. What stands before is never rendered again, so tokens that were sampled stay as they are.
+    /// The ids of the next messages after an assistant turn: from the token that ends that turn to the start of the next
+    /// assistant turn. Earlier turns are not re-rendered, so sampled tokens stay as they are.
     pub fn encode_next_turn(
         &self,
         tokenizer: &Tokenizer,
@@ -235,7 +235,7 @@ impl ChatTemplate {
                 .at(&self.place)
                 .fix("a template for conversations of several turns")
         };
-        // With the reply in front, because some tokenizers write the first word of a text in another way.
+        // Keeps the reply as a prefix, because some tokenizers encode the first word of a text differently.
         let from = marked.text.find(REPLY).ok_or_else(lost)?;
         let behind = marked.plain.iter().filter(|span| span.start >= from);
         let plain: Vec<_> = behind.map(|span| span.start - from..span.end - from).collect();
@@ -246,20 +246,20 @@ impl ChatTemplate {
         let reply = tokenizer.encode_markup(REPLY)?;
         match ids.starts_with(&reply) {
             true => drop(ids.drain(..reply.len())),
-            // The end of the turn is no token of its own: it begins in the reply's last one.
+            // The end of turn is not a token of its own: it begins inside the reply's last token.
             false => ids = tokenizer.encode_markup(&marked.text[from + REPLY.len()..])?,
         }
         Ok(ids)
     }
 
-    /// Refuses a conversation of which the template leaves out a call of a tool, a tool, or what a role says: the model would
-    /// be trained to answer what it was never shown, or to say nothing where it called.
+    /// Refuses a conversation if the template drops a tool call, a tool, or a message's content: the model would be trained on
+    /// replies to input that it never saw.
     pub fn shows_all(&self, messages: &[Value], tools: Option<&Value>, kwargs: &Kwargs) -> Result<()> {
         parts::refuse_dropped(self, Input { messages, tools, add_generation_prompt: false, kwargs })
     }
 
-    /// The ids of a whole conversation and, for each, whether it is trained: what the assistant says in the
-    /// chosen turns, up to and including the token that ends the turn.
+    /// The ids of a whole conversation and the loss mask: the assistant's content in the chosen turns, including the token that
+    /// ends each.
     pub fn encode_training(
         &self,
         tokenizer: &Tokenizer,
@@ -271,13 +271,13 @@ impl ChatTemplate {
         mask::encode(self, tokenizer, Input { messages, tools, add_generation_prompt: false, kwargs }, turns)
     }
 
-    /// Renders; with `generation` marks, each generation block is put between them.
+    /// Renders; `generation` is the pair of marks put around each generation block.
     fn render_input(&self, input: Input<'_>, generation: Option<(char, char)>) -> Result<String> {
         let parts = *self.takes_parts.get_or_init(|| parts::wanted(self));
         self.render_as(input, generation, parts)
     }
 
-    /// The same with content as text, or as a list of one part.
+    /// The same, with content as text or as a list with one part.
     fn render_as(&self, input: Input<'_>, generation: Option<(char, char)>, parts: bool) -> Result<String> {
         let mut context = self.variables.clone();
         let messages: Result<Vec<Value>> =
@@ -317,7 +317,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders with marks around special-token names that messages hold, and takes the marks out again.
+    /// Renders with marks around special-token strings that messages contain, then removes the marks.
     fn render_marked(&self, tokenizer: &Tokenizer, input: Input<'_>, generation: bool) -> Result<Marked> {
         let specials = tokenizer.special_tokens();
         let marks = Marks::choose(&self.source, input)?;
@@ -330,7 +330,7 @@ impl ChatTemplate {
         let attempt = |places: &[marks::MarkPlace]| -> Result<Option<Marked>> {
             let (messages, tools, kwargs) = marks.write(input, places);
             let input = Input { messages: &messages, tools: tools.as_ref(), kwargs: &kwargs, ..input };
-            // A mark can make a template fail that reads the names itself; that is no error of the user's.
+            // A template that reads the strings itself may fail on marked text; that is not the user's error.
             let Ok(text) = self.render_input(input, gen_marks) else { return Ok(None) };
             let marked = marks.read(&text, specials);
             Ok((marked.text == unmarked.text).then_some(marked))
@@ -338,8 +338,8 @@ impl ChatTemplate {
         if let Some(marked) = attempt(&places)? {
             return Ok(marked);
         }
-        // The template itself acts on one of the names (say, it splits at a special "</think>"). Find out
-        // which; in what the assistant says, the template's reading is what the model is trained on.
+        // The template itself acts on one of the strings (e.g. splits at a special "</think>"). Find out which; in an assistant
+        // message, the model is trained on the template's reading.
         let mut kept = Vec::new();
         for place in places {
             if attempt(std::slice::from_ref(&place))?.is_some() {
@@ -359,7 +359,7 @@ impl ChatTemplate {
     }
 }
 
-/// A message as the template sees it: reasoning under every name that templates look for, content in the form it reads.
+/// A message as the template sees it: reasoning under every key that templates use, content in the form it reads.
 fn message(index: usize, message: &Value, parts: bool) -> Result<Value> {
     const NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
     let Some(fields) = message.as_object() else {
@@ -380,7 +380,7 @@ fn message(index: usize, message: &Value, parts: bool) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// The templates a `tokenizer_config.json` holds: one, or a list of named ones.
+/// The templates of a `tokenizer_config.json`: one, or a list of named ones.
 fn configured(value: Option<&Value>) -> Result<Vec<(String, String)>> {
     let expected = || {
         Error::model("chat_template is neither a string nor a list of {name, template}")

@@ -1,8 +1,8 @@
 //! Text to token ids and back, over a Hugging Face `tokenizer.json`.
 //!
-//! Three ways in, by who wrote the text: [`Tokenizer::encode_text`] for what a user or an environment wrote
-//! (markers in it are plain characters), [`Tokenizer::encode_markup`] for a rendered chat template or a raw
-//! prompt (markers are parsed), [`Tokenizer::encode_prompt`] for what `transformers` does with a bare string.
+//! Three encoders, by the origin of the text: [`Tokenizer::encode_text`] for text of a user or an environment (markers are plain
+//! characters), [`Tokenizer::encode_markup`] for a rendered chat template or raw prompt (markers are parsed),
+//! [`Tokenizer::encode_prompt`] for what `transformers` does with a bare string.
 
 mod config;
 mod plain;
@@ -28,15 +28,15 @@ pub use train::{train_bpe, train_chars};
 
 type HfTokenizer = tokenizers::Tokenizer;
 
-/// A tokenizer with the special tokens its model directory names.
+/// A tokenizer with the special tokens that its model directory configures.
 #[derive(Clone)]
 pub struct Tokenizer {
-    /// Parses markers; its post-processor lives in `post`, so offsets are untrimmed and nothing is added.
+    /// Parses markers. Its post-processor is moved to `post`, so offsets are untrimmed and no tokens are added.
     inner: HfTokenizer,
     post: Option<PostProcessorWrapper>,
     /// Finds added tokens in text.
     scanner: Scanner,
-    /// The twin that reads markers as plain characters, built when first needed.
+    /// The variant that treats markers as plain characters, built on first use.
     plain: OnceLock<Result<PlainTokenizer>>,
     config: TokenizerConfig,
     bos: Option<u32>,
@@ -45,20 +45,20 @@ pub struct Tokenizer {
     size: usize,
     special_ids: HashSet<u32>,
     special_names: Vec<String>,
-    /// The decoder joins runs of `<0xHH>` tokens, so a run may not be cut.
+    /// The decoder joins runs of `<0xHH>` byte tokens, so a run must not be split.
     byte_fallback: bool,
-    /// The model drops characters it does not know; encoding must refuse them instead.
+    /// The model silently drops unknown characters; encoding must refuse them.
     drops_unknown: bool,
 }
 
-/// Token ids and the byte range of the text each one came from.
+/// Token ids, and the byte range of the text of each.
 pub(crate) struct Encoded {
     pub ids: Vec<u32>,
     pub offsets: Vec<(usize, usize)>,
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` and what the configuration files beside it say about special tokens.
+    /// Reads `tokenizer.json`, and special tokens from the configuration files next to it.
     pub fn from_dir(dir: &Path) -> Result<Self> {
         let dir = &*crate::checkpoint::tokenizer_dir(dir);
         let path = dir.join("tokenizer.json");
@@ -131,13 +131,13 @@ impl Tokenizer {
         })
     }
 
-    /// Ids of text that must stay text: a special token's name in it is encoded as ordinary characters.
+    /// Encodes plain text: special-token strings in it are ordinary characters.
     pub fn encode_text(&self, text: &str) -> Result<Vec<u32>> {
         #[allow(clippy::single_range_in_vec_init)] // one span over the whole text
         Ok(self.encode_spans(text, &[0..text.len()])?.ids)
     }
 
-    /// Ids of text whose special tokens are meant, such as a rendered chat template; nothing is added.
+    /// Encodes text whose special tokens are meant as such, e.g. a rendered chat template; adds nothing.
     pub fn encode_markup(&self, text: &str) -> Result<Vec<u32>> {
         if self.drops_unknown {
             return Ok(self.encode_spans(text, &[])?.ids);
@@ -145,7 +145,7 @@ impl Tokenizer {
         Ok(self.inner.encode_fast(text, false).map_err(failed)?.get_ids().to_vec())
     }
 
-    /// Ids as `transformers` gives for a bare string: markers parsed, the model's BOS and EOS added.
+    /// Encodes as `transformers` encodes a bare string: markers parsed, BOS and EOS added as configured.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
         if self.drops_unknown {
             self.encode_spans(text, &[])?;
@@ -158,13 +158,13 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Ids and offsets of markup in which the `plain` byte spans may not be read as, or as part of, a marker.
+    /// Encodes markup; the `plain` byte spans must not be parsed as, or as part of, a marker. With offsets.
     pub(crate) fn encode_spans(&self, text: &str, plain: &[Range<usize>]) -> Result<Encoded> {
         let encoded = if plain.is_empty() {
             let encoding = self.inner.encode(text, false).map_err(failed)?;
             Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() }
         } else if text.contains(plain::GUARDS[0]) {
-            // The text holds our own guard character: build a twin with one that it does not hold.
+            // The text contains the guard character: build a variant with another.
             PlainTokenizer::new(self, plain::free_guard(text)?)?.encode(text, plain)?
         } else {
             let twin = self.plain.get_or_init(|| PlainTokenizer::new(self, plain::GUARDS[0]));
@@ -176,8 +176,8 @@ impl Tokenizer {
         Ok(encoded)
     }
 
-    /// Refuses text with a character that leaves no token behind. The offsets cannot tell which: they are sums of
-    /// lengths that close up over what was dropped.
+    /// Refuses text with a character that produces no token. Offsets cannot reveal it: they are sums of token lengths, which skip
+    /// what was dropped.
     fn refuse_strangers(&self, text: &str, plain: &[Range<usize>]) -> Result<()> {
         let ModelWrapper::BPE(bpe) = self.inner.get_model() else { return Ok(()) };
         for range in self.scanner.rest(text, plain) {
@@ -207,13 +207,13 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The special tokens in `text` that parsing finds outside the `plain` spans, in order.
+    /// Special tokens that parsing finds in `text` outside the `plain` spans, in order.
     pub(crate) fn markers(&self, text: &str, plain: &[Range<usize>]) -> Vec<(Range<usize>, u32)> {
         self.scanner.find(text, plain)
     }
 
-    /// The first token in `text` that is written as a marker: a special token, or an added one named `<...>` or `[...]`.
-    /// Other added tokens may be mere runs of spaces or line ends.
+    /// The first marker in `text`: a special token, or an added one named `<...>` or `[...]`. Other added tokens may be mere runs
+    /// of spaces or newlines.
     pub(crate) fn first_marker(&self, text: &str) -> Option<u32> {
         let written = |name: &str| {
             let ends = (name.chars().next(), name.chars().next_back());
@@ -225,54 +225,54 @@ impl Tokenizer {
         found.min_by_key(|&(at, len, id)| (at, usize::MAX - len, id)).map(|(_, _, id)| id)
     }
 
-    /// Text of `ids`; `skip_special` leaves special tokens out. Ids outside the vocabulary give no text.
+    /// Decodes `ids`; `skip_special` omits special tokens. Ids outside the vocabulary decode to nothing.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         self.inner
             .decode(ids, skip_special)
             .map_err(|e| Error::model(format!("cannot decode token ids: {e}")))
     }
 
-    /// A decoder that is fed one id at a time and gives text out as soon as it is final.
+    /// A streaming decoder: takes one id at a time and returns text as soon as it is final.
     pub fn stream(&self, skip_special: bool) -> StreamDecoder<'_> {
         StreamDecoder::new(self, skip_special)
     }
 
-    /// One more than the largest id, added tokens included.
+    /// Largest id + 1, including added tokens.
     pub fn vocab_size(&self) -> usize {
         self.size
     }
 
-    /// The id of a token given by its exact name.
+    /// The id of a token, by its exact name.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// The name of a token, as the vocabulary spells it.
+    /// The name of a token in the vocabulary.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// Whether `id` is a special token, which `decode` can leave out and plain text never produces.
+    /// Whether `id` is a special token.
     pub fn is_special(&self, id: u32) -> bool {
         self.special_ids.contains(&id)
     }
 
-    /// Names of all special tokens, longest first, so that a scan prefers the longer of two that fit.
+    /// Names of all special tokens, longest first, so that scans prefer the longest match.
     pub fn special_tokens(&self) -> &[String] {
         &self.special_names
     }
 
-    /// The token a sequence starts with, where the model has one.
+    /// BOS, if the model has one.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
 
-    /// Every token that ends generation: the tokenizer's own first, then those of the generation settings.
+    /// EOS tokens: the tokenizer's own first, then those of the generation settings.
     pub fn eos(&self) -> &[u32] {
         &self.eos
     }
 
-    /// The padding token, where the model names one.
+    /// The padding token, if any.
     pub fn pad(&self) -> Option<u32> {
         self.pad
     }
@@ -308,7 +308,7 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// Registers what the configuration calls special but `tokenizer.json` does not list, as `transformers` does.
+/// Adds special tokens that are configured but missing from `tokenizer.json`, as `transformers` does.
 fn add_missing(inner: &mut HfTokenizer, config: &TokenizerConfig) -> Result<()> {
     let known: HashSet<String> =
         inner.get_added_tokens_decoder().values().map(|t| t.content.clone()).collect();

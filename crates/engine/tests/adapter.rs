@@ -117,7 +117,10 @@ fn tensors(model: &Model, read: impl Fn(usize) -> Vec<f32>) -> Vec<(String, Vec<
         let (b, r) = (read(b), module.r);
         let turned = (0..module.rows).flat_map(|o| (0..r).map(move |i| (i, o)));
         all.push((name("lora_A"), read(a)));
-        all.push((name("lora_B"), turned.map(|(i, o)| b[i * module.rows + module.order.held(o)]).collect()));
+        all.push((
+            name("lora_B"),
+            turned.map(|(i, o)| b[i * module.rows + module.order.decoder_row(o)]).collect(),
+        ));
     }
     for t in &adapter.saved {
         let name = match t.name.strip_suffix(".bias").filter(|_| t.of_adapted) {
@@ -347,7 +350,7 @@ fn an_adapter_is_saved_as_peft_has_it_and_loads_with_the_same_bits() {
         let other = AdapterOptions { r: 2, ..options.clone() };
         let options_of = Options { dtype: DType::F32, training: true, context: 0 };
         let refused = Model::load_adapted(best(), &ModelDir::open(&out).unwrap(), options_of, &other, 0);
-        assert!(refused.err().unwrap().to_string().contains("rank 4 there, 2 here"));
+        assert!(refused.err().unwrap().to_string().contains("rank 4 in the model, 2 in the recipe"));
     }
     std::fs::remove_dir_all(&root).unwrap();
 }

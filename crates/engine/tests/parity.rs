@@ -200,7 +200,7 @@ fn compare_gradients(dir: &Path, backend: &Arc<dyn Backend>, recompute: bool) {
             let want = reference.floats(&name).unwrap_or_else(|| panic!("{dir:?}: {name}"));
             let scale = want.iter().fold(0f32, |m, x| m.max(x.abs())).max(1e-3);
             for (j, w) in want.iter().enumerate() {
-                let g = part.held(j);
+                let g = part.decoder_index(j);
                 let error = (got[at + g] - w).abs() / scale;
                 assert!(
                     error < 1e-4,

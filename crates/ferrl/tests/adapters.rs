@@ -177,8 +177,8 @@ fn adapters_that_differ_between_stages_are_refused_before_the_first_begins() {
         (planned, checked.map(drop).map_err(|e| e.to_string()))
     };
     for (second, said) in [
-        ("{ r = 8, alpha = 8 }", "rank 4 there, 8 here"),
-        ("{ r = 4, alpha = 4 }", "scaled by 2 there, 1 here"),
+        ("{ r = 8, alpha = 8 }", "rank 4 in the model, 8 in the recipe"),
+        ("{ r = 4, alpha = 4 }", "alpha / r is 2 in the model, 1 in the recipe"),
         ("{ r = 4, alpha = 8, base = \"nf4\" }", "NF4"),
         ("{ r = 4, alpha = 8, rank_pattern = { vproj = 2 } }", "vproj"),
     ] {

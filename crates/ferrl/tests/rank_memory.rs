@@ -7,7 +7,7 @@ use ferrl::plan::{Plan, ranks};
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::setup;
 use ferrl_kernels::comm::threads;
-use ferrl_kernels::{Books, Purpose, Ranks};
+use ferrl_kernels::{MemoryUsage, Purpose, Ranks};
 use std::path::Path;
 
 /// Sizes are powers of two, which the allocator does not round up.
@@ -50,7 +50,7 @@ fn resolved(changes: &[&str]) -> Resolved {
 }
 
 /// What the buffers of each rank were when they were most, in two steps.
-fn taken(resolved: &Resolved, dir: &Path, size: usize) -> Vec<Books> {
+fn taken(resolved: &Resolved, dir: &Path, size: usize) -> Vec<MemoryUsage> {
     let recipe = &resolved.stages[0].recipe;
     let dir = &setup::starting_model(recipe, &dir.join("start")).unwrap();
     let one = |ranks: Ranks| {
@@ -94,8 +94,8 @@ fn check(algorithm: &[&str], layouts: &[(usize, &[&str])]) {
         let layout = RankLayout::of(&inputs.recipe, size).unwrap();
         let want = ranks::buffers(inputs, layout);
         let all = taken(&resolved, folder.path(), size);
-        let most = |books: &Books| books.at_peak.total() - books.at_peak.of(Purpose::Cache);
-        let off = |books: &Books| 100.0 * (most(books) as f64 / want as f64 - 1.0);
+        let most = |books: &MemoryUsage| books.at_peak.total() - books.at_peak.of(Purpose::Cache);
+        let off = |books: &MemoryUsage| 100.0 * (most(books) as f64 / want as f64 - 1.0);
         let largest = all.iter().max_by_key(|books| most(books)).unwrap();
         println!("{size} ranks, {changes:?}: {:.1} % of {:.1} MiB", off(largest), want as f64 / MIB);
         if off(largest).abs() > 5.0 {

@@ -1,29 +1,29 @@
-//! Device memory, opaque to everyone but the backend that made it.
+//! Device memory, opaque to all but the backend that allocated it.
 
 use std::any::Any;
 
-/// How elements are stored.
+/// Element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// 32-bit float.
     F32,
-    /// The upper half of a 32-bit float.
+    /// bfloat16: the upper half of an f32.
     Bf16,
-    /// Token ids, positions, row numbers.
+    /// Token ids, positions, row indices.
     U32,
-    /// Codes: indices into a table of numbers ([`codes`](crate::codes)).
+    /// Quantised codes: indices into a table of values ([`codes`](crate::codes)).
     U8,
 }
 
 impl DType {
-    /// The compute types, by the names that users give.
+    /// The compute types.
     pub const COMPUTE: [DType; 2] = [DType::F32, DType::Bf16];
 
-    /// The compute type of that name.
+    /// The compute type with this name.
     pub fn compute(name: &str) -> Option<DType> {
         DType::COMPUTE.into_iter().find(|dtype| dtype.name() == name)
     }
-    /// Bytes of one element.
+    /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
             DType::F32 | DType::U32 => 4,
@@ -31,11 +31,11 @@ impl DType {
             DType::U8 => 1,
         }
     }
-    /// Whether elements are numbers that operations compute with.
+    /// Whether it is a compute type.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::Bf16)
     }
-    /// The name that users give.
+    /// The name for users.
     pub fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -46,7 +46,7 @@ impl DType {
     }
 }
 
-/// A flat array on a device. Shapes are the caller's affair; operations assert that they fit.
+/// A one-dimensional array on a device. Shapes are known to callers only; operations check that lengths fit.
 pub struct Buffer {
     dtype: DType,
     len: usize,
@@ -54,11 +54,11 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// For backends: wraps what they allocated.
+    /// For backends: wraps an allocation.
     pub fn new(dtype: DType, len: usize, data: Box<dyn Any + Send + Sync>) -> Self {
         Buffer { dtype, len, data }
     }
-    /// How elements are stored.
+    /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -70,40 +70,41 @@ impl Buffer {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
-    /// For backends: what they allocated.
+    /// For backends: the allocation.
     pub fn data(&self) -> &dyn Any {
         &*self.data
     }
-    /// For backends: what they allocated.
+    /// For backends: the allocation.
     pub fn data_mut(&mut self) -> &mut dyn Any {
         &mut *self.data
     }
 }
 
-/// A linear layer's weights as the device multiplies with them, derived from the f32 master. How they are stored is the
-/// device's own affair, behind [`Weight::data`]; everyone else sees the type of the rows that they multiply.
+/// A GEMM weight, derived from an f32 master. Its storage format is private to the device, behind [`Weight::data`]; users see
+/// only the type of the rows that it multiplies.
 pub struct Weight {
     /// Output features.
     pub n: usize,
     /// Input features.
     pub k: usize,
-    /// Compute type: of the rows that they multiply.
+    /// Compute type of the rows that it multiplies.
     pub compute: DType,
-    /// Output features of the weight that this one is a part of, or its own: products of a part have the bits of the whole's.
+    /// Output features of the full weight that this is a shard of (or its own): a shard's GEMMs have the bits of the full
+    /// weight's.
     pub whole: usize,
     data: Box<dyn Any + Send + Sync>,
 }
 
 impl Weight {
-    /// For backends: wraps what they allocated.
+    /// For backends: wraps an allocation.
     pub fn new(n: usize, k: usize, compute: DType, data: Box<dyn Any + Send + Sync>) -> Self {
         Weight { n, k, compute, whole: n, data }
     }
-    /// For backends: what they allocated.
+    /// For backends: the allocation.
     pub fn data(&self) -> &dyn Any {
         &*self.data
     }
-    /// For backends: what they allocated.
+    /// For backends: the allocation.
     pub fn data_mut(&mut self) -> &mut dyn Any {
         &mut *self.data
     }

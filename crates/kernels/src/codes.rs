@@ -1,33 +1,33 @@
-//! Numbers in a few bits: a block of them shares its largest magnitude, and each is stored as the index of the nearest entry
-//! of a sorted table of fractions of it (bitsandbytes' blockwise quantisation).
+//! Blockwise quantisation as in bitsandbytes: a block of numbers shares its absmax, and each number is stored as the index of
+//! the nearest entry of a sorted table of values in [-1, 1].
 //!
-//! A number `x` of a block with largest magnitude `absmax` is looked up as `x * (1 / absmax)`; halfway between two entries
-//! the lower one is taken. Reading gives `table[code] * absmax`. Devices do the same arithmetic, so codes are the same bits.
+//! `code(x)` is the entry nearest to `x * (1 / absmax)`, the lower one if two are equally near; dequantised,
+//! `table[code] * absmax`. All devices do the same arithmetic, so codes have the same bits.
 
 use crate::cores;
 use std::sync::LazyLock;
 
-/// Numbers of a block of 8-bit moments.
+/// Block size of 8-bit moments.
 pub const BLOCK: usize = 256;
 
-/// A table of fractions and the midpoints between its neighbours.
+/// A table of values, with the midpoints between neighbours.
 pub struct CodeTable {
-    /// The entries, in order.
+    /// The values, ascending.
     pub values: Vec<f32>,
-    /// One less: codes are the number of bounds below a fraction.
+    /// Midpoints, one fewer than values: a code is the number of midpoints below the scaled number.
     pub bounds: Vec<f32>,
 }
 
-/// For first moments: dynamic codes with a sign, about seven decades to each side of zero.
+/// For first moments: dynamic signed map, about seven decades on each side of zero.
 pub static SIGNED: LazyLock<CodeTable> = LazyLock::new(|| CodeTable::new(dynamic(true)));
-/// For second moments, which have no sign.
+/// For second moments: unsigned.
 pub static UNSIGNED: LazyLock<CodeTable> = LazyLock::new(|| CodeTable::new(dynamic(false)));
 
-/// Numbers of a block of NF4, where nothing else is asked for.
+/// Default NF4 block size.
 pub const NF4_BLOCK: usize = 64;
 
-/// 4-bit NormalFloat (QLoRA, Dettmers et al., 2023, arXiv 2305.14314): entries that are about equally frequent among normal
-/// numbers. bitsandbytes' table.
+/// 4-bit NormalFloat (QLoRA, Dettmers et al., 2023, arXiv 2305.14314): values about equally frequent among normal numbers.
+/// bitsandbytes' table.
 pub static NF4: LazyLock<CodeTable> = LazyLock::new(|| CodeTable::new(NF4_VALUES.to_vec()));
 
 const NF4_VALUES: [f32; 16] = [
@@ -49,11 +49,11 @@ const NF4_VALUES: [f32; 16] = [
     1.0,
 ];
 
-/// NF4 codes of numbers, two a byte with the first in the upper half, and the largest magnitude of each block. `block` is even.
+/// Quantises to NF4: two codes per byte, the first in the upper half, and the absmax of each block. `block` must be even.
 pub fn encode_nf4(values: &[f32], block: usize) -> (Vec<u8>, Vec<f32>) {
     let (mut codes, mut absmax) =
         (vec![0; values.len().div_ceil(2)], vec![0.0; values.len().div_ceil(block)]);
-    // Whole blocks for each thread.
+    // Whole blocks per thread.
     let threads = cores();
     let blocks = absmax.len().div_ceil(threads).max(1024);
     std::thread::scope(|scope| {
@@ -71,7 +71,7 @@ pub fn encode_nf4(values: &[f32], block: usize) -> (Vec<u8>, Vec<f32>) {
 fn encode_nf4_block(values: &[f32], codes: &mut [u8], block: usize) -> f32 {
     let absmax = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     let factor = inverse(absmax);
-    // bitsandbytes divides in a last block that is not full.
+    // As bitsandbytes, which divides in a partial last block.
     let scaled = |x: f32| if values.len() == block { x * factor } else { x / absmax.max(1e-38) };
     for (pair, byte) in values.chunks(2).zip(codes) {
         let code = |x: f32| NF4.code(scaled(x).clamp(-1.0, 1.0));
@@ -80,7 +80,7 @@ fn encode_nf4_block(values: &[f32], codes: &mut [u8], block: usize) -> f32 {
     absmax
 }
 
-/// The numbers from `at` on behind NF4 codes. `at` is even.
+/// Dequantises NF4 from element `at` on, which must be even.
 pub fn decode_nf4(codes: &[u8], absmax: &[f32], block: usize, at: usize, out: &mut [f32]) {
     for (i, pair) in out.chunks_mut(2).enumerate() {
         let (i, byte) = (at + 2 * i, codes[at / 2 + i]);
@@ -97,9 +97,9 @@ impl CodeTable {
         CodeTable { values, bounds }
     }
 
-    /// The bounds as [`CodeTable::code`] comes to them: the first at 1, those after entry `k` at `2k` (`x` is not above it) and
-    /// `2k + 1`; entry 0 is unused. Bounds that are compared in the same step lie side by side, in different banks of a
-    /// card's shared memory; in sorted order many of them lie in the same one.
+    /// The midpoints as a binary search tree in the order of [`CodeTable::code`]: the root at 1, the children of node `k` at `2k`
+    /// (`x` not above it) and `2k + 1`; entry 0 is unused. Nodes of one level are contiguous, so that a warp's lookups fall into
+    /// different shared-memory banks; in sorted order many would conflict.
     pub fn tree(&self) -> Vec<f32> {
         let (mut tree, half) = (vec![f32::INFINITY], self.values.len() / 2);
         let mut step = half;
@@ -110,7 +110,7 @@ impl CodeTable {
         tree
     }
 
-    /// The code of a fraction; 0 of what is not a number. Tables have a power of two entries.
+    /// The code of a scaled number; 0 for NaN. Tables have a power of two of entries.
     #[inline]
     pub fn code(&self, x: f32) -> u8 {
         let (mut low, mut step) = (0, self.values.len() / 2);
@@ -122,14 +122,14 @@ impl CodeTable {
     }
 }
 
-/// What numbers of a block are multiplied with before they are looked up; finite for blocks of zeros too.
+/// `1 / absmax`; finite for a block of zeros.
 #[inline]
 pub fn inverse(absmax: f32) -> f32 {
     1.0 / absmax.max(1e-38)
 }
 
-/// bitsandbytes' `create_dynamic_map`: in decade `10^(i - 6)`, `i` from 0 to 6, the means of `2^i` equal intervals of
-/// `[0.1, 1]` (of `2^(i + 1)` without a sign), to both sides of zero, and 0 and 1.
+/// bitsandbytes' `create_dynamic_map`: in decade `10^(i - 6)`, `i` from 0 to 6, the means of `2^i` equal intervals of `[0.1, 1]`
+/// (`2^(i + 1)` if unsigned), on both sides of zero if signed, and 0 and 1.
 fn dynamic(signed: bool) -> Vec<f32> {
     let mut values = vec![0.0, 1.0];
     for i in 0..7 {
@@ -146,7 +146,7 @@ fn dynamic(signed: bool) -> Vec<f32> {
     values
 }
 
-/// `n` numbers from 0.1 to 1, from both ends to the middle, rounded as PyTorch rounds them.
+/// `n` numbers from 0.1 to 1, computed from both ends to the middle and rounded as in PyTorch.
 fn linspace(n: usize) -> Vec<f32> {
     let step = (1.0f32 - 0.1) / (n - 1) as f32;
     let from = |end: f32, step: f32, i: usize| step.mul_add(i as f32, end);
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// As the kernel adamw8 of a card finds codes.
+    /// The search of the GPU's kernel adamw8.
     #[test]
     fn a_walk_down_the_tree_finds_the_same_codes() {
         for table in [&*SIGNED, &*UNSIGNED] {

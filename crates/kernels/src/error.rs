@@ -1,12 +1,12 @@
 //! The one error type of the whole program.
 //!
-//! Every message says what failed, where, and what to do about it. What only users of this crate can name, a setting or an
-//! exit code, is theirs to say: an error carries its class, and the purposes of memory that ran short.
+//! Every message says what failed, where, and what to do about it. This crate knows no settings or exit codes: an error carries
+//! a class, and the purposes of memory that ran out, from which its users derive them.
 
 use crate::usage::Purpose;
 use std::fmt;
 
-/// What kind of thing went wrong.
+/// Class of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// A wrong argument, or settings that do not go together.
@@ -15,22 +15,22 @@ pub enum Class {
     Data,
     /// A model directory that is broken, incomplete or unsupported.
     Model,
-    /// Memory or disk is too small for what was asked.
+    /// Memory or disk is too small for the request.
     Resource,
-    /// A NaN or infinity that would have reached the weights.
+    /// A NaN or infinity, detected before it reached the weights.
     Numerics,
-    /// The hardware or a library it needs is missing or failed.
+    /// Hardware or a library that it needs is missing or failed.
     Device,
     /// Another rank of the run is lost.
     Rank,
-    /// Work that was given up because the process was asked to stop.
+    /// Work abandoned because the process was asked to stop.
     Interrupted,
 }
 
 /// An error with a place and a fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// What kind of thing went wrong.
+    /// Class of the error.
     pub class: Class,
     what: String,
     place: Option<String>,
@@ -38,7 +38,7 @@ pub struct Error {
     short_of: Vec<Purpose>,
 }
 
-/// What every fallible function of Ferrl returns.
+/// Result type of Ferrl's fallible functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -74,12 +74,12 @@ impl Error {
     pub fn numerics(what: impl Into<String>) -> Self {
         Self::new(Class::Numerics, what)
     }
-    /// The same error as the reason for something larger.
+    /// Prefixes the message with what was being attempted.
     pub fn context(mut self, what: impl fmt::Display) -> Self {
         self.what = format!("{what}: {}", self.what);
         self
     }
-    /// Where it happened: a file, a row, a field.
+    /// Adds where it happened: a file, a row, a field.
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         let place = place.to_string();
         self.place = Some(match self.place {
@@ -88,20 +88,20 @@ impl Error {
         });
         self
     }
-    /// What memory ran short for, the most wanted first.
+    /// Adds the purposes for which memory ran out, the most important first.
     pub fn short_of(mut self, purposes: impl IntoIterator<Item = Purpose>) -> Self {
         self.short_of.extend(purposes);
         self
     }
-    /// What memory ran short for, where that is what failed.
+    /// The purposes for which memory ran out, if that is what failed.
     pub fn purposes(&self) -> &[Purpose] {
         &self.short_of
     }
-    /// What failed, where, and what to do about it.
+    /// The message, the place and the fix.
     pub(crate) fn parts(&self) -> (&String, Option<&String>, Option<&String>) {
         (&self.what, self.place.as_ref(), self.fix.as_ref())
     }
-    /// What the user can do about it.
+    /// Adds what the user can do about it.
     pub fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(fix.into());
         self
@@ -123,7 +123,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The candidate closest to `name` by edit distance (swaps of neighbours count once), if it is close enough to be a typo.
+/// The candidate closest to `name` by edit distance (transpositions count once), if it is close enough to be a typo.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .into_iter()

@@ -1,12 +1,12 @@
-//! How the system's allocator keeps what is freed.
+//! Configuration of the system's allocator.
 
-/// Bytes from which an allocation is a mapping of its own, given back to the system when it is freed.
+/// Allocations from this size on are separate mappings, returned to the system when freed.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const LARGE: std::ffi::c_int = 1 << 20;
 
-/// Fixes what glibc otherwise raises up to 32 MiB with every large block that is freed. Messages between ranks have a few MiB each:
-/// from the heap, where the next is a little longer than the hole of the last, they left 50 to 70 MiB unused. Elsewhere
-/// it does nothing.
+/// Fixes glibc's mmap threshold, which it otherwise raises to up to 32 MiB as large blocks are freed. Messages between ranks
+/// have a few MiB each; on the heap, each slightly longer one failed to fit the hole left by the last, which wasted 50 to
+/// 70 MiB. No-op with other libraries.
 pub(crate) fn return_large_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

@@ -1,4 +1,4 @@
-//! What hardware does: coarse, exact, deterministic operations. Knows nothing of models.
+//! Coarse, exact, deterministic operations on hardware. Knows nothing of models.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic when the pipe is closed
 
@@ -31,12 +31,12 @@ pub use cpu::{narrow, widen};
 pub use error::{Class, Error, Result, nearest};
 pub use footprint::Footprint;
 pub use sync::{cores, lock};
-pub use usage::{Books, Purpose};
+pub use usage::{MemoryUsage, Purpose};
 pub use words::{counted, plural};
 
 use std::sync::Arc;
 
-/// A card, and what exchanges between ranks need of it.
+/// The GPU type, and what communication between ranks needs of it.
 pub(crate) mod card {
     pub(crate) use crate::cuda::{CardId, CardStaging, ExchangeStream, StreamEvent, element, libraries};
 }
@@ -44,17 +44,17 @@ pub use cuda::Cuda as Card;
 
 /// A kind of device.
 pub struct Device {
-    /// The name that users give.
+    /// Name for users.
     pub name: &'static str,
-    /// Opens the one of that number, with that many threads where threads compute (as many as there are cores).
+    /// Opens the device with this index; `threads` is the number of CPU threads (default: one per core).
     pub open: fn(index: usize, threads: Option<usize>) -> Result<Arc<dyn Backend>>,
-    /// What work takes there.
+    /// Its memory and speed constants.
     pub footprint: &'static Footprint,
-    /// Ends what goes on in the background, before the program exits.
+    /// Stops background work; called before the program exits.
     pub settle: fn(),
 }
 
-/// Every kind of device Ferrl knows; `auto` takes the last one that opens.
+/// Every supported kind of device; `auto` uses the last one that opens.
 pub const BACKENDS: &[Device] = &[
     Device {
         name: "cpu",
@@ -70,10 +70,10 @@ pub const BACKENDS: &[Device] = &[
     },
 ];
 
-/// The device is chosen by what there is.
+/// Selects the best device available.
 pub const AUTO: &str = "auto";
 
-/// The kind and the number that a name means: `cpu`, `cuda`, `cuda:1`; none for `auto`.
+/// Kind and index of a device name: `cpu`, `cuda`, `cuda:1`; `None` for `auto`.
 fn parse(name: &str) -> Result<Option<(&'static Device, usize)>> {
     if name == AUTO {
         return Ok(None);
@@ -92,19 +92,19 @@ fn parse(name: &str) -> Result<Option<(&'static Device, usize)>> {
     .fix(format!("use the device {hint}")))
 }
 
-/// Refuses a name that can mean no device, without opening any.
+/// Refuses an invalid device name, without opening a device.
 pub fn check_name(name: &str) -> Result<()> {
     parse(name).map(|_| ())
 }
 
-/// What work takes on the device of that name; it need not be there.
+/// Constants of the named device, which need not be present.
 pub fn footprint(name: &str) -> Result<&'static Footprint> {
     let opens = |d: &&Device| (d.open)(0, None).is_ok();
     let found = || BACKENDS[1..].iter().rev().find(opens).unwrap_or(&BACKENDS[0]);
     Ok(parse(name)?.map_or_else(found, |(device, _)| device).footprint)
 }
 
-/// Opens the device of that name for one of several ranks: those of one machine share its cores, and have a card each.
+/// Opens the named device for one of several ranks: ranks of one machine divide its cores, and use one GPU each.
 pub fn open_for(name: &str, threads: Option<usize>, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
     let (here, number) = ranks.local();
     if here == 1 {
@@ -122,7 +122,7 @@ pub fn open_for(name: &str, threads: Option<usize>, ranks: &Ranks) -> Result<Arc
     }
 }
 
-/// Opens the device of that name.
+/// Opens the named device.
 pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
     let chosen = parse(name)?;
     if threads == Some(0) {

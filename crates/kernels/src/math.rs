@@ -1,4 +1,4 @@
-//! Our own exponential, log, power, sine and cosine, so that a result does not depend on the system's mathematics library.
+//! exp, ln, pow, sin and cos of our own, so that results do not depend on the system's libm.
 
 /// `e^x`; 0 below -745, infinity above 709.8.
 pub fn exp(x: f64) -> f64 {
@@ -19,7 +19,7 @@ pub fn exp(x: f64) -> f64 {
     for k in (1..=13).rev() {
         sum = 1.0 + sum * r / k as f64;
     }
-    // Two factors, because 2^n alone may lie outside the range of normal numbers.
+    // Two factors, because 2^n alone may overflow or underflow.
     let half = (n * 0.5).trunc();
     let pow2 = |n: f64| f64::from_bits(((n as i64 + 1023) as u64) << 52);
     sum * pow2(half) * pow2(n - half)
@@ -53,12 +53,12 @@ pub fn ln(x: f64) -> f64 {
     2.0 * t * series + e as f64 * std::f64::consts::LN_2
 }
 
-/// `x^y` of a positive number, within 4e-15 of it for results between 1e-12 and 1e12.
+/// `x^y` for positive `x`, with relative error below 4e-15 for results between 1e-12 and 1e12.
 pub fn pow(x: f64, y: f64) -> f64 {
     exp(y * ln(x))
 }
 
-/// Sine and cosine of an angle of moderate size (below a million turns).
+/// Sine and cosine of an angle below a million revolutions.
 pub fn sin_cos(x: f64) -> (f64, f64) {
     const HALF_PI_HIGH: f64 = 1.570_796_326_734_125_6;
     const HALF_PI_LOW: f64 = 6.077_100_506_506_192e-11;

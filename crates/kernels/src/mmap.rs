@@ -1,4 +1,4 @@
-//! Files as memory, read on demand by the operating system.
+//! Memory-mapped files.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -8,7 +8,7 @@ use memmap2::Mmap;
 
 use crate::{Error, Result};
 
-/// The bytes of a file, mapped read-only.
+/// A file, mapped read-only.
 #[derive(Debug)]
 pub struct Mapped(Mmap);
 
@@ -31,9 +31,8 @@ pub fn map_file(path: &Path) -> Result<Mapped> {
     if !file.metadata().map_err(fail)?.is_file() {
         return Err(Error::model("not a regular file").at(path.display()));
     }
-    // SAFETY: the mapping is private and read-only, and Ferrl never writes to a file it has mapped: it
-    // writes new files and renames them over. Another process that changes the file in place meanwhile
-    // would change the numbers read, as it would with any reader.
+    // SAFETY: the mapping is private and read-only, and Ferrl never writes to a file it has mapped: it writes new files and
+    // renames them over. Another process that modifies the file in place would change the data read, as with any reader.
     let map = unsafe { Mmap::map(&file) }.map_err(fail)?;
     Ok(Mapped(map))
 }

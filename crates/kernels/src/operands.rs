@@ -1,14 +1,14 @@
-//! Operands and results of the operations of a [`Backend`](crate::Backend): settings, shapes, lists of rows.
+//! Operands and results of a [`Backend`](crate::Backend)'s operations: settings, shapes, row lists.
 
 use crate::buffer::{Buffer, Weight};
 use crate::error::Result;
 use std::any::Any;
 use std::ops::Range;
 
-/// How rows are normalised.
+/// RMSNorm or LayerNorm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
-    /// Mean subtracted as well (LayerNorm), or only the scale (RMSNorm).
+    /// Whether the mean is subtracted (LayerNorm) or not (RMSNorm).
     pub centred: bool,
     /// Multiply by `1 + weight` instead of `weight`.
     pub plus_one: bool,
@@ -18,78 +18,78 @@ pub struct Norm {
     pub width: usize,
 }
 
-/// What a norm of the residual stream was computed from.
+/// The input of a norm of the residual stream.
 #[derive(Clone, Copy)]
 pub struct NormInput<'a> {
-    /// f32; the sum of this and `delta` was normalised.
+    /// f32; `x + delta` is normalised.
     pub x: &'a Buffer,
-    /// What a sublayer added, in the compute type.
+    /// Output of the preceding sublayer, in the compute type.
     pub delta: Option<&'a Buffer>,
 }
 
-/// Weighted sums of rows: each of as many rows.
+/// Weighted sums of rows, equally many per sum.
 #[derive(Clone, Copy)]
 pub struct RowMix<'a> {
-    /// Which rows each sum is of, one sum after the other.
+    /// Row indices, `[sums, per_row]`.
     pub rows: &'a Buffer,
-    /// What each of them is multiplied with, f32.
+    /// Their weights, f32, `[sums, per_row]`.
     pub weights: &'a Buffer,
-    /// Rows of a sum.
+    /// Rows per sum.
     pub per_row: usize,
     /// Elements of a row.
     pub width: usize,
 }
 
-/// A result that is written, or added to.
+/// A result that is written or accumulated.
 pub struct Target<'a> {
-    /// Where it goes.
+    /// The buffer.
     pub to: &'a mut Buffer,
     /// `+=` instead of `=`.
     pub add: bool,
 }
 
-/// Where the gradients of a norm's parameters go, each whole sum in one addition.
+/// Accumulators of a norm's parameter gradients; each total is added once.
 #[derive(Default)]
 pub struct NormGrads<'a> {
-    /// f32, one element a column.
+    /// f32, one element per column.
     pub weight: Option<&'a mut Buffer>,
-    /// The same.
+    /// As `weight`.
     pub bias: Option<&'a mut Buffer>,
-    /// Whether they are added to, or written.
+    /// `+=` instead of `=`.
     pub add: bool,
 }
 
-/// The backward of a norm of the residual stream that also recomputes its output.
+/// Backward of a norm of the residual stream that also recomputes its output.
 pub struct NormRecompute<'a> {
     /// Gradient of the output.
     pub dy: &'a Buffer,
-    /// Takes the output, in the type of `dy`.
+    /// Receives the output, in the type of `dy`.
     pub y: &'a mut Buffer,
     /// f32; the gradient of the input is added to it.
     pub dx: &'a mut Buffer,
-    /// Takes a copy of `dx` in the type of `dy`.
+    /// Receives a copy of `dx` in the type of `dy`.
     pub rounded: Option<&'a mut Buffer>,
     /// Gradients of the parameters.
     pub grads: NormGrads<'a>,
 }
 
-/// The norm of queries and keys.
+/// QK norm.
 #[derive(Clone, Copy)]
 pub struct HeadNorm<'a> {
-    /// How a head is normalised; its width is that of a head.
+    /// Type and epsilon; its width is that of a head.
     pub op: Norm,
-    /// The heads.
+    /// Head counts.
     pub heads: Heads,
-    /// Whether all heads of the queries are normalised together, and all heads of the keys.
+    /// Whether all query heads are normalised together, and all key heads.
     pub whole: bool,
-    /// f32, one element a column of a query head, or of all of them.
+    /// f32, one element per column of a query head, or of all query heads.
     pub q_weight: &'a Buffer,
-    /// The same for keys.
+    /// As `q_weight`, for keys.
     pub k_weight: &'a Buffer,
 }
 
 impl HeadNorm<'_> {
-    /// The norms of queries and of keys: how many there are in a row of `qkv`, and how each is computed.
+    /// For queries and keys: the number of norms per row of `qkv`, and the norm with its width.
     pub fn parts(&self) -> [(usize, Norm); 2] {
         let Heads { heads, kv_heads, head_dim } = self.heads;
         let part = |heads: usize| match self.whole {
@@ -100,7 +100,7 @@ impl HeadNorm<'_> {
     }
 }
 
-/// The middle of a feed-forward network.
+/// Activation of a feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `[gate, up] -> silu(gate) * up`
@@ -111,7 +111,7 @@ pub enum Activation {
     Gelu,
 }
 
-/// Heads of an attention layer. A row of `qkv` is `[heads | kv_heads | kv_heads] * head_dim`.
+/// Head counts of an attention layer. A row of `qkv` is `[heads | kv_heads | kv_heads] * head_dim`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Heads {
     /// Query heads.
@@ -131,7 +131,7 @@ impl Heads {
     pub fn kv_width(self) -> usize {
         2 * self.kv_heads * self.head_dim
     }
-    /// Elements of a row of attention's output, and of its queries.
+    /// Elements of a row of attention's output, or of its queries.
     pub fn out_width(self) -> usize {
         self.heads * self.head_dim
     }
@@ -140,17 +140,17 @@ impl Heads {
 /// Causal attention over packed sequences.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
-    /// The heads.
+    /// Head counts.
     pub heads: Heads,
     /// Scores are `q . k * scale`.
     pub scale: f32,
     /// `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// Keys a query sees, counting itself.
+    /// Sliding window: keys that a query attends to, itself included.
     pub window: Option<usize>,
 }
 
-/// What the backward of attention needs of its forward.
+/// Activations that the backward of attention reads.
 #[derive(Clone, Copy)]
 pub struct AttentionSaved<'a> {
     /// Its input.
@@ -161,10 +161,10 @@ pub struct AttentionSaved<'a> {
     pub lse: &'a Buffer,
 }
 
-/// Sequences laid end to end: sequence `i` is rows `starts[i]..starts[i + 1]`.
+/// Packed sequences: sequence `i` is rows `starts[i]..starts[i + 1]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segments {
-    /// One more than there are sequences; the last is the number of rows.
+    /// Number of sequences + 1 entries; the last is the number of rows.
     pub starts: Vec<usize>,
 }
 
@@ -187,16 +187,16 @@ impl Segments {
     }
 }
 
-/// Some rows of packed sequences: what a rank of a context-parallel group computes of attention.
+/// Some rows of packed sequences: a context-parallel rank's part of attention.
 #[derive(Clone, Copy, Debug)]
 pub struct RowShard<'a> {
     /// All sequences.
     pub segments: &'a Segments,
-    /// Rows, ascending.
+    /// Row ranges, ascending.
     pub ranges: &'a [Range<usize>],
 }
 
-/// The part of a range of a [`RowShard`] that lies in one sequence.
+/// The part of a [`RowShard`]'s range that lies in one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardPiece {
     /// Index of the sequence.
@@ -212,7 +212,7 @@ impl RowShard<'_> {
     pub fn rows(&self) -> usize {
         self.ranges.iter().map(Range::len).sum()
     }
-    /// Its rows, sequence by sequence.
+    /// Its rows, by sequence.
     pub fn pieces(&self) -> Vec<ShardPiece> {
         let (mut pieces, mut row) = (Vec::new(), 0);
         for range in self.ranges {
@@ -228,10 +228,10 @@ impl RowShard<'_> {
     }
 }
 
-/// New tokens of some sequences whose keys and values live in cache blocks.
+/// New tokens of sequences whose keys and values are in the paged cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PagedRows {
-    /// One entry per sequence, rows in this order.
+    /// One entry per sequence, in row order.
     pub sequences: Vec<PagedSequence>,
 }
 
@@ -244,53 +244,53 @@ pub struct PagedSequence {
     pub count: usize,
     /// Position of the first new token; all earlier ones are in the cache.
     pub position: usize,
-    /// Cache blocks of the sequence, in order, enough for `position + count` tokens.
+    /// Block table of the sequence, covering at least `position + count` tokens.
     pub blocks: Vec<u32>,
 }
 
-/// What turns hidden states into token log-probabilities: `log softmax(cap(x · wᵀ) / temperature)`.
+/// The logp head: `log softmax(cap(x · wᵀ) / temperature)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogpHead {
-    /// Divides the logits.
+    /// Divisor of the logits.
     pub temperature: f32,
     /// `cap * tanh(logit / cap)` before the temperature.
     pub softcap: Option<f32>,
 }
 
-/// What the logp head reads.
+/// Inputs of the logp head.
 #[derive(Clone, Copy)]
 pub struct HeadInput<'a> {
-    /// How logits become log-probabilities.
+    /// Temperature and soft cap.
     pub op: LogpHead,
     /// Hidden states, `[rows, k]`.
     pub x: &'a Buffer,
     /// `[vocab, k]`
     pub w: &'a Weight,
-    /// One token a row.
+    /// One target token per row.
     pub targets: &'a Buffer,
 }
 
-/// Where the gradients of a head go.
+/// Gradients of a head.
 pub struct HeadGrads<'a> {
-    /// Of the hidden states; written.
+    /// Of the hidden states; overwritten.
     pub dx: &'a mut Buffer,
     /// f32, of the weight.
     pub dw: Option<&'a mut Buffer>,
-    /// Whether `dw` is added to, or written.
+    /// Whether `dw` is accumulated (`+=`) or overwritten.
     pub add: bool,
 }
 
-/// Per-row results of the logp head, f32, one element a row.
+/// Row statistics of the logp head, f32, one element per row.
 pub struct LogpStats {
     /// Log-probability of the row's target.
     pub logp: Buffer,
     /// Entropy of the row's distribution, in nats.
     pub entropy: Buffer,
-    /// Log of the sum of exponentials of the scaled logits.
+    /// Log-sum-exp of the scaled logits.
     pub lse: Buffer,
 }
 
-/// What flows back into the logp head, f32, one element a row.
+/// Gradients with respect to the row statistics, f32, one element per row.
 pub struct LogpGrads<'a> {
     /// d loss / d logp
     pub logp: &'a Buffer,
@@ -300,14 +300,13 @@ pub struct LogpGrads<'a> {
     pub others: Option<&'a Buffer>,
 }
 
-/// Tokens of the vocabulary that the CPU's head processes at a time: see [`Home::vocab_tile`](crate::backend::Home::vocab_tile).
+/// Vocabulary entries per tile of the CPU's head: see [`DeviceInfo::vocab_tile`](crate::backend::DeviceInfo::vocab_tile).
 pub const VOCAB_TILE: usize = 256;
 
-/// Tokens `from..to` of a vocabulary, cut at tiles, with the head's rows for them: what one of several ranks computes of a
-/// head that they share.
+/// Vocabulary entries `from..to`, cut at tiles, with the head's rows for them: one rank's part of a vocabulary-parallel head.
 #[derive(Clone, Copy)]
 pub struct VocabPart<'a> {
-    /// `[rows, k]`: has the rows of these tokens, and maybe others.
+    /// `[rows, k]`: contains the rows of these tokens.
     pub w: &'a Weight,
     /// Token of its first row.
     pub first: usize,
@@ -328,99 +327,99 @@ impl VocabPart<'_> {
     }
 }
 
-/// What is stored of the logits of a part of the vocabulary, f32.
+/// Statistics of the logits of a part of the vocabulary, f32.
 pub struct TileStats<'a> {
-    /// `[rows, tiles, 3]`: largest logit `m`, `Σ e^(l-m)` and `Σ e^(l-m) (l-m)` of each tile.
+    /// `[rows, tiles, 3]`: per tile, the maximum `m`, `Σ e^(l-m)` and `Σ e^(l-m) (l-m)`.
     pub tiles: &'a mut Buffer,
-    /// Tokens of the whole vocabulary, as many for each row, and where their scaled logits go; those of other parts are left
-    /// alone.
+    /// Tokens of the whole vocabulary, equally many per row, and the buffer for their scaled logits, of which only those of this
+    /// part are written.
     pub found: Option<(&'a Buffer, &'a mut Buffer)>,
     /// All scaled logits, `[rows, tokens of the part]`.
     pub logits: Option<&'a mut Buffer>,
 }
 
-/// What the backward of a head reads whose vocabulary is shared by ranks.
+/// Inputs of the backward of a vocabulary-parallel head.
 #[derive(Clone, Copy)]
 pub struct PartInput<'a> {
-    /// How logits become log-probabilities.
+    /// Temperature and soft cap.
     pub op: LogpHead,
     /// Hidden states, `[rows, k]`.
     pub x: &'a Buffer,
-    /// This rank's tokens; `None` where it has none.
+    /// This rank's tokens, if any.
     pub part: Option<VocabPart<'a>>,
-    /// One token a row, of the whole vocabulary.
+    /// One target token per row, of the whole vocabulary.
     pub targets: &'a Buffer,
 }
 
-/// One of two models whose distributions are compared on a part of the vocabulary.
+/// One of two models compared on a part of the vocabulary.
 #[derive(Clone, Copy)]
 pub struct PartSide<'a> {
     /// Hidden states, `[rows, k]`.
     pub x: &'a Buffer,
-    /// Its head there.
+    /// Its head for the part.
     pub part: VocabPart<'a>,
-    /// Log of the sum of exponentials over the whole vocabulary, f32, one element a row.
+    /// Log-sum-exp over the whole vocabulary, f32, one element per row.
     pub lse: &'a Buffer,
 }
 
-/// Where the gradients of a head go whose vocabulary and input features are shared by ranks.
+/// Gradients of a vocabulary-parallel head whose input features are shared as well.
 pub struct PartGrads<'a> {
-    /// The columns of the hidden states' gradient that are computed here, `[rows, columns]`; written.
+    /// This rank's columns of the hidden states' gradient, `[rows, columns]`; overwritten.
     pub dx: &'a mut Buffer,
     /// f32, of the part's rows of the weight.
     pub dw: Option<&'a mut Buffer>,
-    /// Whether `dw` is added to, or written.
+    /// Whether `dw` is accumulated (`+=`) or overwritten.
     pub add: bool,
-    /// These columns of the whole head, transposed: `[columns, vocab]`.
+    /// These columns of the full head, transposed: `[columns, vocab]`.
     pub back: &'a Weight,
-    /// From the gradient of that many rows' logits by this part's tokens, `[rows, tokens]`, to that by the whole vocabulary. Called
-    /// equally often by all ranks: how often follows from the number of rows and the vocabulary.
+    /// All-gather of the logits' gradient for a number of rows: from this part's tokens, `[rows, tokens]`, to the whole
+    /// vocabulary. Collective: the number of calls is a function of the numbers of rows and of vocabulary entries.
     pub gather: &'a mut dyn FnMut(&Buffer, usize) -> Result<Buffer>,
 }
 
-/// A draw that goes through a row of logits part by part.
+/// State of sampling a row part by part.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Draw {
-    /// The probabilities so far.
+    /// Cumulative probability so far.
     pub below: f32,
-    /// The token where they exceeded the uniform number, and its logit.
+    /// The sampled token and its logit, once the cumulative probability exceeds the uniform number.
     pub token: Option<(u32, f32)>,
-    /// The last token that can occur, where rounding leaves a sliver above the last sum.
+    /// The last token with non-zero probability: sampled if rounding leaves the total below the uniform number.
     pub last: Option<(u32, f32)>,
 }
 
-/// A norm with its parameters, f32.
+/// A norm with its f32 parameters.
 #[derive(Clone, Copy)]
 pub struct Normed<'a> {
-    /// How rows are normalised.
+    /// Type, epsilon and width.
     pub op: Norm,
-    /// One element a column.
+    /// One element per column.
     pub weight: &'a Buffer,
-    /// The same.
+    /// One element per column.
     pub bias: Option<&'a Buffer>,
 }
 
-/// A linear layer.
+/// A linear layer's parameters.
 #[derive(Clone, Copy)]
 pub struct Affine<'a> {
-    /// What rows are multiplied with.
+    /// GEMM weight.
     pub weight: &'a Weight,
-    /// f32, added after.
+    /// f32.
     pub bias: Option<&'a Buffer>,
 }
 
-/// Where the gradients of a linear layer's parameters go, each whole sum in one addition.
+/// Accumulators of a linear layer's parameter gradients; each total is added once.
 #[derive(Default)]
 pub struct LinearGrads<'a> {
-    /// f32, in the shape of the weight.
+    /// f32, `[n, k]`.
     pub weight: Option<&'a mut Buffer>,
-    /// f32, one element a feature.
+    /// f32, one element per output feature.
     pub bias: Option<&'a mut Buffer>,
-    /// Whether they are added to, or written.
+    /// `+=` instead of `=`.
     pub add: bool,
 }
 
-/// A low-rank addition `bᵀ a` to some rows of a weight.
+/// A LoRA update `bᵀ a` of some rows of a weight.
 #[derive(Clone, Copy)]
 pub struct LowRank<'a> {
     /// First row.
@@ -434,16 +433,16 @@ pub struct LowRank<'a> {
 }
 
 impl LowRank<'_> {
-    /// Its rows of the weight.
+    /// The rows of the weight.
     pub fn rows(&self) -> std::ops::Range<usize> {
         self.row..self.row + self.b.len() / self.r.max(1)
     }
 }
 
-/// Some columns of rows.
+/// A column range of a matrix.
 #[derive(Clone, Copy)]
 pub struct ColumnsOf<'a> {
-    /// The rows.
+    /// The matrix, row-major.
     pub of: &'a Buffer,
     /// First column.
     pub from: usize,
@@ -451,119 +450,119 @@ pub struct ColumnsOf<'a> {
     pub width: usize,
 }
 
-/// What the gradient of a low-rank factor is made of.
+/// Operands of a LoRA factor's gradient.
 #[derive(Clone, Copy)]
 pub struct LowRankGrad<'a> {
-    /// `[tokens, ..]`, multiplied with the other factor.
+    /// `[tokens, ..]`, multiplied by `wᵀ`.
     pub x: ColumnsOf<'a>,
     /// The other factor, `[r, columns of x]`.
     pub w: &'a Weight,
     /// `[tokens, ..]`
     pub y: ColumnsOf<'a>,
-    /// Number of rows.
+    /// Number of rows of `x` and `y`.
     pub tokens: usize,
 }
 
-/// The projection to queries, keys and values, with RoPE after it.
+/// QKV projection followed by RoPE.
 #[derive(Clone, Copy)]
 pub struct QkvLayer<'a> {
     /// The projection.
     pub linear: Affine<'a>,
-    /// The heads.
+    /// Head counts.
     pub heads: Heads,
-    /// `None` where positions are not rotary.
+    /// `None` without RoPE.
     pub rotation: Option<Rotation<'a>>,
 }
 
-/// How [`RopeOps::rotary`](crate::backend::RopeOps::rotary) rotates queries and keys.
+/// RoPE tables and positions, see [`RopeOps::rotary`](crate::backend::RopeOps::rotary).
 #[derive(Clone, Copy)]
 pub struct Rotation<'a> {
     /// Dimensions of a head that are rotated.
     pub dim: usize,
     /// f32 `[positions, dim / 2]`.
     pub cos: &'a Buffer,
-    /// The same.
+    /// As `cos`.
     pub sin: &'a Buffer,
-    /// One a row.
+    /// One position per row.
     pub positions: &'a Buffer,
 }
 
-/// How a token of a row is chosen.
+/// How a token is sampled from a row of logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ask {
-    /// At least 0 and below 1: the first token, in the order of ids, whose cumulative probability exceeds it. Without one
-    /// the largest is taken, whatever the rest says.
+pub struct SampleSpec {
+    /// Uniform number in [0, 1): the first token, in id order, whose cumulative probability exceeds it is sampled. `None`:
+    /// greedy, regardless of the other fields.
     pub draw: Option<f32>,
-    /// Top-k; ties go to the lower id; 0 disables it.
+    /// Top-k (ties: lower id); 0 disables it.
     pub top_k: usize,
-    /// Nucleus (top-p) sampling among these; 1 disables it.
+    /// Nucleus (top-p) among the top k; 1 disables it.
     pub top_p: f32,
-    /// Min-p sampling among these: at least this fraction of the largest probability; 0 disables it.
+    /// Min-p among these: minimum probability relative to the largest; 0 disables it.
     pub min_p: f32,
 }
 
-impl Ask {
-    /// With that draw, or the largest; no token is dropped.
+impl SampleSpec {
+    /// Sampling without truncation, or greedy.
     pub fn plain(draw: Option<f32>) -> Self {
-        Ask { draw, top_k: 0, top_p: 1.0, min_p: 0.0 }
+        SampleSpec { draw, top_k: 0, top_p: 1.0, min_p: 0.0 }
     }
-    /// Whether tokens are dropped.
+    /// Whether any truncation is enabled.
     pub fn truncates(&self) -> bool {
         self.draw.is_some() && (self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0)
     }
 }
 
-/// A token chosen from a row of logits.
+/// A sampled token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenChoice {
-    /// Which.
+    /// Its id.
     pub token: u32,
     /// Its logit.
     pub logit: f32,
-    /// The row's log of the sum of exponentials.
+    /// The row's log-sum-exp.
     pub lse: f32,
-    /// Its log-probability among the tokens that could be chosen; 0 for the largest.
+    /// Its log-probability after truncation; 0 if greedy.
     pub kept: f32,
 }
 
-/// Choices that a device has begun to make; see [`SampleOps::choose`](crate::backend::SampleOps::choose).
+/// Choices in flight on the device; see [`SampleOps::choose`](crate::backend::SampleOps::choose).
 pub struct Choices(Box<dyn Any + Send + Sync>);
 
 impl Choices {
-    /// For backends: wraps what they made.
+    /// For backends: wraps their data.
     pub fn new(data: Box<dyn Any + Send + Sync>) -> Self {
         Choices(data)
     }
-    /// For backends: what they made.
+    /// For backends: their data.
     pub fn data(&self) -> &dyn Any {
         &*self.0
     }
 }
 
-/// AdamW's settings for one step.
+/// AdamW's hyper-parameters for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// Learning rate of this step.
+    /// Learning rate.
     pub lr: f64,
     /// Decay of the first moment.
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub eps: f64,
     /// Decoupled: `w -= lr * weight_decay * w`.
     pub weight_decay: f64,
-    /// Steps taken, counting this one; for the bias correction.
+    /// Number of this step, from 1; for the bias correction.
     pub step: u64,
-    /// Multiplies the gradient first (clipping).
+    /// Factor on the gradient (clipping).
     pub grad_scale: f32,
 }
 
-/// A parameter that AdamW updates; buffers are f32 but for moments that are codes.
+/// A parameter that AdamW updates; buffers are f32 except 8-bit moments.
 pub struct AdamWParam<'a> {
-    /// The step's settings.
+    /// Hyper-parameters.
     pub op: AdamW,
-    /// Elements that are updated.
+    /// Element ranges to update.
     pub ranges: &'a [std::ops::Range<usize>],
     /// The parameter.
     pub param: &'a mut Buffer,
@@ -573,36 +572,36 @@ pub struct AdamWParam<'a> {
     pub first: &'a mut Buffer,
     /// Second moment.
     pub second: &'a mut Buffer,
-    /// Where the moments are codes, one a weight ([`codes`](crate::codes)): of each block of
-    /// [`BLOCK`](crate::codes::BLOCK) its largest magnitude, for either moment. Ranges then begin and end with blocks.
+    /// For 8-bit moments ([`codes`](crate::codes)): the absmax per block of [`BLOCK`](crate::codes::BLOCK) elements of each
+    /// moment. Ranges must then be block-aligned.
     pub absmax: Option<[&'a mut Buffer; 2]>,
-    /// What products read.
+    /// The GEMM weight to rederive.
     pub derived: Option<&'a mut Weight>,
 }
 
-/// SGD's settings for one step.
+/// SGD's hyper-parameters for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
-    /// Learning rate of this step.
+    /// Learning rate.
     pub lr: f64,
-    /// Decay of the velocity; 0 is plain gradient descent.
+    /// Momentum; 0 disables it.
     pub momentum: f64,
-    /// Added to the gradient: `g += weight_decay * w`.
+    /// L2 penalty: `g += weight_decay * w`.
     pub weight_decay: f64,
-    /// Multiplies the gradient first (clipping).
+    /// Factor on the gradient (clipping).
     pub grad_scale: f32,
 }
 
-/// Work that a device may capture; see [`GraphOps::repeat`](crate::backend::GraphOps::repeat). Empty at first.
+/// A captured graph; see [`GraphOps::repeat`](crate::backend::GraphOps::repeat). Empty at first.
 #[derive(Default)]
 pub struct Graph(Option<Box<dyn Any + Send + Sync>>);
 
 impl Graph {
-    /// For backends: what they keep, made at first.
+    /// For backends: their data, if stored.
     pub fn data<T: Any + Send + Sync>(&mut self) -> Option<&mut T> {
         self.0.as_mut().and_then(|data| data.downcast_mut())
     }
-    /// For backends: keeps that.
+    /// For backends: stores their data.
     pub fn keep(&mut self, data: Box<dyn Any + Send + Sync>) {
         self.0 = Some(data);
     }

@@ -1,6 +1,6 @@
 //! Counter-based random numbers: Philox 4x32 with ten rounds (Salmon et al., 2011).
 //!
-//! A number depends on a key and a counter alone, so any thread can draw any of them in any order.
+//! A number is a function of key and counter, so any thread can generate any of them in any order.
 
 use crate::math::{ln, sin_cos};
 
@@ -24,12 +24,12 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [c0, c1, c2, c3]
 }
 
-/// A word as a number in [0, 1), with the 24 bits an `f32` can hold.
+/// Maps a word to [0, 1), using the 24 bits that fit an `f32`.
 pub fn uniform(word: u32) -> f32 {
     (word >> 8) as f32 * (1.0 / 16_777_216.0)
 }
 
-/// Four words as four independent standard normal numbers (Box-Muller, computed in `f64`).
+/// Maps four words to four independent standard normal numbers (Box-Muller in `f64`).
 pub fn normals(words: [u32; 4]) -> [f32; 4] {
     let [a, b] = box_muller(words[0], words[1]);
     let [c, d] = box_muller(words[2], words[3]);
@@ -38,13 +38,13 @@ pub fn normals(words: [u32; 4]) -> [f32; 4] {
 
 fn box_muller(radius: u32, angle: u32) -> [f32; 2] {
     const WORD: f64 = 1.0 / 4_294_967_296.0;
-    // The half keeps the logarithm away from zero.
+    // The offset of one half keeps the argument of ln above zero.
     let length = (-2.0 * ln((f64::from(radius) + 0.5) * WORD)).sqrt();
     let (sin, cos) = sin_cos(std::f64::consts::TAU * f64::from(angle) * WORD);
     [(length * cos) as f32, (length * sin) as f32]
 }
 
-/// A stable 64-bit fingerprint of a name (FNV-1a), to give each name its own counters.
+/// FNV-1a hash of a name, as the key of its random numbers.
 pub fn name_words(name: &str) -> [u32; 2] {
     let hash = name
         .bytes()

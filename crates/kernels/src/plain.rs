@@ -1,12 +1,12 @@
-//! Elements that memory can be read as.
+//! Plain-old-data element types.
 
-/// Element types of which any bit pattern is a value, without padding.
+/// Element types without padding, of which any bit pattern is a valid value.
 ///
 /// # Safety
-/// So it must be.
+/// Implementors must have these properties.
 pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
 
-// SAFETY: numbers.
+// SAFETY: plain numbers.
 unsafe impl Plain for f32 {}
 // SAFETY: as above.
 unsafe impl Plain for f64 {}

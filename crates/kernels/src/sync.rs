@@ -1,4 +1,4 @@
-//! Threads and what they share.
+//! Threads and locks.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -7,7 +7,7 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// Locks a mutex. What it guards is valid after every statement, so a panic of another holder is that thread's error alone.
+/// Locks a mutex, ignoring poisoning: what it guards is valid after every statement, so another holder's panic does not matter.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

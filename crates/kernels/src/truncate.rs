@@ -1,60 +1,60 @@
-//! Top-k, top-p and min-p sampling of a row on the host: the reference for devices that do it themselves, up to the order of sums.
+//! Top-k, top-p and min-p sampling of a row on the host: the reference for device kernels, up to the order of sums.
 
-use crate::backend::Ask;
+use crate::backend::SampleSpec;
 use crate::math::ln;
 
-/// Room for the tokens that are left.
+/// Scratch memory for the remaining tokens.
 #[derive(Default)]
-pub struct Kept {
+pub struct Truncation {
     list: Vec<(u32, f32)>,
 }
 
-impl Kept {
-    /// The most probable tokens of a row with their logits, in descending order; ties go to the lower id.
+impl Truncation {
+    /// The `count` most probable tokens of a row with their logits, in descending order (ties: lower id).
     pub fn top(&mut self, row: &[f32], count: usize) -> &[(u32, f32)] {
         self.all(row);
         keep_top(&mut self.list, count)
     }
 
-    /// A token of a row of scaled logits, and its log-probability in the truncated distribution: 0 for greedy decoding.
-    pub fn choose(&mut self, row: &[f32], ask: &Ask) -> (u32, f32) {
+    /// Samples from a row of scaled logits: the token and its log-probability after truncation, 0 if greedy.
+    pub fn choose(&mut self, row: &[f32], spec: &SampleSpec) -> (u32, f32) {
         let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let Some(draw) = ask.draw else {
+        let Some(draw) = spec.draw else {
             return (row.iter().position(|&l| l == best).unwrap_or(0) as u32, 0.0);
         };
         self.all(row);
-        let (token, total) = self.draw(best, draw, ask);
+        let (token, total) = self.draw(best, draw, spec);
         (token, row[token as usize] - best - ln(f64::from(total)) as f32)
     }
 
-    /// The same of a row of which some tokens are listed with their logits: at least those that truncation can leave, and the
-    /// largest. The token, its logit, and its log-probability among those that could be chosen.
-    pub fn choose_among(&mut self, listed: &[(u32, f32)], ask: &Ask) -> (u32, f32, f32) {
+    /// The same from a list of candidates with their logits, which must include every token that truncation can keep, and the
+    /// maximum. Returns the token, its logit, and its log-probability after truncation.
+    pub fn choose_among(&mut self, listed: &[(u32, f32)], spec: &SampleSpec) -> (u32, f32, f32) {
         let best = listed.iter().map(|&(_, l)| l).fold(f32::NEG_INFINITY, f32::max);
         let logit = |token: u32| listed.iter().find(|&&(id, _)| id == token).map_or(f32::NAN, |&(_, l)| l);
-        let Some(draw) = ask.draw else {
+        let Some(draw) = spec.draw else {
             let first = listed.iter().filter(|&&(_, l)| l == best).map(|&(id, _)| id).min();
             return (first.unwrap_or(0), best, 0.0);
         };
         self.list.clear();
         self.list.extend(listed);
-        let (token, total) = self.draw(best, draw, ask);
+        let (token, total) = self.draw(best, draw, spec);
         (token, logit(token), logit(token) - best - ln(f64::from(total)) as f32)
     }
 
-    /// Truncates the list and draws from what is left: a token, and the sum of the weights.
-    fn draw(&mut self, best: f32, draw: f32, ask: &Ask) -> (u32, f32) {
-        if ask.top_k > 0 && ask.top_k < self.list.len() {
-            keep_top(&mut self.list, ask.top_k);
-            self.list.truncate(ask.top_k);
+    /// Truncates the list and samples from it: the token, and the sum of the remaining weights.
+    fn draw(&mut self, best: f32, draw: f32, spec: &SampleSpec) -> (u32, f32) {
+        if spec.top_k > 0 && spec.top_k < self.list.len() {
+            keep_top(&mut self.list, spec.top_k);
+            self.list.truncate(spec.top_k);
         }
-        // From here on a token's weight, relative to the most probable token's.
+        // From here on: weights relative to the most probable token.
         self.list.iter_mut().for_each(|(_, l)| *l = exp(*l - best));
-        if ask.top_p < 1.0 {
-            let kept = nucleus(&mut self.list, ask.top_p);
+        if spec.top_p < 1.0 {
+            let kept = nucleus(&mut self.list, spec.top_p);
             self.list.truncate(kept);
         }
-        self.list.retain(|&(_, w)| w >= ask.min_p);
+        self.list.retain(|&(_, w)| w >= spec.min_p);
         self.list.sort_unstable_by_key(|&(id, _)| id);
         let total: f32 = self.list.iter().map(|&(_, w)| w).sum();
         let (mut below, mut chosen) = (0.0, None);
@@ -65,7 +65,7 @@ impl Kept {
                 break;
             }
         }
-        // The most probable token has weight 1, so one is left.
+        // The most probable token has weight 1, so at least one remains.
         (chosen.unwrap_or(0), total)
     }
 
@@ -75,12 +75,12 @@ impl Kept {
     }
 }
 
-/// Larger first, then the lower id.
+/// Descending by value, then ascending by id.
 fn order(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// Brings the `count` largest to the front, in order.
+/// Moves the `count` largest to the front, sorted.
 fn keep_top(list: &mut [(u32, f32)], count: usize) -> &[(u32, f32)] {
     let count = count.min(list.len());
     if count < list.len() {
@@ -90,9 +90,9 @@ fn keep_top(list: &mut [(u32, f32)], count: usize) -> &[(u32, f32)] {
     &list[..count]
 }
 
-/// Brings the heaviest to the front that together reach the share `p`, and says how many they are.
+/// Moves the smallest set of heaviest tokens that reaches the fraction `p` to the front; returns its size.
 fn nucleus(list: &mut [(u32, f32)], p: f32) -> usize {
-    // In the order of ids, whatever was done to the list before.
+    // Sum in id order, whatever order the list was in.
     list.sort_unstable_by_key(|&(id, _)| id);
     let goal = p * list.iter().map(|&(_, w)| w).sum::<f32>();
     let mut looked_at = 64;
@@ -111,7 +111,7 @@ fn nucleus(list: &mut [(u32, f32)], p: f32) -> usize {
     }
 }
 
-/// `e^x` for x at most 0, without the system's mathematics library.
+/// `e^x` for `x <= 0`, without libm.
 fn exp(x: f32) -> f32 {
     if x < -87.0 {
         return 0.0;
@@ -143,23 +143,25 @@ mod tests {
     #[test]
     fn listed_tokens_are_chosen_from_as_from_the_whole_row() {
         let row: Vec<f32> = (0..500).map(|i| ((i * 7919) % 101) as f32 * 0.11).collect();
-        let (mut whole, mut listed) = (Kept::default(), Kept::default());
-        for (i, ask) in [(3, 1.0, 0.0), (40, 0.6, 0.0), (40, 1.0, 0.2), (0, 1.0, 0.3)].into_iter().enumerate()
+        let (mut whole, mut listed) = (Truncation::default(), Truncation::default());
+        for (i, spec) in
+            [(3, 1.0, 0.0), (40, 0.6, 0.0), (40, 1.0, 0.2), (0, 1.0, 0.3)].into_iter().enumerate()
         {
-            let ask = Ask { draw: Some(0.17 * i as f32), top_k: ask.0, top_p: ask.1, min_p: ask.2 };
+            let spec =
+                SampleSpec { draw: Some(0.17 * i as f32), top_k: spec.0, top_p: spec.1, min_p: spec.2 };
             // The most probable token of each half, and all above the threshold.
             let likely = |r: std::ops::Range<usize>| {
                 let mut all: Vec<(u32, f32)> = r.map(|id| (id as u32, row[id])).collect();
                 all.sort_unstable_by(order);
-                all.truncate(if ask.top_k > 0 { ask.top_k } else { 250 });
+                all.truncate(if spec.top_k > 0 { spec.top_k } else { 250 });
                 all
             };
             let some = [likely(250..500), likely(0..250)].concat();
-            let (token, kept) = whole.choose(&row, &ask);
-            let (same, logit, also) = listed.choose_among(&some, &ask);
+            let (token, kept) = whole.choose(&row, &spec);
+            let (same, logit, also) = listed.choose_among(&some, &spec);
             assert_eq!((token, kept.to_bits(), row[token as usize]), (same, also.to_bits(), logit));
         }
-        let greedy = listed.choose_among(&[(7, 2.0), (3, 2.0), (1, 1.0)], &Ask::plain(None));
+        let greedy = listed.choose_among(&[(7, 2.0), (3, 2.0), (1, 1.0)], &SampleSpec::plain(None));
         assert_eq!(greedy, (3, 2.0, 0.0));
     }
 

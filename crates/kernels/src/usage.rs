@@ -1,23 +1,23 @@
-//! What memory is for: a label on every allocation, and the report made of them.
+//! Memory accounting: a purpose label on every allocation, and reports by purpose.
 
 use crate::backend::Backend;
 use std::sync::Arc;
 
-/// What memory is for.
+/// Purpose of an allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
-    /// Master weights and what is derived from them.
+    /// Master weights and the weights derived from them.
     Weights,
     /// Gradients of the weights.
     Gradients,
-    /// Moments of the optimizer.
+    /// Optimizer moments.
     Optimizer,
-    /// Keys and values of sequences that are sampled.
+    /// KV cache.
     Cache,
-    /// What a pass over tokens computes, and everything else that comes and goes.
+    /// Activations and other temporary buffers.
     #[default]
     Activations,
-    /// Room that libraries ask for.
+    /// Workspaces requested by libraries.
     Workspace,
 }
 
@@ -25,7 +25,7 @@ pub enum Purpose {
 const COUNT: usize = 6;
 
 impl Purpose {
-    /// All of them.
+    /// All purposes.
     pub const ALL: [Purpose; COUNT] = [
         Purpose::Weights,
         Purpose::Gradients,
@@ -35,7 +35,7 @@ impl Purpose {
         Purpose::Workspace,
     ];
 
-    /// In a word or three.
+    /// Display name.
     pub fn name(self) -> &'static str {
         match self {
             Purpose::Weights => "weights",
@@ -47,13 +47,13 @@ impl Purpose {
         }
     }
 
-    /// Labels later allocations of that device with this, until the returned guard is dropped.
+    /// Labels later allocations of the device with this purpose until the guard is dropped.
     pub fn on(self, device: &Arc<dyn Backend>) -> Labelled {
         Labelled { before: device.set_purpose(self), device: device.clone() }
     }
 }
 
-/// While this lives, allocations are for one purpose.
+/// Restores the previous label when dropped.
 #[must_use]
 pub struct Labelled {
     device: Arc<dyn Backend>,
@@ -71,15 +71,15 @@ impl Drop for Labelled {
 pub struct Bytes([usize; COUNT]);
 
 impl Bytes {
-    /// Those of a purpose.
+    /// Bytes of a purpose.
     pub fn of(&self, purpose: Purpose) -> usize {
         self.0[purpose as usize]
     }
-    /// All together.
+    /// Bytes of all purposes.
     pub fn total(&self) -> usize {
         self.0.iter().sum()
     }
-    /// `weights 2.77 GiB, gradients 1.84 GiB`: those there are, the largest first.
+    /// `weights 2.77 GiB, gradients 1.84 GiB`: non-zero purposes, largest first.
     pub fn words(&self) -> String {
         let mut there: Vec<Purpose> = Purpose::ALL.into_iter().filter(|&p| self.of(p) > 0).collect();
         there.sort_by_key(|&p| std::cmp::Reverse(self.of(p)));
@@ -88,24 +88,24 @@ impl Bytes {
     }
 }
 
-/// Bytes for people.
+/// Formats bytes for users.
 pub fn size(bytes: usize) -> String {
     let mib = bytes as f64 / 1048576.0;
     if mib < 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }
 }
 
-/// What is in use, and what was when it was most.
+/// Bytes in use now and at the peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Books {
-    /// What new memory is for.
+pub struct MemoryUsage {
+    /// Label of new allocations.
     pub purpose: Purpose,
     /// In use now.
     pub now: Bytes,
-    /// In use when all together was most.
+    /// In use when the total was highest.
     pub at_peak: Bytes,
 }
 
-impl Books {
+impl MemoryUsage {
     /// Counts an allocation; returns its label.
     pub fn add(&mut self, bytes: usize) -> Purpose {
         self.now.0[self.purpose as usize] += bytes;
@@ -114,29 +114,29 @@ impl Books {
         }
         self.purpose
     }
-    /// Counts memory with this label as freed.
+    /// Counts an allocation with this label as freed.
     pub fn remove(&mut self, purpose: Purpose, bytes: usize) {
         self.now.0[purpose as usize] -= bytes;
     }
 }
 
-/// Where a device's memory went.
+/// Memory use of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// Buffers.
-    pub books: Books,
-    /// Times the system was asked for memory.
+    /// Buffers by purpose.
+    pub books: MemoryUsage,
+    /// Number of allocations from the system.
     pub asked: u64,
-    /// Bytes in use on the device, as the system says: with context, libraries, blocks kept for reuse, other programs.
+    /// Device bytes in use according to the driver: including context, libraries, cached free blocks, other programs.
     pub used: usize,
-    /// The same when buffers and blocks were most.
+    /// The same at the peak of buffers and cached blocks.
     pub most: usize,
-    /// All it has.
+    /// Total device memory.
     pub total: usize,
 }
 
 impl MemoryReport {
-    /// Two lines for people.
+    /// Two lines for users.
     pub fn lines(&self) -> [String; 2] {
         let peak = self.books.at_peak;
         [
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_peak_keeps_what_it_was_made_of() {
-        let mut books = Books { purpose: Purpose::Weights, ..Default::default() };
+        let mut books = MemoryUsage { purpose: Purpose::Weights, ..Default::default() };
         let weights = books.add(300 << 20);
         books.purpose = Purpose::Activations;
         let activations = books.add(2 << 30);

@@ -1,11 +1,11 @@
-//! Counts in messages and reports.
+//! Plurals in messages and reports.
 
-/// A count with its noun, which is in the plural unless the count is 1: `1 row`, `2 rows`, `3 reward models`, `2 entries`.
+/// A count with its noun in singular or plural: `1 row`, `2 rows`, `3 reward models`, `2 entries`.
 pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {}", plural(count, noun))
 }
 
-/// The noun alone, for counts that are written in another way than as digits.
+/// The noun alone in singular or plural.
 pub fn plural(count: usize, noun: &str) -> String {
     let vowel = |stem: &str| stem.ends_with(['a', 'e', 'i', 'o', 'u']);
     match noun.strip_suffix('y') {

@@ -8,8 +8,8 @@ use ferrl_kernels::{Buffer, DType, Result, Weight};
 
 struct Plain(Cpu);
 
-impl Home for Plain {
-    fn as_home(&self) -> &dyn Home {
+impl DeviceInfo for Plain {
+    fn as_info(&self) -> &dyn DeviceInfo {
         self
     }
     fn holds(&self, buffer: &Buffer) -> bool {

@@ -14,18 +14,18 @@ pub(super) const GENERATION: &str = "filter ferrl_generation";
 /// The variable with the two characters to put around a generation block.
 pub(super) const MARKS: &str = "ferrl_generation_marks";
 
-/// Operations of one rendering. The longest of real templates need some hundred for a message.
+/// Maximum operations per rendering. The longest real templates need some hundred per message.
 const FUEL: u64 = 2_000_000;
-/// Bytes that one rendering may write.
+/// Maximum output bytes per rendering.
 const OUTPUT: usize = 32 << 20;
-/// Levels of macros and blocks within each other.
+/// Maximum nesting of macros and blocks.
 const DEPTH: usize = 100;
 
-/// Bytes of a template, and operators between two of its braces: parsers go down a level with each.
+/// Maximum template bytes, and operators in one expression: parsers recurse once per operator.
 const SOURCE: usize = 1 << 20;
 const OPERATORS: usize = 1000;
 
-/// Refuses a template nested so deeply that parsing it would overflow the stack: an attack.
+/// Refuses a template nested so deeply that parsing it would overflow the stack.
 pub fn bounded(source: &str) -> std::result::Result<(), String> {
     if source.len() > SOURCE {
         return Err(format!("it has more than {} MiB", SOURCE >> 20));
@@ -38,7 +38,7 @@ pub fn bounded(source: &str) -> std::result::Result<(), String> {
             (None, '{' | '%') if before == '{' => (inside, count) = (true, 0),
             (None, '}') if inside && (before == '}' || before == '%') => inside = false,
             (None, '"' | '\'') if inside => quote = Some(c),
-            // Signs, and words: `not not not`.
+            // Symbols, and word operators: `not not not`.
             (None, c) if inside && ("+-*/~|.<>=!([{,".contains(c) || (c == ' ' && before != ' ')) => {
                 count += 1
             }
@@ -52,7 +52,7 @@ pub fn bounded(source: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// What a template said when it called `raise_exception`.
+/// Message of a template's `raise_exception`.
 #[derive(Debug)]
 struct Raised(String);
 
@@ -79,7 +79,7 @@ pub(super) fn new() -> Environment<'static> {
         });
     }
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
-    // To Python, text and mappings are sequences too.
+    // In Python, strings and mappings are sequences, too.
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)
     });
@@ -116,12 +116,12 @@ pub fn unix_day(date: &str) -> Option<i64> {
     let days =
         365 * shifted.0 + shifted.0 / 4 - shifted.0 / 100 + shifted.0 / 400 + (153 * shifted.1 + 2) / 5;
     let seconds = (days + day - 1 - 719_468) * 86_400;
-    // A day that the month does not have comes out as another.
+    // An invalid day of the month wraps around to another date.
     let now = Now::from_unix(seconds);
     (known && (now.year, now.month as i64, now.day) == (year, month, day)).then_some(seconds)
 }
 
-/// Renders; a template that writes without end is an error.
+/// Renders; exceeding the output limit is an error.
 pub(super) fn render(template: &Template<'_, '_>, context: Value) -> Result<String, Error> {
     let mut out = Bounded(Vec::new());
     template.render_captured_to(context, &mut out).map_err(|e| match e.kind() {
@@ -136,7 +136,7 @@ pub(super) fn render(template: &Template<'_, '_>, context: Value) -> Result<Stri
     Ok(String::from_utf8_lossy(&out.0).into_owned())
 }
 
-/// Text that may not become longer than [`OUTPUT`].
+/// Output limited to [`OUTPUT`] bytes.
 struct Bounded(Vec<u8>);
 
 impl std::io::Write for Bounded {
@@ -152,12 +152,12 @@ impl std::io::Write for Bounded {
     }
 }
 
-/// Makes `strftime_now` tell this time.
+/// Sets the time of `strftime_now`.
 pub(super) fn set_now(environment: &mut Environment<'static>, now: Now) {
     environment.add_function("strftime_now", move |format: &str| now.format(format));
 }
 
-/// The words of `raise_exception`, if that is what stopped the template.
+/// The message of `raise_exception`, if that stopped the template.
 pub(super) fn raised(e: &Error) -> Option<String> {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(e);
     while let Some(error) = source {
@@ -169,7 +169,7 @@ pub(super) fn raised(e: &Error) -> Option<String> {
     None
 }
 
-/// One line: what went wrong and where in the template.
+/// One line: the error and its place in the template.
 pub(super) fn explain(e: &Error) -> String {
     let what = e.detail().map_or_else(|| e.kind().to_string(), str::to_owned);
     match e.line() {
@@ -178,7 +178,7 @@ pub(super) fn explain(e: &Error) -> String {
     }
 }
 
-/// Newlines as Jinja sees them, and `{% generation %}` blocks as blocks of the filter that marks them.
+/// Normalises newlines as Jinja does, and turns `{% generation %}` blocks into filter blocks that mark them.
 pub(super) fn rewrite(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len() + 64);

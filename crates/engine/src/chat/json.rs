@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps` writes it, because models were trained on exactly that spacing.
+//! JSON as Python's `json.dumps` writes it: models were trained on exactly that spacing.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 
 use crate::tokenizer::GUARDS;
 
-/// How to write; the fields are `json.dumps`'s keywords.
+/// Formatting; the fields are `json.dumps` keywords.
 pub(super) struct Style {
     pub ensure_ascii: bool,
     pub indent: Option<String>,
@@ -89,7 +89,7 @@ impl Style {
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
                 c if c < ' ' => escape(c, out),
-                // Our own marks must come through; they are not characters of anyone's text.
+                // Mark characters are kept; no input contains them.
                 c if self.ensure_ascii && c > '\u{7e}' && !GUARDS.contains(&c) => escape(c, out),
                 c => out.push(c),
             }
@@ -121,7 +121,7 @@ fn number(n: &Number) -> String {
     format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
-/// JSON as a template sees it; objects keep their order.
+/// Converts JSON to a template value; objects keep their order.
 pub(super) fn to_template(value: &Value) -> TemplateValue {
     match value {
         Value::Null => TemplateValue::from(()),
@@ -140,10 +140,10 @@ pub(super) fn to_template(value: &Value) -> TemplateValue {
     }
 }
 
-/// Lists and objects within each other that are written; as many as the parser reads.
+/// Maximum nesting of lists and objects, the same as the parser's.
 const DEPTH: usize = 128;
 
-/// A template's value as JSON, to this depth.
+/// Converts a template value to JSON.
 pub(super) fn from_template(value: &TemplateValue, depth: usize) -> Result<Value, Error> {
     if depth > DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: more than {DEPTH} levels")));

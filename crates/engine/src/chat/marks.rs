@@ -1,4 +1,4 @@
-//! Marks around special-token names that users wrote, put in before a template renders and read out after.
+//! Marks around special-token strings in user input, inserted before a template renders and removed afterwards.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -9,22 +9,22 @@ use super::{Input, Kwargs};
 use crate::tokenizer::GUARDS;
 use crate::{Error, Result};
 
-/// Characters that occur in none of the inputs.
+/// Mark characters, which occur in none of the inputs.
 pub(super) struct Marks {
     name: (char, char),
     pub generation: (char, char),
 }
 
-/// A rendering with the marks taken out.
+/// A rendering with the marks removed.
 pub(super) struct Marked {
     pub text: String,
-    /// Byte spans that are plain text although they spell special tokens; an empty one is a barrier.
+    /// Byte spans that are plain text although they spell special tokens; an empty span is a barrier.
     pub plain: Vec<Range<usize>>,
     /// Byte spans of `{% generation %}` blocks.
     pub generation: Vec<Range<usize>>,
 }
 
-/// A special-token name that some message, or the tools or documents, hold or end with the beginning of.
+/// A special-token string that a message, the tools or the documents contain, or end with a prefix of.
 pub(super) struct MarkPlace {
     message: Option<usize>,
     pub name: String,
@@ -33,7 +33,7 @@ pub(super) struct MarkPlace {
 }
 
 impl Marks {
-    /// Picks characters that no input uses, so that none can be forged.
+    /// Picks characters that no input contains, so that marks cannot be forged.
     pub fn choose(source: &str, input: Input<'_>) -> Result<Self> {
         let mut used = [false; GUARDS.len()];
         let mut note = |text: &str| {
@@ -56,7 +56,7 @@ impl Marks {
         }
     }
 
-    /// The inputs with marks around the names at `places`.
+    /// Copies of the inputs with marks around the strings at `places`.
     pub fn write(&self, input: Input<'_>, places: &[MarkPlace]) -> (Vec<Value>, Option<Value>, Kwargs) {
         let of = |message: Option<usize>| -> Vec<&str> {
             places.iter().filter(|p| p.message == message).map(|p| p.name.as_str()).collect()
@@ -95,7 +95,7 @@ impl Marks {
                     rest = &rest[name.len()..];
                 }
                 None if names.iter().any(|n| begins(rest.as_bytes(), n.as_bytes())) => {
-                    // Another text may follow that completes the name: put a barrier between them.
+                    // Text that follows might complete the string: insert a barrier.
                     out.push_str(rest);
                     out.push(self.name.1);
                     rest = "";
@@ -109,7 +109,7 @@ impl Marks {
         out
     }
 
-    /// Takes the marks out of a rendering. A template may have separated a pair; a lone mark is a barrier.
+    /// Removes the marks from a rendering. If the template separated a pair, each lone mark is a barrier.
     pub fn read(&self, rendered: &str, names: &[String]) -> Marked {
         let mut marked = Marked { text: String::new(), plain: Vec::new(), generation: Vec::new() };
         let mut open_blocks = Vec::new();
@@ -140,7 +140,7 @@ impl Marks {
     }
 }
 
-/// Where the inputs hold special-token names; `names` must be sorted longest first.
+/// Where the inputs contain special-token strings; `names` must be sorted longest first.
 pub(super) fn places(input: Input<'_>, names: &[String]) -> Vec<MarkPlace> {
     let mut places = Vec::new();
     let mut starts = [false; 256];
@@ -168,7 +168,7 @@ pub(super) fn places(input: Input<'_>, names: &[String]) -> Vec<MarkPlace> {
     places
 }
 
-/// Whether `rest`, the end of a text, is the beginning of `name`.
+/// Whether `rest` is a prefix of `name`.
 fn begins(rest: &[u8], name: &[u8]) -> bool {
     rest.len() >= 2 && rest.len() < name.len() && name.starts_with(rest)
 }

@@ -1,4 +1,4 @@
-//! Which tokens of a conversation are trained.
+//! The loss mask of a conversation.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::{ChatTemplate, Input, Turns};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// Ids of the whole conversation and the mask over them.
+/// Ids of the whole conversation and its loss mask.
 pub(super) fn encode(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
@@ -33,7 +33,7 @@ pub(super) fn encode(
         }
     };
     let encoded = tokenizer.encode_spans(&whole.text, &whole.plain)?;
-    // A token counts by where it starts: one that a marker makes swallow the space after it still counts.
+    // A token belongs to the span in which it starts, also if a marker swallowed the space before the span's text.
     let inside = |start: usize| spans.iter().any(|s| s.contains(&start));
     let mask: Vec<bool> = encoded.offsets.iter().map(|&(start, _)| inside(start)).collect();
     if !mask.contains(&true) {
@@ -48,7 +48,7 @@ pub(super) fn encode(
     Ok((encoded.ids, mask))
 }
 
-/// The assistant's spans, by rendering the conversation up to each of its turns.
+/// The assistant's spans, found by rendering the conversation up to each of its turns.
 fn turns(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
@@ -82,7 +82,7 @@ fn turns(
             .find(|(_, id)| tokenizer.eos().contains(id))
             .or_else(|| within().next_back())
             .map_or(shared, |(m, _)| m.end);
-        // After it the turn alone may only have closing marks, as the end of text some templates write last.
+        // After the turn only closing markers may follow, such as the EOS that some templates append.
         if end < start || (shared < turn.len() && !only_markers(&turn[end..], tokenizer)) {
             return Err(rewritten(template, index, "the turn of", &turn, &whole.text, shared));
         }
@@ -95,13 +95,13 @@ fn is_assistant(message: &Value) -> bool {
     message.get("role").and_then(Value::as_str) == Some("assistant")
 }
 
-/// Whether a message may be trained: OpenAI's `"weight": 0` and axolotl's `"train": false` leave its turn out of the loss.
+/// Whether a message is trained on: OpenAI's `"weight": 0` and axolotl's `"train": false` exclude it from the loss.
 fn is_trained(message: &Value) -> bool {
     let zero = message.get("weight").and_then(Value::as_f64) == Some(0.0);
     !zero && message.get("train") != Some(&Value::Bool(false))
 }
 
-/// Length in bytes of what two texts have in common from the start, at a character boundary.
+/// Length in bytes of the common prefix, at a character boundary.
 fn common(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(x, y)| x == y).map(|(x, _)| x.len_utf8()).sum()
 }

@@ -1,16 +1,15 @@
-//! Content in parts, and what a template must not leave out.
+//! Content in parts, and content that a template drops.
 //!
-//! Data and servers write content as text or as a list of parts. Most templates read text, some read parts, and either
-//! renders the other wrongly without an error: a list as Python would print it, a text as nothing. So content is given in
-//! the form the template was seen to read.
+//! Message content is a string or a list of parts. Most templates read strings, some read parts, and given the other form they
+//! silently render garbage: a list as its Python repr, or a string as nothing. So content is passed in the form that the
+//! template has been found to read.
 
 use serde_json::{Value, json};
 
 use super::{ChatTemplate, Input, Kwargs};
 use crate::{Error, Result};
 
-/// The text of a message's content: a string, or parts of text one after the other, as templates that read parts write
-/// them. Anything that is not text is refused.
+/// The text of a message's content: a string, or the concatenation of its text parts. Parts other than text are refused.
 pub fn text_of(content: &Value) -> Result<String> {
     let Value::Array(parts) = content else {
         return content.as_str().map(str::to_owned).ok_or_else(|| {
@@ -42,7 +41,7 @@ pub fn text_of(content: &Value) -> Result<String> {
 
 const PROBE: &str = "ferrl";
 
-/// Whether a template shows content only when it comes in parts.
+/// Whether a template shows content only as a list of parts.
 pub(super) fn wanted(template: &ChatTemplate) -> bool {
     let (messages, kwargs) = ([json!({ "role": "user", "content": PROBE })], Kwargs::new());
     let input = Input { messages: &messages, tools: None, add_generation_prompt: false, kwargs: &kwargs };
@@ -50,14 +49,14 @@ pub(super) fn wanted(template: &ChatTemplate) -> bool {
     !shows(false) && shows(true)
 }
 
-/// See [`ChatTemplate::shows_all`]. What is left out is found by rendering without it: nothing changes.
+/// See [`ChatTemplate::shows_all`]. Dropped content is found by rendering without it: the output does not change.
 pub(super) fn refuse_dropped(template: &ChatTemplate, input: Input<'_>) -> Result<()> {
     let calls = |m: &Value| {
         let several = m.get("tool_calls").is_some_and(|c| c.as_array().is_some_and(|c| !c.is_empty()));
         several || m.get("function_call").is_some_and(Value::is_object)
     };
     let usual = |m: &Value| matches!(m.get("role").and_then(Value::as_str), Some("user" | "assistant"));
-    // Templates leave the reasoning of earlier turns out on purpose.
+    // Templates drop the reasoning of earlier turns on purpose.
     let reasons = |m: &Value| {
         ["reasoning_content", "reasoning", "thinking"]
             .into_iter()

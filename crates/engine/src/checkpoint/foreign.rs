@@ -1,11 +1,11 @@
-//! Models in formats that are not opened here, and what to do with them.
+//! Errors for model formats that Ferrl does not read, with how to convert them.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// Why a path is no model directory, where it is a file of weights or a directory of GGUF files alone; nothing otherwise.
+/// The error for a weight file, or a directory with nothing but GGUF files; `None` for anything else.
 pub fn foreign(path: &Path) -> Option<Error> {
     if path.is_file() {
         return Some(file(path));
@@ -62,7 +62,7 @@ fn head(path: &Path) -> Vec<u8> {
     if path.is_file()
         && let Ok(file) = std::fs::File::open(path)
     {
-        let _ = file.take(4).read_to_end(&mut head); // a file that cannot be read is of no known kind
+        let _ = file.take(4).read_to_end(&mut head); // an unreadable file is of no known kind
     }
     head
 }

@@ -1,4 +1,4 @@
-//! How numbers are stored in a checkpoint, whatever type the model computes in.
+//! Number formats of checkpoints.
 
 use half::{bf16, f16};
 use safetensors::Dtype as Stored;
@@ -6,17 +6,18 @@ use safetensors::Dtype as Stored;
 use crate::{Error, Result};
 use ferrl_kernels::{DType, cores};
 
-/// Numbers that are worth a thread.
+/// Minimum count of numbers per thread.
 const PART: usize = 1 << 20;
-/// Numbers that are looked at for a NaN or infinity right after they were read.
+/// Numbers checked for NaN and infinity at a time, while they are in the L1 cache.
 const LOOK: usize = 2048;
 
-/// Where the first NaN or infinity is among stored numbers of bf16. Threads share the look: it is what fetches pages from disk.
+/// Index of the first NaN or infinity in stored bf16 numbers. Multi-threaded, because it is the first access to the mapped
+/// file.
 pub(super) fn first_non_finite(bytes: &[u8]) -> Option<usize> {
     const ONES: u16 = 0x7f80;
     let is_bad = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]) & ONES == ONES;
     let look = |bytes: &[u8]| {
-        // Without a branch for each number.
+        // Branch-free per number.
         let any = |piece: &[u8]| piece.chunks_exact(2).fold(false, |bad, b| bad | is_bad(b));
         let (i, piece) = bytes.chunks(2 * LOOK).enumerate().find(|(_, piece)| any(piece))?;
         Some(i * LOOK + piece.chunks_exact(2).position(is_bad)?)
@@ -36,30 +37,30 @@ pub(super) fn first_non_finite(bytes: &[u8]) -> Option<usize> {
     })
 }
 
-/// A format of the numbers of a checkpoint. A quantised one is a variant here, with `encode` and `decode`.
+/// A number format. A quantised format would be a variant here, with `encode` and `decode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageFormat {
-    /// 32 bits: what the optimizer holds.
+    /// float32.
     F32,
-    /// 16 bits with the range of `F32`.
+    /// bfloat16.
     Bf16,
-    /// 16 bits with more precision and a range of 65504.
+    /// float16, with a range of 65504.
     F16,
 }
 
 impl From<DType> for StorageFormat {
-    /// The format that holds what a model computes with.
+    /// The format of a compute type.
     fn from(compute: DType) -> Self {
         if compute == DType::Bf16 { StorageFormat::Bf16 } else { StorageFormat::F32 }
     }
 }
 
 impl StorageFormat {
-    /// Bytes of one number.
+    /// Bytes per number.
     pub fn size(self) -> usize {
         if self == StorageFormat::F32 { 4 } else { 2 }
     }
-    /// The name in `config.json`.
+    /// Its name in `config.json`.
     pub fn torch_name(self) -> &'static str {
         match self {
             StorageFormat::F32 => "float32",
@@ -67,7 +68,7 @@ impl StorageFormat {
             StorageFormat::F16 => "float16",
         }
     }
-    /// The name in the header of a safetensors file.
+    /// Its name in a safetensors header.
     pub(super) fn stored_name(self) -> &'static str {
         match self {
             StorageFormat::F32 => "F32",
@@ -75,7 +76,7 @@ impl StorageFormat {
             StorageFormat::F16 => "F16",
         }
     }
-    /// The format of a stored tensor, if Ferrl reads it.
+    /// The format of a stored tensor, if Ferrl supports it.
     pub(super) fn of(stored: Stored) -> Option<StorageFormat> {
         match stored {
             Stored::F32 => Some(StorageFormat::F32),
@@ -85,9 +86,8 @@ impl StorageFormat {
         }
     }
 
-    /// Stored numbers as `f32`, one for each of `out`; where the first NaN or infinity is, if there is one. Large tensors
-    /// are shared among threads: pages that come from a file and pages that are written for the first time cost more than
-    /// the numbers.
+    /// Decodes stored numbers to `f32`; returns the index of the first NaN or infinity, if any. Large tensors are decoded by
+    /// several threads: page faults of source and destination cost more than the conversion.
     pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) -> Option<usize> {
         let threads = cores();
         let part = out.len().div_ceil(threads).max(PART);
@@ -122,7 +122,7 @@ impl StorageFormat {
                     numbers.for_each(|(x, b)| *x = f16::from_le_bytes([b[0], b[1]]).to_f32())
                 }
             }
-            // Without a branch for each number, which is still in the nearest cache.
+            // Branch-free per number; the numbers are still in the L1 cache.
             if bad.is_none() && out.iter().fold(false, |bad, x| bad | !x.is_finite()) {
                 bad = out.iter().position(|x| !x.is_finite()).map(|at| i * LOOK + at);
             }
@@ -130,7 +130,7 @@ impl StorageFormat {
         bad
     }
 
-    /// Rounds numbers to what it can hold.
+    /// Rounds numbers to this format.
     pub(crate) fn round(self, numbers: &mut [f32]) {
         match self {
             StorageFormat::F32 => {}
@@ -139,7 +139,7 @@ impl StorageFormat {
         }
     }
 
-    /// Appends numbers to `out` as they are stored, rounded to nearest even.
+    /// Appends numbers in this format, rounded to nearest even.
     pub(super) fn encode(self, numbers: &[f32], out: &mut Vec<u8>) -> Result<()> {
         match self {
             StorageFormat::F32 => out.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),

@@ -1,4 +1,4 @@
-//! New models: sizes in, `config.json` and random weights out, the same for the same seed anywhere.
+//! New models: from sizes to `config.json` and random weights, which are a function of the seed on any machine.
 
 use ferrl_kernels::cores;
 use std::path::Path;
@@ -11,46 +11,46 @@ use crate::model::config::NormKind;
 use crate::model::{FAMILIES, Head, ModelConfig, ParamKind, ParamShape, family};
 use crate::{Class, Error, Result};
 
-/// What a new model shall be. `None` leaves a size to its usual relation to the others.
+/// Sizes of a new model. `None` chooses the default given.
 #[derive(Clone, Debug)]
 pub struct InitOptions {
     /// Name of the family.
     pub family: String,
-    /// Tokens the model knows.
+    /// Vocabulary size.
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Query heads; one for every 64 of the width.
+    /// Query heads; default `hidden / 64`.
     pub heads: Option<usize>,
-    /// Key and value heads; as many as query heads.
+    /// Key and value heads; default the number of query heads.
     pub kv_heads: Option<usize>,
-    /// Width of a head; the width divided by the heads.
+    /// Width of a head; default `hidden / heads`.
     pub head_dim: Option<usize>,
-    /// Inner width of the network; four times the width.
+    /// Intermediate width of the feed-forward network; default `4 * hidden`.
     pub ffn: Option<usize>,
-    /// Experts of a layer, in a family that has them; 8.
+    /// Experts per layer, for MoE families; default 8.
     pub experts: Option<usize>,
-    /// Experts that a token is sent to; 2.
+    /// Experts per token; default 2.
     pub experts_per_token: Option<usize>,
-    /// Inner width of an expert; that of the network divided by `experts_per_token`.
+    /// Intermediate width of an expert; default `ffn / experts_per_token`.
     pub expert_ffn: Option<usize>,
-    /// Whether the logits use the embedding; what is usual in the family.
+    /// Whether embedding and head are tied; default as usual in the family.
     pub tied: Option<bool>,
     /// Longest sequence.
     pub max_positions: usize,
-    /// Base of the rotary frequencies; 10000.
+    /// `rope_theta`; default 10000.
     pub rope_theta: Option<f64>,
-    /// Sliding window where the family has one.
+    /// Sliding window, for families that have one.
     pub window: Option<usize>,
-    /// What sits on top.
+    /// Output head.
     pub head: Head,
-    /// First token, noted in `config.json`.
+    /// BOS token, written to `config.json`.
     pub bos: Option<u32>,
-    /// Last token, noted in `config.json`.
+    /// EOS token, written to `config.json`.
     pub eos: Option<u32>,
-    /// Filler token, noted in `config.json`.
+    /// Padding token, written to `config.json`.
     pub pad: Option<u32>,
     /// Seed of the weights.
     pub seed: u64,
@@ -89,7 +89,7 @@ impl InitOptions {
         }
     }
 
-    /// The decoder and the `config.json` these options describe, or why they do not fit together.
+    /// The architecture and `config.json`, or an error if the options are inconsistent.
     pub fn build(&self) -> Result<(ModelConfig, Value)> {
         self.check()?;
         let family = family(&self.family)?;
@@ -103,7 +103,7 @@ impl InitOptions {
         if self.window.is_some() || !family.slides_by_default() {
             asked["sliding_window"] = json!(self.window);
         }
-        // The family's own reader fills in all that the options leave open.
+        // The family's reader fills in the defaults.
         let mut config = family.config(&asked).map_err(|mut e| {
             e.class = Class::Usage;
             e
@@ -128,7 +128,7 @@ impl InitOptions {
         [("bos", self.bos), ("eos", self.eos), ("pad", self.pad)]
     }
 
-    /// Sizes that cannot be, or do not fit each other.
+    /// Refuses impossible or inconsistent sizes.
     fn check(&self) -> Result<()> {
         let (hidden, heads) = (self.hidden, self.heads());
         let sizes = [
@@ -164,7 +164,7 @@ impl InitOptions {
         Ok(())
     }
 
-    /// Experts as fields of a `config.json`.
+    /// MoE fields of the `config.json`.
     fn ask_experts(&self, asked: &mut Value) {
         let per_token = self.experts_per_token.unwrap_or(2);
         asked["num_experts"] = json!(self.experts.unwrap_or(8));
@@ -177,7 +177,7 @@ impl InitOptions {
         self.ffn.unwrap_or(self.hidden.saturating_mul(4))
     }
 
-    /// The options as fields of a `config.json`, under the names of every family.
+    /// The options as fields of a `config.json`, under all families' names.
     fn asked(&self) -> Value {
         let heads = self.heads();
         let head_dim = self.head_dim.unwrap_or(self.hidden / heads);
@@ -206,8 +206,8 @@ impl InitOptions {
     }
 }
 
-/// The initial value of one parameter: norms at one, biases at zero, the rest normal.
-/// It depends on the seed, the name and the place in the parameter alone.
+/// The initial value of a parameter: norms one, biases zero, the rest normal. A function of the seed, the name, and the index in
+/// the parameter.
 pub fn init_param(config: &ModelConfig, options: &InitOptions, param: &ParamShape) -> Vec<f32> {
     if param.id.kind == ParamKind::Bias {
         return vec![0.0; param.len()];
@@ -222,7 +222,7 @@ pub fn init_param(config: &ModelConfig, options: &InitOptions, param: &ParamShap
     let key = [options.seed as u32, (options.seed >> 32) as u32];
     let name = name_words(&param.name());
     let mut out = vec![0.0; param.len()];
-    // Each number depends on its place alone, so any thread may draw it.
+    // A number depends only on its index, so any thread may draw it.
     let threads = cores();
     let part = param.len().div_ceil(threads).next_multiple_of(4).max(1 << 14);
     std::thread::scope(|scope| {

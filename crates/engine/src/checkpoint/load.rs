@@ -1,4 +1,4 @@
-//! A model directory, opened and checked, and its parameters, read one at a time.
+//! Opens and checks a model directory, and reads its parameters one at a time.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -15,16 +15,16 @@ use super::store::{Store, read_json};
 use crate::model::{Family, Head, ModelConfig, ParamShape, Slot, StoredPart, Tensor, family_of, text_config};
 use crate::{Error, Result, nearest};
 
-/// The numbers of a parameter.
+/// The values of a parameter.
 pub(crate) enum ParamValues<'a> {
-    /// As they were made from what is stored.
+    /// Decoded.
     F32(Vec<f32>),
-    /// As files hold them, part by part.
+    /// Stored bf16 bytes, part by part.
     Bf16(Vec<&'a [u8]>),
 }
 
 impl ParamValues<'_> {
-    /// To a buffer that has room for them.
+    /// Writes them to a buffer of the same length.
     pub(crate) fn write(&self, backend: &dyn Backend, to: &mut Buffer) -> Result<()> {
         let parts = match self {
             ParamValues::F32(values) => return backend.write(to, 0, values),
@@ -38,7 +38,7 @@ impl ParamValues<'_> {
         Ok(())
     }
 
-    /// As numbers of f32.
+    /// Decodes them.
     pub(crate) fn into_f32s(self) -> Vec<f32> {
         match self {
             ParamValues::F32(values) => values,
@@ -56,21 +56,21 @@ impl ParamValues<'_> {
     }
 }
 
-/// A Hugging Face model directory whose files are all there and fit its `config.json`.
+/// A Hugging Face model directory whose files are complete and consistent with its `config.json`.
 pub struct ModelDir {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Its `config.json` as it is; of a model that sees or hears, the part for its text.
+    /// Its `config.json`; of a multimodal model, the text configuration.
     pub config_json: Value,
-    /// What that means.
+    /// The parsed configuration.
     pub config: ModelConfig,
-    /// Who reads it.
+    /// The model's family.
     pub family: &'static Family,
     store: Store,
-    /// Seed for parameters of a head that was asked for and is not in the files.
+    /// Seed for the parameters of a requested head that the checkpoint lacks.
     new_head: Option<u64>,
     adapter: Option<AdapterDir>,
-    /// Of an adapter.
+    /// The base model's directory, if this is an adapter.
     base: Option<PathBuf>,
 }
 
@@ -84,8 +84,8 @@ impl std::fmt::Debug for ModelDir {
 }
 
 impl ModelDir {
-    /// Opens a directory and checks every tensor's presence, shape and dtype. Weights are read in [`ModelDir::load`].
-    /// `v_head.summary.*` beside a language model makes it one with a value head.
+    /// Opens a directory and checks presence, shape and dtype of every tensor; [`ModelDir::load`] reads the weights. A language
+    /// model with `v_head.summary.*` tensors has a value head.
     pub fn open(path: &Path) -> Result<ModelDir> {
         let place = path.display();
         if let Some(error) = super::foreign(path) {
@@ -111,7 +111,7 @@ impl ModelDir {
         if nf4::is_quantised(&config_json).map_err(|e| e.at(path.display()))?
             && let Some(fields) = config_json.as_object_mut()
         {
-            fields.remove("quantization_config"); // of the numbers alone; models are saved without it
+            fields.remove("quantization_config"); // concerns the storage only; models are saved without it
         }
         let family = family_of(&config_json).map_err(|e| e.at(path.display()))?;
         let mut config = family.config(&config_json).map_err(|e| e.at(path.display()))?;
@@ -134,8 +134,8 @@ impl ModelDir {
         Ok(dir)
     }
 
-    /// The same weights under another head, such as a score or value head on a language model's trunk.
-    /// What the files lack of the new head is drawn at random from `seed`.
+    /// The same trunk with another head, such as a score or value head. Missing parameters of the head are initialised from
+    /// `seed`.
     pub fn with_head(mut self, head: Head, seed: u64) -> Result<ModelDir> {
         self.config.head = head;
         self.new_head = Some(seed);
@@ -143,8 +143,8 @@ impl ModelDir {
         Ok(self)
     }
 
-    /// Hands every parameter over in the order of [`ModelConfig::params`], fused and in `f32`.
-    /// Only one of them is in memory at a time.
+    /// Calls `each` with every parameter in the order of [`ModelConfig::params`], fused and in `f32`. Only one is in memory at a
+    /// time.
     pub fn load(&self, mut each: impl FnMut(&ParamShape, Vec<f32>) -> Result<()>) -> Result<()> {
         self.family
             .tensors(&self.config)
@@ -152,7 +152,7 @@ impl ModelDir {
             .try_for_each(|tensor| each(&tensor.param, self.read(tensor)?))
     }
 
-    /// The same, of bf16 as the files hold it where a parameter is all of that.
+    /// The same, with undecoded bf16 where all of a parameter is stored so.
     pub(crate) fn load_stored(
         &self,
         mut each: impl FnMut(&ParamShape, ParamValues<'_>) -> Result<()>,
@@ -167,8 +167,8 @@ impl ModelDir {
         Ok(())
     }
 
-    /// Of each parameter, by index and length, the elements of a range and no others: what a rank owns of it. Pages of the
-    /// files that hold others are not read, but for tensors that files hold in another order.
+    /// Calls `each` with a range of every parameter, given by index and length: what a rank owns. Other pages of the files are
+    /// not read, except for tensors stored in another element order.
     pub(crate) fn load_ranges(
         &self,
         range: impl Fn(usize, usize) -> Range<usize>,
@@ -197,7 +197,7 @@ impl ModelDir {
         Ok(out)
     }
 
-    /// Elements of a part from `from` on, as the decoder holds them.
+    /// Elements of a part from `from` on, in the decoder's order.
     fn read_within(&self, part: &StoredPart, param: &ParamShape, from: usize, out: &mut [f32]) -> Result<()> {
         let (dtype, bytes) = self.part(part, param)?;
         if part.is_rearranged() || self.quantised(part)?.is_some() {
@@ -210,7 +210,7 @@ impl ModelDir {
         dtype.decode(bytes, out).map_or(Ok(()), |at| Err(self.not_finite(part, from + at)))
     }
 
-    /// The bytes of a parameter whose parts are stored in bf16 and lie as the decoder holds them.
+    /// The stored bytes of a parameter whose parts are all bf16 in the decoder's order.
     fn halves(&self, tensor: &Tensor) -> Result<Option<Vec<&[u8]>>> {
         if self.adapter.is_some() || self.seed_if_new(tensor).is_some() {
             return Ok(None);
@@ -241,7 +241,7 @@ impl ModelDir {
             }
             None => self.read_parts(tensor)?,
         };
-        // A head that the base lacks is the adapter's, too.
+        // A head that the base lacks belongs to the adapter.
         if let Some(adapter) = &self.adapter {
             adapter.put_saved(&tensor.param, &mut out)?;
         }
@@ -259,24 +259,24 @@ impl ModelDir {
         Ok(out)
     }
 
-    /// All elements of a part, as the decoder holds them.
+    /// All elements of a part, in the decoder's order.
     fn read_part(&self, part: &StoredPart, param: &ParamShape, out: &mut [f32]) -> Result<()> {
         if let Some(quantised) = self.quantised(part)? {
             let values = quantised.values();
-            values.into_iter().enumerate().for_each(|(at, x)| out[part.held(at)] = x);
+            values.into_iter().enumerate().for_each(|(at, x)| out[part.decoder_index(at)] = x);
             return Ok(());
         }
         let (dtype, bytes) = self.part(part, param)?;
         decode(dtype, bytes, part, out).map_or(Ok(()), |at| Err(self.not_finite(part, at)))
     }
 
-    /// A part as bitsandbytes quantised it, where it did.
+    /// The part as a bitsandbytes NF4 tensor, if it is one.
     fn quantised(&self, part: &StoredPart) -> Result<Option<nf4::Nf4Tensor<'_>>> {
         let found = self.store.find(&part.name).map(|name| self.store.nf4(name));
         found.transpose().map(Option::flatten).map_err(|e| e.at(self.path.display()))
     }
 
-    /// Numbers of a block of NF4, of a parameter (by its index) whose parts are all stored so.
+    /// The NF4 block size of a parameter whose parts are all stored as NF4.
     pub(crate) fn nf4_block(&self, param: usize) -> Result<Option<usize>> {
         let (tensors, mut block) = (self.family.tensors(&self.config), None);
         for part in tensors.get(param).iter().flat_map(|t| &t.parts) {
@@ -288,17 +288,17 @@ impl ModelDir {
         Ok(block)
     }
 
-    /// The adapter in the directory, where it holds one; the weights that [`ModelDir::load`] hands over are its base.
+    /// The adapter in the directory, if any; [`ModelDir::load`] then reads its base.
     pub fn adapter(&self) -> Option<&AdapterDir> {
         self.adapter.as_ref()
     }
 
-    /// The directory of the whole model: this one, or the base of an adapter.
+    /// The directory of the full model: this one, or the adapter's base.
     pub fn base(&self) -> &Path {
         self.base.as_deref().unwrap_or(&self.path)
     }
 
-    /// An adapter with its base.
+    /// Opens an adapter with its base.
     fn open_adapter(path: &Path) -> Result<ModelDir> {
         let adapter = AdapterDir::open(path)?;
         let base = adapter.base()?;
@@ -316,7 +316,7 @@ impl ModelDir {
         Ok(dir)
     }
 
-    /// A weight is a NaN or infinity.
+    /// The error for a NaN or infinity in a weight.
     fn not_finite(&self, part: &StoredPart, at: usize) -> Error {
         let found = self.store.find(&part.name).and_then(|name| self.store.get(name));
         let file = found.map_or_else(|| self.path.clone(), |(file, _, _)| self.path.join(file));
@@ -327,13 +327,13 @@ impl ModelDir {
             .fix("the file is damaged, or was saved after training had diverged; use another copy of the model")
     }
 
-    /// A new value or score parameter has no tensor in the files.
+    /// The seed for a value or score parameter that the checkpoint lacks.
     fn seed_if_new(&self, tensor: &Tensor) -> Option<u64> {
         let absent = |p: &StoredPart| self.store.find(&p.name).is_none();
         self.new_head.filter(|_| tensor.param.id.slot == Slot::Value && tensor.parts.iter().all(absent))
     }
 
-    /// Everything that can be known without reading the numbers.
+    /// All checks that do not read the weights.
     fn check(&self) -> Result<()> {
         let mut used = HashSet::new();
         for tensor in self.family.tensors(&self.config) {
@@ -354,7 +354,7 @@ impl ModelDir {
         }
     }
 
-    /// The format and bytes of a part, if it is what the config says; no bytes of one that is quantised.
+    /// Format and bytes of a part, if its shape matches the config; no bytes for a quantised one.
     fn part(&self, part: &StoredPart, param: &ParamShape) -> Result<(StorageFormat, &[u8])> {
         let found = self.store.find(&part.name).and_then(|name| self.store.get(name));
         let Some((file, info, bytes)) = found else {
@@ -397,8 +397,7 @@ impl ModelDir {
         }
     }
 
-    /// A tied model may carry a copy of its embedding as `lm_head.weight`; another matrix there means that
-    /// it is not tied after all.
+    /// Refuses a tied model whose `lm_head.weight` differs from its embedding: then it is not tied. A copy is accepted.
     fn check_tied(&self) -> Result<()> {
         if !(self.config.tied && self.config.head.has_lm()) {
             return Ok(());
@@ -422,7 +421,7 @@ impl ModelDir {
     }
 }
 
-/// The numbers of a stored tensor as the decoder holds them; where the first NaN or infinity is, if there is one.
+/// Decodes a stored tensor to the decoder's order; returns the index of the first NaN or infinity, if any.
 pub(super) fn decode(
     dtype: StorageFormat,
     bytes: &[u8],
@@ -434,11 +433,11 @@ pub(super) fn decode(
     }
     let mut stored = vec![0.0; part.len()];
     let bad = dtype.decode(bytes, &mut stored);
-    stored.into_iter().enumerate().for_each(|(at, x)| out[part.held(at)] = x);
+    stored.into_iter().enumerate().for_each(|(at, x)| out[part.decoder_index(at)] = x);
     bad
 }
 
-/// Tensors that are not parameters, and heads that this use of the model leaves aside.
+/// Buffers that are not parameters, and heads that this use of the model does not need.
 fn is_harmless(name: &str) -> bool {
     const BUFFERS: [&str; 3] = ["rotary_emb.inv_freq", "attn.bias", "attn.masked_bias"];
     let bare = name.strip_prefix("language_model.").unwrap_or(name);
@@ -447,7 +446,7 @@ fn is_harmless(name: &str) -> bool {
         || BUFFERS.iter().any(|b| name.ends_with(b))
 }
 
-/// The fields of `config.json` behind a parameter's shape.
+/// The fields of `config.json` that determine a parameter's shape.
 fn shape_fields(slot: Slot) -> &'static str {
     match slot {
         Slot::Embed | Slot::Head => "vocab_size and hidden_size",

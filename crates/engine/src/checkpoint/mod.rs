@@ -25,7 +25,7 @@ use std::path::Path;
 
 use crate::{Class, Error};
 
-/// An input or output error, in words, with its file.
+/// An I/O error with its file and a fix.
 fn io_error(what: &str, path: &Path, e: &std::io::Error) -> Error {
     use std::io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, StorageFull};
     let class = if matches!(e.kind(), StorageFull | QuotaExceeded | FileTooLarge) {

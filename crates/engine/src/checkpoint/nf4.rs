@@ -1,7 +1,7 @@
-//! Weights that bitsandbytes quantised to NF4, as its files hold them.
+//! bitsandbytes NF4 weights.
 //!
-//! Beside `x.weight` (bytes of two codes, the first in the upper half) lie `x.weight.absmax`, `x.weight.quant_map` and
-//! `x.weight.quant_state.bitsandbytes__nf4`, JSON in bytes. With double quantisation the magnitudes are codes themselves:
+//! A tensor `x.weight` (two codes per byte, the first in the upper half) is stored with `x.weight.absmax`,
+//! `x.weight.quant_map` and `x.weight.quant_state.bitsandbytes__nf4` (JSON). With double quantisation:
 //! `absmax = nested_quant_map[code] * nested_absmax + nested_offset`.
 
 use super::store::Store;
@@ -10,7 +10,7 @@ use ferrl_kernels::codes::{NF4, decode_nf4};
 use safetensors::Dtype;
 use serde_json::Value;
 
-/// What follows a tensor's name in the names of the tensors that belong to it.
+/// Suffixes of the auxiliary tensors.
 const PARTS: [&str; 5] =
     [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__nf4"];
 
@@ -18,14 +18,13 @@ const PARTS: [&str; 5] =
 pub(super) struct Nf4Tensor<'a> {
     codes: &'a [u8],
     absmax: Vec<f32>,
-    /// Numbers of a block.
+    /// Numbers per block.
     pub block: usize,
-    /// Its shape before it was quantised.
+    /// The unquantised shape.
     pub shape: Vec<usize>,
 }
 
-/// Whether a model's configuration says that bitsandbytes quantised it in a way that is read here; an error where it says
-/// another.
+/// Whether the configuration says that the model is NF4-quantised; an error for other bitsandbytes quantisations.
 pub(super) fn is_quantised(config: &Value) -> Result<bool> {
     let Some(q) = config.get("quantization_config").filter(|q| q.is_object()) else { return Ok(false) };
     if q.get("quant_method").and_then(Value::as_str) != Some("bitsandbytes") {
@@ -46,13 +45,13 @@ pub(super) fn is_quantised(config: &Value) -> Result<bool> {
     Err(Error::model(what).fix("a model in bf16 or NF4 (bnb_4bit_quant_type = \"nf4\")"))
 }
 
-/// Whether a tensor belongs to a quantised one.
+/// Whether a tensor is auxiliary to a quantised one.
 pub(super) fn is_part(name: &str) -> bool {
     PARTS.iter().any(|part| name.ends_with(part))
 }
 
 impl Store {
-    /// A quantised tensor, under its stored name; `None` where it is not one.
+    /// The quantised tensor of this name; `None` if it is not quantised.
     pub(super) fn nf4(&self, stored: &str) -> Result<Option<Nf4Tensor<'_>>> {
         let Some((file, info, codes)) = self.get(stored).filter(|(_, info, _)| info.dtype == Dtype::U8)
         else {
@@ -108,7 +107,7 @@ impl Store {
 }
 
 impl Nf4Tensor<'_> {
-    /// Its numbers, in f32.
+    /// Dequantises it to f32.
     pub(super) fn values(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.shape.iter().product()];
         decode_nf4(self.codes, &self.absmax, self.block, 0, &mut out);

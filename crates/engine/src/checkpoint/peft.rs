@@ -1,4 +1,4 @@
-//! Adapters on disk, as PEFT has them: `adapter_config.json` and `adapter_model.safetensors`, in and out.
+//! Adapters on disk in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
 use super::format::StorageFormat;
 use super::io_error;
@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// The settings.
+/// The settings' file.
 pub(super) const CONFIG: &str = "adapter_config.json";
-/// The numbers.
+/// The weights' file.
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
-/// Written where the adapter was trained on weights rounded to NF4 that its base holds in full.
+/// Written if the adapter was trained on an NF4-quantised copy of its base.
 const BASE: &str = "adapter_base.json";
-/// What PEFT puts before the names of a model's modules.
+/// PEFT's prefix of module names.
 const PREFIX: &str = "base_model.model.";
 
 /// An adapter's directory.
@@ -35,7 +35,7 @@ pub struct AdapterDir {
     saved: Vec<(ParamShape, SavedTensor)>,
 }
 
-/// The directory of an adapter's base; `None` where the directory holds no adapter.
+/// The directory of an adapter's base; `None` if the directory holds no adapter.
 pub fn base_of(path: &Path) -> Result<Option<PathBuf>> {
     if !path.join(CONFIG).is_file() {
         return Ok(None);
@@ -43,29 +43,29 @@ pub fn base_of(path: &Path) -> Result<Option<PathBuf>> {
     locate(path, &peft_config::read(path, &read_json(&path.join(CONFIG))?)?.base).map(Some)
 }
 
-/// Where a model's tokenizer and chat template are: beside the weights, or with an adapter's base.
+/// Where tokenizer and chat template are: in the directory itself, or in an adapter's base.
 pub fn tokenizer_dir(path: &Path) -> PathBuf {
     let own = path.join("tokenizer.json").is_file();
     let base = if own { None } else { base_of(path).ok().flatten() };
     base.unwrap_or_else(|| path.to_path_buf())
 }
 
-/// Finds a base by its path, by its path from the adapter's directory, or by its name above that: a run folder that was
-/// moved as a whole.
+/// Finds a base by its path, relative to the adapter's directory, or by its name in a parent directory (of a run folder that was
+/// moved as a whole).
 fn locate(adapter: &Path, base: &str) -> Result<PathBuf> {
     let name = Path::new(base).file_name().unwrap_or_default();
     let above = adapter.ancestors().skip(1).map(|dir| dir.join(name));
     let mut places = [PathBuf::from(base), adapter.join(base)].into_iter().chain(above);
     let there = |dir: &PathBuf| !base.is_empty() && dir.join("config.json").is_file();
     places.find(there).ok_or_else(|| {
-        Error::model(format!("the adapter's base model {base:?} is no directory here"))
+        Error::model(format!("the adapter's base model {base:?} is not a directory on this machine"))
             .at(adapter.join(CONFIG).display())
             .fix("set base_model_name_or_path in that file to the directory of the base model")
     })
 }
 
 impl AdapterDir {
-    /// Opens an adapter; [`AdapterDir::fit`] compares it with its base.
+    /// Opens an adapter; [`AdapterDir::fit`] checks it against its base.
     pub(super) fn open(path: &Path) -> Result<AdapterDir> {
         let config = peft_config::read(path, &read_json(&path.join(CONFIG))?)?;
         if !path.join(WEIGHTS).is_file() {
@@ -93,12 +93,12 @@ impl AdapterDir {
         Ok(AdapterDir { path: path.into(), options, config, store, saved: Vec::new() })
     }
 
-    /// Where its base is.
+    /// The directory of its base.
     pub(super) fn base(&self) -> Result<PathBuf> {
         locate(&self.path, &self.config.base)
     }
 
-    /// The head that it brings.
+    /// The head among its tensors, if any.
     pub(super) fn head(&self) -> Option<Head> {
         let has = |name: &str| self.store.get(&format!("{PREFIX}{name}")).is_some();
         match (has("score.weight"), has("v_head.summary.weight")) {
@@ -108,14 +108,14 @@ impl AdapterDir {
         }
     }
 
-    /// Checks that every tensor is there, in the shape that the base asks for, and no other.
+    /// Checks that exactly the expected tensors are present, in the right shapes.
     pub(super) fn fit(mut self, config: &ModelConfig) -> Result<AdapterDir> {
         let path = self.path.clone();
         let there = |mut e: Error| {
             e.class = crate::Class::Model;
             e.at(path.display())
         };
-        // PEFT lists heads that a model may have.
+        // PEFT lists heads that the model may not have.
         let own = self.options.clone();
         let has = |name: &String| {
             let alone = AdapterOptions { modules_to_save: vec![name.clone()], ..own.clone() };
@@ -132,7 +132,7 @@ impl AdapterDir {
         let params = config.params();
         let mut kept = Vec::new();
         for tensor in saved {
-            // A bias that PEFT did not write is the base's.
+            // A bias that PEFT did not write is unchanged from the base.
             if let Some(part) = self.stored(&tensor) {
                 let (name, _, _) = self.find(&part)?;
                 known.insert(name);
@@ -148,13 +148,13 @@ impl AdapterDir {
         Ok(self)
     }
 
-    /// `A` and `B` of a module, as the model holds them.
+    /// `A` and `B` of a module, in the model's layout.
     pub fn values(&self, module: &LoraModule) -> Result<Values> {
         let [a, b] = parts(module);
         Ok([self.read(&a)?, self.read(&b)?])
     }
 
-    /// Puts what the adapter trains whole in the place of the base's.
+    /// Replaces the base's values by those of tensors trained in full.
     pub(super) fn put_saved(&self, param: &ParamShape, values: &mut [f32]) -> Result<()> {
         for (_, tensor) in self.saved.iter().filter(|(of, _)| of.id == param.id) {
             let Some(part) = self.stored(tensor) else { continue };
@@ -163,7 +163,7 @@ impl AdapterDir {
         Ok(())
     }
 
-    /// The tensor under the name it has in the file.
+    /// The tensor under its name in the file.
     fn stored(&self, tensor: &SavedTensor) -> Option<StoredPart> {
         let names = [saved_name(tensor), format!("{PREFIX}{}", tensor.name)];
         let name = names.into_iter().find(|name| self.store.get(name).is_some())?;
@@ -182,7 +182,7 @@ impl AdapterDir {
     }
 
     fn find(&self, part: &StoredPart) -> Result<(String, StorageFormat, &[u8])> {
-        // Older versions write the adapter's name into the tensor's.
+        // Older versions of PEFT put the adapter's name into the tensor's.
         let named = part.name.strip_suffix(".weight").map(|stem| format!("{stem}.default.weight"));
         let mut names = [Some(part.name.clone()), named].into_iter().flatten();
         let fail = |what: String| Error::model(what).at(self.path.join(WEIGHTS).display());
@@ -203,7 +203,7 @@ impl AdapterDir {
     }
 }
 
-/// `lora_A` and `lora_B` of a module, as stored.
+/// Stored `lora_A` and `lora_B` of a module.
 fn parts(module: &LoraModule) -> [StoredPart; 2] {
     let part = |kind: &str, shape: Vec<usize>, transposed: bool, order: RowOrder| StoredPart {
         name: format!("{PREFIX}{}.{kind}.weight", module.name),
@@ -215,7 +215,7 @@ fn parts(module: &LoraModule) -> [StoredPart; 2] {
     [part("lora_A", vec![r, cols], false, RowOrder::Same), part("lora_B", vec![rows, r], true, order)]
 }
 
-/// The name of a tensor that is trained whole. PEFT wraps the layer that it adapts.
+/// The stored name of a tensor trained in full. PEFT wraps adapted layers.
 fn saved_name(tensor: &SavedTensor) -> String {
     match tensor.name.strip_suffix(".bias").filter(|_| tensor.of_adapted) {
         Some(module) => format!("{PREFIX}{module}.base_layer.bias"),
@@ -223,8 +223,8 @@ fn saved_name(tensor: &SavedTensor) -> String {
     }
 }
 
-/// Writes the adapter of a model and what it takes to use it: `dir` appears complete or not at all. `base` is the directory
-/// that its base came from.
+/// Writes a model's adapter with its tokenizer and settings, atomically: `dir` appears complete or not at all. `base` is the
+/// directory of its base model.
 pub fn save_adapter(
     dir: &Path,
     model: &Model,

@@ -8,15 +8,15 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What the file says.
+/// Contents of the file.
 #[derive(Clone)]
 pub(super) struct PeftConfig {
     pub options: AdapterOptions,
-    /// The base: a directory, or a name on the hub.
+    /// The base model: a directory, or a name on the Hub.
     pub base: String,
 }
 
-/// Reads the file of an adapter's directory.
+/// Reads an adapter directory's file.
 pub(super) fn read(dir: &Path, json: &Value) -> Result<PeftConfig> {
     let f = File { json, place: dir.join(CONFIG).display().to_string() };
     f.refuse()?;
@@ -48,7 +48,7 @@ impl File<'_> {
         Error::model(what).at(&self.place)
     }
 
-    /// Kinds of adapters that are not understood.
+    /// Refuses unsupported kinds of adapters.
     fn refuse(&self) -> Result<()> {
         let kind = self.json["peft_type"].as_str().unwrap_or("LORA");
         if kind != "LORA" {
@@ -164,11 +164,11 @@ impl File<'_> {
     }
 }
 
-/// The file for a model's adapter.
+/// The file's contents for a model's adapter.
 pub(super) fn write(model: &Model, adapter: &Adapter, base: &Path) -> Value {
     let o = &adapter.options;
     let choice = |modules: &Modules| match modules {
-        // The names that PEFT would find.
+        // The module names that all-linear stands for.
         Modules::AllLinear => {
             let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_string();
             json!(adapter.modules().map(|m| last(&m.name)).collect::<BTreeSet<_>>())

@@ -1,4 +1,4 @@
-//! Writes a model directory that transformers loads as it is: all of it, or nothing.
+//! Writes a model directory that transformers loads, atomically.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,16 +12,16 @@ use super::write::write_weights;
 use crate::model::{Family, Head, ModelConfig, ParamShape, family};
 use crate::{Error, Result};
 
-/// How a model is written.
+/// How a model is saved.
 #[derive(Clone, Copy, Debug)]
 pub struct SaveOptions<'a> {
     /// Number format of the weights.
     pub dtype: StorageFormat,
-    /// A file grows no larger than this, unless a single tensor is.
+    /// Maximum size of a file (a larger single tensor gets its own).
     pub max_shard_bytes: u64,
-    /// A model directory whose tokenizer, chat template and generation settings come along.
+    /// A model directory from which tokenizer, chat template and generation settings are copied.
     pub source: Option<&'a Path>,
-    /// Whether a model that is already in the directory is replaced. Files that are no part of a model stay.
+    /// Whether a model already in the directory is replaced. Other files are kept.
     pub overwrite: bool,
 }
 
@@ -36,7 +36,7 @@ impl Default for SaveOptions<'_> {
     }
 }
 
-/// Files beside the weights that belong to a model.
+/// Non-weight files of a model.
 const COMPANIONS: [&str; 12] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -52,10 +52,10 @@ const COMPANIONS: [&str; 12] = [
     "chat_template.json",
 ];
 
-/// Writes `dir` through a temporary directory beside it, so that it appears complete or not at all.
+/// Writes `dir` through a temporary sibling directory, so that it appears complete or not at all.
 ///
-/// `config_json` is the `config.json` the model came with; its fields are kept. `params` gives each fused
-/// parameter when its turn comes; only one is in memory at a time.
+/// `config_json` is the model's original `config.json`, whose fields are kept. `params` returns one fused parameter after the
+/// other; only one is in memory at a time.
 pub fn save_model(
     dir: &Path,
     config: &ModelConfig,
@@ -70,7 +70,7 @@ pub fn save_model(
     })
 }
 
-/// Writes a directory through a temporary one beside it, which `write` fills.
+/// Writes a directory through a temporary sibling, which `write` fills.
 pub(super) fn save_dir(dir: &Path, overwrite: bool, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if dir.is_file() {
         return Err(Error::usage("is a file, expected a directory to write").at(dir.display()));
@@ -81,7 +81,7 @@ pub(super) fn save_dir(dir: &Path, overwrite: bool, write: impl FnOnce(&Path) ->
             .at(dir.display())
             .fix("choose another directory or remove this one"));
     }
-    // A link stays a link: what it leads to is replaced.
+    // A symlink is kept: its target is replaced.
     let real = if occupied { fs::canonicalize(dir) } else { Ok(dir.to_path_buf()) };
     let dir = &real.map_err(|e| io_error("cannot read", dir, &e))?;
     let temporary = sibling(dir, "tmp")?;
@@ -96,7 +96,7 @@ pub(super) fn save_dir(dir: &Path, overwrite: bool, write: impl FnOnce(&Path) ->
         fs::remove_dir_all(&old).map_err(|e| io_error("cannot remove the replaced model", &old, &e))
     });
     if result.is_err() {
-        let _ = fs::remove_dir_all(&temporary); // the first error is the one to report
+        let _ = fs::remove_dir_all(&temporary); // the earlier error is reported
         return result;
     }
     if let Some(parent) = dir.parent().filter(|p| !p.as_os_str().is_empty()) {
@@ -105,8 +105,7 @@ pub(super) fn save_dir(dir: &Path, overwrite: bool, write: impl FnOnce(&Path) ->
     Ok(())
 }
 
-/// Moves what is no part of a model from the replaced directory into the new one: a user's notes, data, a tokenizer that the
-/// new model did not bring.
+/// Moves non-model files (notes, data, a tokenizer that the new model lacks) from the replaced directory to the new one.
 fn keep_others(old: &Path, new: &Path) -> Result<()> {
     let fail = |e: std::io::Error| io_error("cannot read the replaced directory", old, &e);
     for entry in fs::read_dir(old).map_err(fail)? {
@@ -122,14 +121,14 @@ fn keep_others(old: &Path, new: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Everything in a model's directory but the weights.
+/// Writes everything but the weights.
 pub(super) fn write_beside(
     dir: &Path,
     config: &ModelConfig,
     config_json: Option<&Value>,
     options: &SaveOptions,
 ) -> Result<&'static Family> {
-    let _ = fs::remove_dir_all(dir); // left over from a crash under the same process id
+    let _ = fs::remove_dir_all(dir); // left by a crashed process with the same id
     fs::create_dir_all(dir).map_err(|e| io_error("cannot create the directory", dir, &e))?;
     let family = family(config.family)?;
     write_json(&dir.join("config.json"), &updated_config(family, config, config_json, options.dtype))?;
@@ -141,7 +140,7 @@ pub(super) fn write_beside(
     Ok(family)
 }
 
-/// The original fields, and what saving changes: the class, the dtype, the tie, one label for a score.
+/// The original fields with those that saving changes: architecture, dtype, tied embeddings, one label for a score head.
 fn updated_config(
     family: &Family,
     config: &ModelConfig,
@@ -183,7 +182,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     file.sync_all().map_err(|e| io_error("cannot finish writing", to, &e))
 }
 
-/// `.name.<pid>.tmp` beside `name`.
+/// The path `.name.<pid>.<kind>` next to `name`.
 fn sibling(dir: &Path, kind: &str) -> Result<PathBuf> {
     let Some(name) = dir.file_name() else {
         return Err(Error::usage("not a directory that can be written").at(dir.display()));
@@ -195,7 +194,7 @@ fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|e| io_error("cannot put the finished directory in place", to, &e))
 }
 
-/// A rename is on disk once its directory is.
+/// A rename is durable once its directory is synced.
 pub(super) fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| io_error("cannot sync", dir, &e))
 }

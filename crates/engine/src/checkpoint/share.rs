@@ -1,5 +1,5 @@
-//! Where the tensors of a model lie in its files, for ranks that write them together: each some tensors, straight to their places.
-//! The files are those of [`save_model`](super::save_model), byte by byte.
+//! Parallel checkpoint writing: the layout of a model's files, so that each rank writes some tensors at their offsets. The files
+//! are byte-identical to those of [`save_model`](super::save_model).
 
 use super::save::{SaveOptions, save_dir, sync_dir, write_beside};
 use super::write::{encoded, plan, write_index};
@@ -10,38 +10,38 @@ use std::path::Path;
 
 /// The files of a model.
 pub struct FileLayout<'a> {
-    /// In the order of their tensors.
+    /// The files, in the order of their tensors.
     pub files: Vec<FileHead>,
     tensors: Vec<Tensor>,
-    /// File and offset of each stored tensor, by parameter.
+    /// File index and offset of each stored tensor, by parameter.
     places: Vec<Vec<(usize, u64)>>,
     options: SaveOptions<'a>,
 }
 
-/// A file before its tensors are written.
+/// A file without its tensors' data.
 pub struct FileHead {
     /// Its name.
     pub name: String,
-    /// Its first bytes.
+    /// Safetensors header, with its length prefix.
     pub header: Vec<u8>,
-    /// Its length in the end.
+    /// Total file size.
     pub bytes: u64,
 }
 
-/// A stored tensor and its bytes.
+/// A stored tensor with its data.
 pub struct StoredTensor {
-    /// Which of the files.
+    /// Index of its file.
     pub file: usize,
-    /// Where it begins.
+    /// Offset in the file.
     pub at: u64,
     /// Its name.
     pub name: String,
-    /// As they are stored.
+    /// Encoded data.
     pub bytes: Vec<u8>,
 }
 
 impl<'a> FileLayout<'a> {
-    /// Of a model of that configuration.
+    /// The layout for a configuration.
     pub fn of(config: &ModelConfig, options: &SaveOptions<'a>) -> Result<Self> {
         let tensors = family(config.family)?.tensors(config);
         let parts: Vec<_> = tensors.iter().flat_map(|t| &t.parts).collect();
@@ -60,7 +60,7 @@ impl<'a> FileLayout<'a> {
         Ok(FileLayout { files, tensors, places, options: *options })
     }
 
-    /// The stored tensors of a parameter, one at a time.
+    /// Encodes the stored tensors of a parameter, one at a time.
     pub fn store(
         &self,
         param: usize,
@@ -82,7 +82,7 @@ impl<'a> FileLayout<'a> {
     }
 }
 
-/// Everything of a model's directory but the tensors, in a directory that is not there yet.
+/// Writes everything of a model's directory but the tensors' data, into a new directory.
 pub fn write_without_tensors(
     dir: &Path,
     model: &Model,
@@ -99,7 +99,7 @@ pub fn write_without_tensors(
     Ok(())
 }
 
-/// As [`save_model`](super::save_model); `write` puts the tensors into the directory beside, which has all the rest.
+/// [`save_model`](super::save_model) with the tensors written by `write` into the temporary directory.
 pub fn save_shared(
     dir: &Path,
     model: &Model,

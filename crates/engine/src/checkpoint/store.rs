@@ -1,4 +1,4 @@
-//! The safetensors files of a directory, mapped and looked up by tensor name.
+//! Memory-mapped safetensors files, looked up by tensor name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -19,9 +19,9 @@ const INDEX: &str = "model.safetensors.index.json";
 /// All tensors of a model directory.
 pub(super) struct Store {
     shards: Vec<Shard>,
-    /// Which shard holds a tensor; ordered, so that messages do not change from run to run.
+    /// File of each tensor; ordered, so that error messages are deterministic.
     places: BTreeMap<String, usize>,
-    /// Whether the tensors are those of a larger model whose text part is looked up.
+    /// Whether this is a multimodal checkpoint of which the text part is looked up.
     wrapped: bool,
 }
 
@@ -33,7 +33,7 @@ struct Shard {
 }
 
 impl Store {
-    /// Maps `model.safetensors`, or the shards its index names.
+    /// Maps `model.safetensors`, or the files that its index names.
     pub(super) fn open(dir: &Path) -> Result<Store> {
         if dir.join(SINGLE).exists() {
             return Self::open_file(dir, SINGLE);
@@ -44,7 +44,7 @@ impl Store {
         Err(no_weights(dir))
     }
 
-    /// Maps one file of that name.
+    /// Maps a single file.
     pub(super) fn open_file(dir: &Path, file: &str) -> Result<Store> {
         let shard = Shard::open(dir, file)?;
         let places = shard.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
@@ -84,17 +84,17 @@ impl Store {
         Ok(Store { shards, places, wrapped: false })
     }
 
-    /// From now on names are those of the text part of a larger model, whose other tensors are left aside.
+    /// Restricts lookup to the text part of a multimodal checkpoint.
     pub(super) fn text_part(self) -> Store {
         Store { wrapped: true, ..self }
     }
 
-    /// Every tensor's name.
+    /// Names of all tensors.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str).filter(|name| !self.wrapped || wrapper::is_text(name))
     }
 
-    /// The stored name of a tensor. Headless classes leave out the prefix of the model inside.
+    /// The stored name of a tensor. Headless architectures omit the `model.` prefix.
     pub(super) fn find<'a>(&'a self, name: &str) -> Option<&'a str> {
         let bare = ["model.", "transformer."].iter().find_map(|p| name.strip_prefix(p));
         let found = |n: &str| self.places.get_key_value(n).map(|(key, _)| key.as_str());
@@ -105,7 +105,7 @@ impl Store {
         found(name).or_else(|| bare.and_then(found))
     }
 
-    /// File, description and bytes of a tensor, under its stored name.
+    /// File, metadata and bytes of a stored tensor.
     pub(super) fn get(&self, stored: &str) -> Option<(&str, &TensorInfo, &[u8])> {
         let shard = &self.shards[*self.places.get(stored)?];
         let info = shard.header.info(stored)?;
@@ -128,7 +128,7 @@ impl Shard {
             let e = Error::model("is a Git LFS pointer, not the weights").at(dir.join(file).display());
             return Err(e.fix("run `git lfs pull` in the model directory"));
         }
-        // Checks, too, that the tensors fill the file exactly.
+        // Also checks that the tensors fill the file exactly.
         let (length, header) = SafeTensors::read_metadata(data).map_err(|e| match e {
             SafeTensorError::MetadataIncompleteBuffer => {
                 broken(format!("the file's {} bytes are not as many as its header says", data.len()))
@@ -146,7 +146,7 @@ pub(super) fn read_json(path: &Path) -> Result<Value> {
     serde_json::from_slice(&text).map_err(|e| Error::model(format!("not valid JSON: {e}")).at(path.display()))
 }
 
-/// An index comes with the download, so what it names must not lead out of the directory.
+/// The index was downloaded, too: refuses file names that lead out of the directory.
 fn bare_file_name<'a>(tensor: &str, value: &'a Value) -> Result<&'a str> {
     let bare = value.as_str().filter(|name| {
         let mut parts = Path::new(name).components();

@@ -1,4 +1,4 @@
-//! Safetensors files: header first, then tensor by tensor, so that the model is never held twice.
+//! Writes safetensors files, header first, then tensor by tensor, so that the model is never in memory twice.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -12,7 +12,7 @@ use super::save::{SaveOptions, write_json};
 use crate::model::{Family, ModelConfig, ParamShape, StoredPart};
 use crate::{Error, Result};
 
-/// One file to come: its name, its header and how many tensors it takes.
+/// A file to write: name, header and number of tensors.
 pub(super) struct WritePlan {
     pub file: String,
     pub header: Vec<u8>,
@@ -77,7 +77,7 @@ pub(super) fn write_file(
     output.finish()
 }
 
-/// Cuts the tensors into files and writes each file's header.
+/// Assigns tensors to files and builds each header.
 pub(super) fn plan(parts: &[&StoredPart], options: &SaveOptions) -> Vec<WritePlan> {
     let bytes = |p: &StoredPart| (p.len() * options.dtype.size()) as u64;
     let mut cuts: Vec<Vec<&StoredPart>> = Vec::new();
@@ -107,7 +107,7 @@ pub(super) fn plan(parts: &[&StoredPart], options: &SaveOptions) -> Vec<WritePla
     cuts.iter().enumerate().map(make).collect()
 }
 
-/// The head of a safetensors file: its length, then JSON padded so that the numbers are aligned.
+/// A safetensors header: its length, then JSON, padded for alignment.
 fn header(parts: &[&StoredPart], dtype: StorageFormat) -> Vec<u8> {
     let mut fields = Map::new();
     fields.insert("__metadata__".into(), json!({"format": "pt"}));
@@ -138,17 +138,17 @@ pub(super) fn write_index(
     write_json(&dir.join("model.safetensors.index.json"), &index)
 }
 
-/// The bytes of a stored tensor, in the order in which it is stored, some at a time.
+/// Encodes a stored tensor in its stored order, in pieces.
 pub(super) fn encoded(
     part: &StoredPart,
     data: &[f32],
     dtype: StorageFormat,
     each: &mut dyn FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
-    let turned: Vec<f32>;
+    let reordered: Vec<f32>;
     let data = if part.is_rearranged() {
-        turned = (0..data.len()).map(|at| data[part.held(at)]).collect();
-        &turned
+        reordered = (0..data.len()).map(|at| data[part.decoder_index(at)]).collect();
+        &reordered
     } else {
         data
     };

@@ -1,8 +1,9 @@
-//! Keys and values in blocks of a fixed number of tokens: counted references, copy on write, shared prefixes.
+//! Paged KV cache: blocks of a fixed number of tokens, reference counts, copy on write, prefix caching.
 //!
-//! A full block is indexed by its tokens and the block before it, so that a later sequence with the same prefix finds it. A sequence
-//! that ends leaves its last, partly filled block there too. A prefix that ends inside a block refers to it as well, and copies it when
-//! it is continued. Unreferenced blocks stay in the prefix index until their memory is needed: partly filled ones first, then the oldest.
+//! A full block is indexed by its tokens and its parent block, so that a later sequence with the same prefix finds it. The last,
+//! partly filled block of a sequence is indexed when the sequence ends. A prefix that ends inside a block references that block, and
+//! copies it when it is continued. Unreferenced blocks stay in the prefix index until their memory is needed: partly filled blocks are
+//! evicted first, then the least recently used.
 
 use crate::model::Model;
 use crate::{Error, Result};
@@ -10,14 +11,14 @@ use ferrl_kernels::backend::Heads;
 use ferrl_kernels::{Backend, Buffer, Purpose};
 use std::collections::BTreeMap;
 
-/// Room for generation.
+/// Sizes of the cache and of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// Bytes of keys and values, over all layers.
+    /// Bytes of keys and values over all layers.
     pub bytes: usize,
-    /// Prompt tokens computed in one step at most; longer prompts take several steps.
+    /// Maximum number of prompt tokens per step (chunked prefill).
     pub max_batch_tokens: usize,
-    /// Sequences that run at the same time at most.
+    /// Maximum number of concurrent sequences.
     pub max_sequences: usize,
 }
 
@@ -28,7 +29,7 @@ impl Default for CacheOptions {
 }
 
 impl CacheOptions {
-    /// Room for that many sequences of that many tokens at the same time.
+    /// A cache for `sequences` concurrent sequences of `tokens` tokens each.
     pub fn fit(model: &Model, sequences: usize, tokens: usize) -> Self {
         let blocks = sequences * (tokens.div_ceil(model.backend.block_tokens()) + 1);
         CacheOptions {
@@ -44,7 +45,7 @@ fn heads(model: &Model) -> Heads {
     model.own_heads(Heads { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim })
 }
 
-/// A buffer of each layer for this many blocks.
+/// One buffer per layer for `blocks` blocks.
 fn layers(model: &Model, heads: Heads, blocks: usize) -> Result<Vec<Buffer>> {
     let len = model.backend.cache_len(heads, blocks);
     let _cache = Purpose::Cache.on(&model.backend);
@@ -56,11 +57,11 @@ fn block_bytes(model: &Model) -> usize {
     model.backend.cache_len(heads(model), 1) * model.config.layers * model.dtype.size()
 }
 
-/// The blocks of one sequence, in order.
+/// The block table of a sequence.
 #[derive(Default)]
 pub(super) struct BlockTable {
     pub blocks: Vec<u32>,
-    /// Serial numbers of the leading blocks that are indexed.
+    /// Serials of the leading blocks that are in the prefix index.
     chain: Vec<u64>,
 }
 
@@ -68,32 +69,32 @@ pub(super) struct BlockTable {
 struct CacheBlock {
     refs: u32,
     entry: Option<CacheEntry>,
-    /// Key in `idle` while it is unreferenced: whether it is full, and when it was released.
+    /// Key in `idle` while unreferenced: whether it is full, and when it was released.
     since: (bool, u64),
 }
 
-/// Where an indexed block is found: the serial of the block before it (0 at the beginning of a sequence), and its tokens.
+/// Key of an entry of the prefix index: the serial of the parent block (0 for a sequence's first), and the block's tokens.
 type CacheKey = (u64, Vec<u32>);
 
 struct CacheEntry {
     key: CacheKey,
-    /// Serials are never used again.
+    /// Serials are never reused.
     serial: u64,
-    /// Whether its keys and values were computed before the step that is being scheduled, so that they can be copied.
+    /// Whether its keys and values were computed before the step that is being scheduled, so that the block can be copied.
     computed: bool,
 }
 
 pub(super) struct KvCache {
-    /// Tokens of a block.
+    /// Tokens per block.
     pub size: usize,
-    /// Bytes of a block.
+    /// Bytes per block.
     pub block_bytes: usize,
-    /// One buffer a layer.
+    /// One buffer per layer.
     pub layers: Vec<Buffer>,
-    /// Blocks copied because a shared one was written.
+    /// Number of copy-on-write copies.
     pub copies: u64,
     heads: Heads,
-    /// Copies that have to be made before anything is computed.
+    /// Copies (from, to) to make before the next forward pass.
     pending: Vec<(u32, u32)>,
     blocks: Vec<CacheBlock>,
     free: Vec<u32>,
@@ -112,7 +113,7 @@ impl KvCache {
             return Err(Error::usage(format!("{bytes} bytes of cache hold no block of {block_bytes} bytes"))
                 .fix("a larger cache budget"));
         }
-        // First of all: a size that the device has no memory for is an error here, and an abort as a list of blocks.
+        // Allocated first: a size beyond the device's memory must be an error here, not an abort in allocating the block list.
         let layers = layers(model, heads, count)?;
         Ok(KvCache {
             size: model.backend.block_tokens(),
@@ -130,7 +131,7 @@ impl KvCache {
         })
     }
 
-    /// Allocates the buffers of all layers where there are none.
+    /// Allocates the layers' buffers if they were freed.
     pub fn alloc_layers(&mut self, model: &Model) -> Result<()> {
         if self.layers.is_empty() {
             self.layers = layers(model, self.heads, self.blocks.len())?;
@@ -138,7 +139,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Frees the buffers until [`KvCache::alloc_layers`], and forgets what they held. No sequence has a block.
+    /// Frees the buffers until [`KvCache::alloc_layers`] and clears the prefix index. No sequence may hold a block.
     pub fn free_layers(&mut self) {
         self.forget_all();
         self.layers.clear();
@@ -148,20 +149,20 @@ impl KvCache {
     pub fn total(&self) -> usize {
         self.blocks.len()
     }
-    /// Blocks that can be had.
+    /// Blocks that can be allocated, including evictable ones.
     pub fn available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
-    /// Unreferenced blocks that are still in the prefix index.
+    /// Unreferenced blocks in the prefix index.
     pub fn cached(&self) -> usize {
         self.idle.len()
     }
-    /// Blocks for `tokens` tokens.
+    /// Blocks needed for `tokens` tokens.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.size)
     }
 
-    /// Refers to the blocks that hold the longest prefix of `ids`, always short of its last token; the number of its tokens.
+    /// References the longest cached prefix of `ids`, at most all but the last token. Returns its length in tokens as well.
     pub fn find(&mut self, ids: &[u32]) -> (BlockTable, usize) {
         let mut table = BlockTable::default();
         let (mut parent, mut tokens) = (0, 0);
@@ -201,24 +202,24 @@ impl KvCache {
         BlockTable { blocks, chain: table.chain[..whole].to_vec() }
     }
 
-    /// Blocks that [`KvCache::reserve`] would take.
+    /// Number of blocks that [`KvCache::reserve`] would allocate.
     pub fn missing(&self, table: &BlockTable, from: usize, to: usize) -> usize {
         let copied = table.blocks.get(from / self.size).is_some_and(|&b| self.is_shared(b));
         self.blocks_for(to).saturating_sub(table.blocks.len()) + usize::from(copied)
     }
 
-    /// Makes the copies that [`KvCache::reserve`] has asked for, of all sequences and layers at once.
+    /// Makes all pending copies, in one operation.
     pub fn copy(&mut self, backend: &dyn Backend) -> Result<()> {
         let pairs = std::mem::take(&mut self.pending);
         self.copy_pairs(backend, &pairs)
     }
 
-    /// Copies of blocks, from and to, that the next [`KvCache::copy`] makes.
+    /// The pending copies (from, to).
     pub fn copies_due(&self) -> &[(u32, u32)] {
         &self.pending
     }
 
-    /// Makes these.
+    /// Makes these copies.
     pub fn copy_pairs(&mut self, backend: &dyn Backend, pairs: &[(u32, u32)]) -> Result<()> {
         if pairs.is_empty() {
             return Ok(());
@@ -226,8 +227,8 @@ impl KvCache {
         backend.cache_copies(self.heads, pairs, &mut self.layers)
     }
 
-    /// Makes places `from..to` of a sequence writable, after the next [`KvCache::copy`]; `false` where blocks are short, and
-    /// may be called again.
+    /// Makes positions `from..to` of a sequence writable (after the next [`KvCache::copy`]); `false` if blocks run out, in which
+    /// case it may be called again.
     pub fn reserve(
         &mut self,
         backend: &dyn Backend,
@@ -238,7 +239,7 @@ impl KvCache {
         if let Some(&block) = table.blocks.get(from / self.size) {
             match self.is_shared(block).then(|| self.allocate()) {
                 Some(Some(own)) => {
-                    // A block that was given back meanwhile may be in a copy that is still to be made.
+                    // The block may have been freed and reallocated while a copy from or to it is still pending.
                     if self.pending.iter().any(|&(from, to)| to == block || to == own || from == own) {
                         self.copy(backend)?;
                     }
@@ -259,28 +260,28 @@ impl KvCache {
         Ok(true)
     }
 
-    /// Whether writing to it would take what it holds from a sequence or from the prefix index.
+    /// Whether another sequence or the prefix index uses it, so that it must be copied before it is written.
     fn is_shared(&self, block: u32) -> bool {
         let b = &self.blocks[block as usize];
         b.refs > 1 || b.entry.is_some()
     }
 
-    /// Makes the full blocks of a sequence whose first `tokens` tokens are (or will be, in this step) computed
-    /// findable.
+    /// Adds a sequence's full blocks among its first `tokens` tokens, which are computed at the latest in this step, to the
+    /// prefix index.
     pub fn publish(&mut self, table: &mut BlockTable, ids: &[u32], tokens: usize) {
         while table.chain.len() < tokens / self.size {
             let i = table.chain.len();
             let parent = table.chain.last().copied().unwrap_or(0);
             let part = &ids[i * self.size..(i + 1) * self.size];
             let serial = match self.lookup(parent, part) {
-                Some((_, serial)) => serial, // computed twice concurrently: the first one counts
+                Some((_, serial)) => serial, // computed twice concurrently: the first one is indexed
                 None => self.insert(table.blocks[i], (parent, part.to_vec())),
             };
             table.chain.push(serial);
         }
     }
 
-    /// Gives all blocks of a sequence back, whose first `tokens` tokens are computed. Its last block becomes findable, too.
+    /// Frees a sequence's blocks. Its first `tokens` tokens are computed; the last block of these is indexed even if partly filled.
     pub fn release(&mut self, table: &mut BlockTable, ids: &[u32], tokens: usize) {
         let full = tokens / self.size;
         if table.chain.len() >= full
@@ -295,13 +296,13 @@ impl KvCache {
             }
         }
         table.chain.clear();
-        // Last first: the ends of sequences make room before their beginnings.
+        // Last first: a sequence's tail is evicted before its beginning.
         while let Some(block) = table.blocks.pop() {
             self.drop_ref(block);
         }
     }
 
-    /// Indexes a partly filled block unless another one begins with its tokens.
+    /// Indexes a partly filled block, unless an indexed block begins with its tokens.
     fn keep_partial(&mut self, block: u32, key: CacheKey) {
         let known = self.index.range(&key..).next();
         let known = known.is_some_and(|((parent, ids), _)| *parent == key.0 && ids.starts_with(&key.1));
@@ -311,7 +312,7 @@ impl KvCache {
         }
     }
 
-    /// Indexes a block; its serial.
+    /// Indexes a block and returns its serial.
     fn insert(&mut self, block: u32, key: CacheKey) -> u64 {
         self.serial += 1;
         self.index.insert(key.clone(), block);
@@ -319,7 +320,7 @@ impl KvCache {
         self.serial
     }
 
-    /// Forgets what all blocks hold.
+    /// Clears the prefix index.
     pub fn forget_all(&mut self) {
         self.index.clear();
         self.blocks.iter_mut().for_each(|b| b.entry = None);
@@ -390,7 +391,7 @@ mod tests {
         Model::random(backend, &init, Options::default()).unwrap()
     }
 
-    /// A card makes all of them at the same time.
+    /// A GPU makes all copies of a call concurrently.
     #[test]
     fn copies_that_wait_for_each_other_are_not_made_at_once() {
         let model = model();

@@ -1,16 +1,16 @@
-//! Choosing a token.
+//! Sampling a token from the hidden states.
 
 use super::SamplingParams;
 use super::sequence::RunningSequence;
-use super::shared::choose_together;
+use super::shared::sample_in_team;
 use crate::model::Model;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Ask, Choices};
+use ferrl_kernels::backend::{Choices, SampleSpec};
 use ferrl_kernels::philox::{philox4x32, uniform};
-use ferrl_kernels::truncate::Kept;
+use ferrl_kernels::truncate::Truncation;
 
-/// A chosen token.
+/// A sampled token.
 pub(super) struct PickedToken {
     pub token: u32,
     pub logp: f32,
@@ -18,77 +18,77 @@ pub(super) struct PickedToken {
     pub top: Vec<(u32, f32)>,
 }
 
-/// Room for the rows that are looked at on the host.
+/// Scratch buffers for rows that are sampled on the host.
 #[derive(Default)]
 pub(super) struct Chooser {
     row: Vec<f32>,
     counts: Vec<u32>,
-    kept: Kept,
+    kept: Truncation,
 }
 
-/// Tokens that the device is choosing, one for each of some sequences.
+/// Tokens being sampled on the device for some sequences.
 pub(super) struct Choosing {
-    /// One for each temperature.
+    /// One per temperature.
     groups: Vec<TokenGroup>,
-    /// Of each sequence its group and its row there.
+    /// Group and row within it of each sequence.
     places: Vec<(usize, u32)>,
 }
 
 pub(super) struct TokenGroup {
-    /// Kept where the host has to look at a row.
+    /// Logits, if the host needs some rows.
     pub logits: Option<Buffer>,
     pub choices: Choices,
 }
 
-/// What is chosen for sequences of one temperature: one pass over the vocabulary.
+/// Sampling of the sequences of one temperature: one pass over the vocabulary.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct HeadOrder {
+pub(super) struct SampleBatch {
     pub divisor: f32,
     /// Rows of the hidden states.
     pub rows: Vec<u32>,
-    /// How a token of each is chosen.
-    pub asks: Vec<Ask>,
-    /// Whether the host has to look at the logits.
-    pub looked_at: Vec<bool>,
+    /// How each row's token is sampled.
+    pub specs: Vec<SampleSpec>,
+    /// Whether the host needs a row's logits.
+    pub on_host: Vec<bool>,
 }
 
-impl HeadOrder {
-    /// The tokens, and the logits where the host has to look at them.
+impl SampleBatch {
+    /// The tokens, and the logits of rows that the host needs.
     pub(super) fn choose(&self, model: &Model, h: &Buffer) -> Result<TokenGroup> {
         let all = self.rows.len() * model.config.hidden == h.len() && self.rows.is_sorted();
         let selected = if all { None } else { Some(model.select_rows(h, &self.rows)?) };
         let (logits, lse) = model.logits(selected.as_ref().unwrap_or(h), self.divisor)?;
-        let choices = model.backend.choose(&logits, &lse, &self.asks)?;
-        Ok(TokenGroup { logits: self.looked_at.contains(&true).then_some(logits), choices })
+        let choices = model.backend.choose(&logits, &lse, &self.specs)?;
+        Ok(TokenGroup { logits: self.on_host.contains(&true).then_some(logits), choices })
     }
 }
 
-/// Sequences by temperature, and of each its group and its row there. The last hidden state of `wanted[i]` is row `rows[i]`;
-/// `ahead` tokens are being chosen before these and are not among the sequences' ids yet.
-pub(super) fn orders(
+/// Groups sequences by temperature; returns each sequence's group and row. The last hidden state of `wanted[i]` is row
+/// `rows[i]`; `ahead` tokens are in flight before these and not yet among the sequences' ids.
+pub(super) fn group_by_temperature(
     rows: &[u32],
     wanted: &[&RunningSequence],
     ahead: usize,
-) -> (Vec<HeadOrder>, Vec<(usize, u32)>) {
-    let (mut orders, mut places): (Vec<HeadOrder>, Vec<_>) = (Vec::new(), Vec::new());
+) -> (Vec<SampleBatch>, Vec<(usize, u32)>) {
+    let (mut batches, mut places): (Vec<SampleBatch>, Vec<_>) = (Vec::new(), Vec::new());
     for (s, &row) in wanted.iter().zip(rows) {
         let divisor = s.params.divisor();
-        let group = orders.iter().position(|o| o.divisor == divisor).unwrap_or_else(|| {
-            orders.push(HeadOrder { divisor, ..HeadOrder::default() });
-            orders.len() - 1
+        let group = batches.iter().position(|o| o.divisor == divisor).unwrap_or_else(|| {
+            batches.push(SampleBatch { divisor, ..SampleBatch::default() });
+            batches.len() - 1
         });
-        let order = &mut orders[group];
-        places.push((group, order.rows.len() as u32));
-        order.rows.push(row);
-        // Where the host chooses, only the log-sum-exp is wanted.
-        order.asks.push(if s.params.has_penalties() { Ask::plain(None) } else { ask(s, ahead) });
-        order.looked_at.push(!s.params.is_chosen_by_device());
+        let batch = &mut batches[group];
+        places.push((group, batch.rows.len() as u32));
+        batch.rows.push(row);
+        // Where the host samples, the device computes only the log-sum-exp.
+        batch.specs.push(if s.params.has_penalties() { SampleSpec::plain(None) } else { spec(s, ahead) });
+        batch.on_host.push(!s.params.is_chosen_by_device());
     }
-    (orders, places)
+    (batches, places)
 }
 
 impl Choosing {
-    /// Puts the tokens of some of the sequences, by number, into an index buffer, whether they are known yet or not.
+    /// Copies the tokens of these sequences into an index buffer on the device, without waiting for them.
     pub fn feed(&self, model: &Model, sequences: &[usize], ids: &mut Buffer) -> Result<()> {
         let choices: Vec<&Choices> = self.groups.iter().map(|g| &g.choices).collect();
         let from: Vec<(usize, u32)> = sequences.iter().map(|&i| self.places[i]).collect();
@@ -97,7 +97,7 @@ impl Choosing {
 }
 
 impl Chooser {
-    /// Begins to choose a token for each of `wanted` from the hidden states `h`; see [`orders`].
+    /// Starts sampling a token for each of `wanted` from the hidden states `h`; see [`group_by_temperature`].
     pub fn begin(
         model: &Model,
         h: &Buffer,
@@ -105,15 +105,15 @@ impl Chooser {
         wanted: &[&RunningSequence],
         ahead: usize,
     ) -> Result<Choosing> {
-        let (orders, places) = orders(rows, wanted, ahead);
-        let groups = orders.iter().map(|order| match model.team() {
-            Some(team) => choose_together(model, team, h, order),
-            None => order.choose(model, h),
+        let (batches, places) = group_by_temperature(rows, wanted, ahead);
+        let groups = batches.iter().map(|batch| match model.team() {
+            Some(team) => sample_in_team(model, team, h, batch),
+            None => batch.choose(model, h),
         });
         Ok(Choosing { groups: groups.collect::<Result<_>>()?, places })
     }
 
-    /// The tokens, for those of the sequences that are still there.
+    /// Waits for the tokens and returns those of sequences that are still running.
     pub fn end(
         &mut self,
         model: &Model,
@@ -155,7 +155,7 @@ impl Chooser {
                 }
                 if s.params.has_penalties() {
                     self.penalise(&s.params, &s.ids, s.completion());
-                    (pick.token, pick.sampled_logp) = self.kept.choose(&self.row, &ask(s, 0));
+                    (pick.token, pick.sampled_logp) = self.kept.choose(&self.row, &spec(s, 0));
                     let mut logit = [0.0];
                     b.read(logits, start + pick.token as usize, &mut logit)?;
                     pick.logp = logit[0] - choice.lse;
@@ -166,8 +166,8 @@ impl Chooser {
         Ok(picks)
     }
 
-    /// Repetition over prompt and completion, presence and frequency over the completion. The row is divided by
-    /// the temperature already: what is subtracted has to be as well.
+    /// Repetition penalty over prompt and completion, presence and frequency penalties over the completion. The row is already
+    /// divided by the temperature, so subtracted penalties are divided by it, too.
     fn penalise(&mut self, p: &SamplingParams, ids: &[u32], start: usize) {
         self.counts.resize(self.row.len(), 0);
         let row = &mut self.row;
@@ -196,14 +196,14 @@ impl Chooser {
     }
 }
 
-/// How the token after the next `ahead` ones is chosen. A greedy request ignores truncation.
-fn ask(s: &RunningSequence, ahead: usize) -> Ask {
+/// How the token after the next `ahead` ones is sampled. Greedy decoding ignores truncation.
+fn spec(s: &RunningSequence, ahead: usize) -> SampleSpec {
     let p = &s.params;
     let draw = (!p.is_greedy()).then(|| draw(s, ahead));
-    Ask { draw, top_k: p.top_k, top_p: p.top_p, min_p: p.min_p }
+    SampleSpec { draw, top_k: p.top_k, top_p: p.top_p, min_p: p.min_p }
 }
 
-/// The number a token is drawn with: a function of seed, stream and index alone.
+/// The uniform random number of a token: a function of seed, stream and index only.
 fn draw(s: &RunningSequence, ahead: usize) -> f32 {
     let [a, b, c] = s.stream;
     let index = (s.ids.len() - s.completion() + ahead) as u32;

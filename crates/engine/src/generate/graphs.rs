@@ -1,5 +1,5 @@
-//! Decoding steps as CUDA graphs: batch sizes are few once the number of rows is rounded up, and a device that captures
-//! launches the hundreds of operations of a step at once (`GraphOps::repeat`).
+//! Decode steps as CUDA graphs: rows are padded to one of a few batch sizes, and a device that can capture launches the
+//! hundreds of kernels of a step at once (`GraphOps::repeat`).
 //!
 //! Padding rows belong to no sequence; their results are discarded.
 
@@ -11,44 +11,44 @@ use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::{Graph, PagedRows};
 use std::collections::HashMap;
 
-/// Steps that are kept.
+/// Maximum number of captured steps.
 const MOST: usize = 64;
 
-/// Decoding steps of one model, over one cache.
+/// Captured decode steps of one model over one cache.
 #[derive(Default)]
 pub(super) struct DecodeGraphs {
-    /// Whose steps these are: graphs name the addresses of its weights.
+    /// The model they were captured for: graphs hold the addresses of its weights.
     place: Vec<usize>,
-    /// By rows, and by positions of the rotary table.
+    /// By padded rows and number of RoPE positions.
     steps: HashMap<(usize, usize), GraphStep>,
-    /// The step that ran last.
+    /// Key of the step that ran last.
     last: (usize, usize),
 }
 
 /// The buffers that the CUDA graph of one batch size reads and writes.
 struct GraphStep {
     tokens: Tokens,
-    /// Hidden states of the last run.
+    /// Output: hidden states.
     h: Option<Buffer>,
     graph: Graph,
 }
 
-/// Rows are padded to one of these: every number up to 4, then four steps to each doubling.
+/// Rows are padded to one of these sizes: every number up to 4, then four sizes per power of two.
 fn bucket(rows: usize) -> usize {
     let step = (rows.next_power_of_two() / 8).max(1);
     rows.next_multiple_of(step)
 }
 
 impl DecodeGraphs {
-    /// Whether a model's steps can be captured: none copies to or from the host. Which experts compute is decided there,
-    /// and so are the rows of queries and keys that are normalised all together; ranks of a team wait for each other.
+    /// Whether a model's decode step can be captured: it must not copy to or from the host (MoE routing and the QK norm of whole
+    /// rows do), nor wait for other ranks of a team.
     pub fn serve(model: &Model) -> bool {
         let config = &model.config;
         let alone = model.team().is_none() && model.backend.captures();
         alone && config.experts.is_none() && config.qk_norm != Some(QkNorm::Whole)
     }
 
-    /// What follows is of this model: steps of another, or of weights that lie elsewhere now, are dropped.
+    /// Prepares for this model: drops graphs of another, or of weights that have moved.
     pub fn of(&mut self, model: &Model) {
         let place = model.place();
         if self.place != place {
@@ -57,12 +57,12 @@ impl DecodeGraphs {
         }
     }
 
-    /// Hidden states of the step that ran last; more rows than there were sequences.
+    /// Hidden states of the last step, including padding rows.
     pub fn hidden(&self) -> &Buffer {
         self.steps[&self.last].h.as_ref().expect("a step that ran")
     }
 
-    /// One new token of each sequence; `fill` puts their ids into the first elements of an index buffer.
+    /// One decode step of each sequence; `fill` writes the token ids into the first elements of an index buffer.
     pub fn decode(
         &mut self,
         model: &Model,
@@ -74,7 +74,7 @@ impl DecodeGraphs {
         let backend = &*model.backend;
         let batch = bucket(positions.len());
         let padded = [positions, &vec![0; batch - positions.len()]].concat();
-        // A rotary table that grows moves, and a graph that was captured with the old one is void.
+        // A RoPE table that grows is reallocated, which invalidates graphs captured with the old one.
         let reach = positions.iter().max().map_or(0, |&p| p as usize + 1);
         let key = (batch, model.rotary(reach)?.map_or(0, |tables| tables.positions()));
         if !self.steps.contains_key(&key) {
@@ -97,7 +97,7 @@ impl DecodeGraphs {
         })
     }
 
-    /// The ids of sequences, as [`DecodeGraphs::decode`] wants them.
+    /// Uploads token ids, for [`DecodeGraphs::decode`].
     pub fn fill(model: &Model, ids: &[u32], to: &mut Buffer) -> Result<()> {
         let mut all = ids.to_vec();
         all.resize(to.len(), 0);
@@ -140,17 +140,17 @@ mod tests {
         assert_eq!(sampler.graphs.steps.len(), 1, "its own stay: they read the weights where they are");
         let theirs = sampler.generate(&other, vec![ask()]).unwrap();
         assert!(sampler.graphs.steps.is_empty());
-        // Nor does it answer from blocks of the first, whose version is the same.
+        // Nor may it reuse cached blocks of the first, whose version is the same.
         let mut fresh = Sampler::new(&other, CacheOptions::default()).unwrap();
         assert!(theirs == fresh.generate(&other, vec![ask()]).unwrap() && theirs != mine);
-        // Weights that lie elsewhere.
+        // Weights that have moved.
         record(&mut sampler, &other);
         let mut moved = other;
         moved.params[0].master = backend.alloc(ferrl_kernels::DType::F32, 20 * 8).unwrap();
         moved.version += 1;
         sampler.graphs.of(&moved);
         assert!(sampler.graphs.steps.is_empty());
-        // A model that does not fit the cache is no model of this sampler.
+        // A model whose shape does not match the cache is refused.
         let wide = InitOptions { hidden: 16, ..init.clone() };
         let wide = Model::random(backend.clone(), &wide, Options::default()).unwrap();
         sampler.submit(ask()).unwrap();

@@ -1,9 +1,9 @@
-//! Generation: continuous batching over a paged, shared cache, on the weights the trainer reads.
+//! Generation: continuous batching over a paged KV cache, on the weights the trainer reads.
 //!
-//! The log-probability returned with a token is, bit for bit, the one [`crate::train::stats`] gives for it: every
-//! forward result depends on its own sequence alone, so neither the other sequences of a batch, nor chunked prefill,
-//! nor shared or recomputed blocks change it. Which token is drawn depends on the request's seed, stream and the
-//! token's index alone. [`Generator`] is what the rest of Ferrl sees; [`Sampler`] is the one of this process.
+//! A token's log-probability is, bit for bit, what [`crate::train::stats`] computes: every forward result depends only on its
+//! own sequence, so neither the other sequences of a batch, nor chunked prefill, nor shared or recomputed blocks change it. The
+//! sampled token depends only on the request's seed and stream and on the token's index. Users see the trait [`Generator`];
+//! [`Sampler`] is the local implementation.
 
 mod cache;
 mod choose;

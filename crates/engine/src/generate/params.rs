@@ -1,10 +1,10 @@
-//! How a token is chosen and when to stop.
+//! Sampling parameters.
 
 use crate::{Error, Result};
 
-/// How the tokens of a request are chosen, and when it ends.
+/// Sampling parameters and stopping criteria of a request.
 ///
-/// In this order: penalties, temperature, top-k, top-p, min-p.
+/// Applied in this order: penalties, temperature, top-k, top-p, min-p.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Sampling temperature; 0 is greedy.
@@ -13,26 +13,26 @@ pub struct SamplingParams {
     pub top_k: usize,
     /// Nucleus (top-p) sampling; 1 disables it.
     pub top_p: f32,
-    /// Min-p sampling: at least this fraction of the largest probability; 0 disables it.
+    /// Min-p sampling: minimum probability relative to the largest; 0 disables it.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens in the prompt or the completion; 1 is off.
+    /// Repetition penalty: divides positive and multiplies negative logits of tokens in prompt or completion; 1 disables it.
     pub repetition_penalty: f32,
-    /// Taken from the logits of tokens in the completion.
+    /// Presence penalty: subtracted from the logits of tokens in the completion.
     pub presence_penalty: f32,
-    /// Taken from the logits of tokens in the completion, once for each time they occur.
+    /// Frequency penalty: subtracted from the logits of tokens in the completion, times their count.
     pub frequency_penalty: f32,
-    /// Length of the completion at most.
+    /// Maximum length of the completion.
     pub max_new_tokens: usize,
-    /// Tokens that end the completion.
+    /// Stop tokens.
     pub stop_ids: Vec<u32>,
-    /// Text that ends the completion.
+    /// Stop strings.
     pub stop_strings: Vec<String>,
-    /// The same seed and stream give the same tokens.
+    /// Random seed.
     pub seed: u64,
     /// Number of most probable tokens to return at each position (top logprobs).
     pub top_logprobs: usize,
-    /// How many tokens at the end of the prompt are an earlier piece of this completion. Stop strings and penalties count them, and
-    /// random numbers continue behind theirs: a completion sampled in pieces has the tokens of one sampled at once.
+    /// Number of tokens at the end of the prompt that are an earlier part of this completion. Stop strings and penalties include
+    /// them and random numbers continue after theirs: a completion sampled in parts has the tokens of one sampled at once.
     pub sampled: usize,
 }
 
@@ -57,8 +57,7 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Temperatures to sample at. Below, dividing by it leaves the range of an f32; above, every token is as probable as
-    /// any other.
+    /// Valid temperatures. Below, dividing by them overflows f32; above, sampling is uniform.
     pub const TEMPERATURES: std::ops::RangeInclusive<f32> = 1e-4..=100.0;
 
     /// Greedy decoding.
@@ -66,7 +65,7 @@ impl SamplingParams {
         SamplingParams { temperature: 0.0, ..Default::default() }
     }
 
-    /// Refuses values that mean nothing.
+    /// Refuses invalid values.
     pub fn validate(&self) -> Result<()> {
         let t = self.temperature;
         let range = Self::TEMPERATURES;
@@ -107,7 +106,7 @@ impl SamplingParams {
         Ok(())
     }
 
-    /// Whether tokens are drawn from the model's own distribution: no penalty, no truncation.
+    /// Whether sampling is from the unmodified distribution: no penalties, no truncation.
     pub fn is_exact(&self) -> bool {
         !self.has_penalties() && self.top_k == 0 && self.top_p == 1.0 && self.min_p == 0.0
     }
@@ -121,7 +120,7 @@ impl SamplingParams {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
-    /// Whether the host need not look at logits: nothing depends on earlier tokens, and no others are reported.
+    /// Whether the device samples: no penalties that depend on earlier tokens, no top logprobs.
     pub(super) fn is_chosen_by_device(&self) -> bool {
         !self.has_penalties() && self.top_logprobs == 0
     }

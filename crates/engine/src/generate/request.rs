@@ -7,10 +7,10 @@ use super::SamplingParams;
 pub struct GenerationRequest {
     /// Token ids; at least one.
     pub prompt: Vec<u32>,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub params: SamplingParams,
-    /// Key of its random numbers, chosen by the caller (step, prompt and sample): a token's draw depends on the seed, this
-    /// and the token's index alone.
+    /// Key of its random numbers, set by the caller (step, prompt and sample): a token's random number is a function of the seed,
+    /// this and the token's index.
     pub stream: [u32; 3],
 }
 
@@ -25,34 +25,33 @@ pub enum StopReason {
     Token(u32),
     /// The last token completed the stop string of this index.
     String(usize),
-    /// `max_new_tokens` were sampled.
+    /// `max_new_tokens` reached.
     Length,
     /// The caller cancelled it.
     Cancelled,
 }
 
-/// The sampled tokens of a request, with one entry per token in every other column.
+/// The sampled tokens of a request; the other columns have one entry per token.
 #[derive(Clone, Debug)]
 pub struct Completion {
-    /// Token ids, up to and including the one that completed the stop.
+    /// Token ids, including the stop token or the one that completed the stop string.
     pub ids: Vec<u32>,
-    /// `log softmax(logits / temperature)` of the token, before penalties and truncation; at temperature 1 where
-    /// decoding is greedy. The trainer gives the same bits.
+    /// `log softmax(logits / temperature)` of the token, before penalties and truncation (temperature 1 if greedy). Bit-identical
+    /// to the trainer's.
     pub logp: Vec<f32>,
-    /// The same under the distribution that was sampled from, after penalties and truncation; 0 where the
-    /// decoding is greedy.
+    /// Log-probability under the distribution sampled from, after penalties and truncation; 0 if greedy.
     pub sampled_logp: Vec<f32>,
-    /// The most probable tokens with their `logp`; empty unless requested.
+    /// Top logprobs: the most probable tokens with their `logp`; empty unless requested.
     pub top: Vec<Vec<(u32, f32)>>,
-    /// Version of the weights that gave the token.
+    /// Policy version that sampled each token.
     pub versions: Vec<u64>,
-    /// Tokens of the prompt whose keys and values were in the cache when the request first ran: they were not computed again.
+    /// Number of prompt tokens found in the prefix cache.
     pub shared: usize,
-    /// Why it ended.
+    /// Why the completion ended.
     pub stop: StopReason,
 }
 
-/// What was sampled is equal; `shared` tells what it cost, which depends on what else was in the cache.
+/// Ignores `shared`, which depends on what else was in the cache.
 impl PartialEq for Completion {
     fn eq(&self, other: &Self) -> bool {
         let Completion { ids, logp, sampled_logp, top, versions, shared: _, stop } = self;
@@ -61,23 +60,23 @@ impl PartialEq for Completion {
     }
 }
 
-/// What a step brought about.
+/// What happened in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A sequence has one token more.
+    /// A token was sampled.
     Token {
-        /// which request
+        /// its request
         id: Id,
         /// the token
         token: u32,
-        /// its exact log-probability, as in [`Completion::logp`]
+        /// its log-probability, as in [`Completion::logp`]
         logp: f32,
     },
-    /// A request ended; its last token came just before.
+    /// A request ended, after the event of its last token.
     Done {
-        /// which request
+        /// the request
         id: Id,
-        /// all of it
+        /// the whole completion
         completion: Completion,
     },
 }

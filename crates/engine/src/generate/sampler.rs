@@ -1,6 +1,6 @@
-//! The local sampler: continuous batching over a paged cache, on the weights that the trainer reads.
+//! The local sampler: continuous batching over a paged KV cache, on the weights that the trainer reads.
 //!
-//! `scheduler.rs` decides which sequences run, `step.rs` runs one forward pass, `choose.rs` draws the tokens.
+//! `scheduler.rs` decides which sequences run, `step.rs` runs one forward pass, `choose.rs` samples the tokens.
 
 use super::cache::KvCache;
 use super::choose::Chooser;
@@ -15,55 +15,55 @@ use ferrl_kernels::backend::PagedRows;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Completes many requests together, in any order of arrival.
+/// Completes many concurrent requests.
 pub struct Sampler {
     pub(super) options: CacheOptions,
     pub(super) cache: KvCache,
-    /// In the order of ids, as is `waiting`.
+    /// Sorted by id, as is `waiting`.
     pub(super) running: Vec<RunningSequence>,
     pub(super) waiting: VecDeque<RunningSequence>,
     pub(super) usage: Usage,
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
-    /// Of the model it samples from.
+    /// Configuration of the model it samples from.
     pub(super) config: ModelConfig,
-    /// Number and version of the weights that the cached blocks are of; none at first and after [`Sampler::invalidate`].
+    /// Id and version of the weights that computed the cached blocks; `None` at first and after [`Sampler::invalidate`].
     weights: Option<(u64, u64)>,
     next: u64,
     exact: bool,
     pub(super) chooser: Chooser,
     pub(super) graphs: DecodeGraphs,
-    /// Whether the next step is launched before the tokens of the last are known.
+    /// Whether a step is launched before the previous step's tokens are known.
     pub(super) looks_ahead: bool,
-    /// The step that was launched ahead and is not committed yet.
+    /// The step launched ahead, not yet committed.
     pub(super) ahead: Option<InFlight>,
-    /// Stored from step to step for its allocations.
+    /// Reused from step to step to save allocations.
     pub(super) rows: PagedRows,
-    /// Events that the next `step` returns first.
+    /// Events for the next `step` to return first.
     events: Vec<Event>,
 }
 
-/// How full a sampler is, and what it has done so far.
+/// State and counters of a sampler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Blocks of the cache.
+    /// Blocks of the KV cache.
     pub blocks: usize,
-    /// Blocks that sequences refer to.
+    /// Blocks referenced by sequences.
     pub used: usize,
     /// Unreferenced cache blocks whose contents can still be shared (prefix cache).
     pub cached: usize,
-    /// Sequences that run.
+    /// Running sequences.
     pub running: usize,
-    /// Sequences that wait.
+    /// Waiting sequences.
     pub waiting: usize,
     /// Forward passes.
     pub steps: u64,
-    /// Rows of all forward passes.
+    /// Rows summed over all forward passes.
     pub rows: u64,
-    /// Prompt tokens that did not have to be computed.
+    /// Prompt tokens found in the prefix cache.
     pub reused: u64,
-    /// Times a running sequence gave its blocks up.
+    /// Number of preemptions.
     pub preemptions: u64,
-    /// Blocks copied because a shared one was written.
+    /// Number of copy-on-write copies.
     pub copies: u64,
 }
 
@@ -98,7 +98,7 @@ impl Sampler {
         })
     }
 
-    /// With the tokenizer that stop strings need.
+    /// Sets the tokenizer, which stop strings need.
     pub fn with_tokenizer(mut self, tokenizer: Arc<Tokenizer>) -> Self {
         self.tokenizer = Some(tokenizer);
         self
@@ -109,16 +109,16 @@ impl Sampler {
         self.running.is_empty() && self.waiting.is_empty() && self.events.is_empty()
     }
 
-    /// Sets whether a step is launched before the host knows the tokens of the step before it, where only their ids are
-    /// missing; by default so on devices that run asynchronously. Sampled tokens do not depend on it: a sequence that
-    /// ends is computed one step too far, and a request may start one step later.
+    /// Sets whether a step may be launched before the host knows the tokens of the previous one; the default on asynchronous
+    /// devices. Does not change the sampled tokens: a sequence that ends is computed one step too far, and a request may start
+    /// one step later.
     pub fn look_ahead(mut self, yes: bool) -> Self {
         self.looks_ahead = yes;
         self
     }
 
-    /// A new request that continues the first `at_token` tokens (of prompt and completion) of one that has not
-    /// ended, on the same blocks. Its stream has to be its own, or it repeats the other's draws.
+    /// A new request that continues from the first `at_token` tokens (prompt and completion) of one that has not ended, sharing
+    /// its blocks. It needs a stream of its own, or it repeats the other's random numbers.
     pub fn fork(&mut self, id: Id, at_token: usize, params: SamplingParams, stream: [u32; 3]) -> Result<Id> {
         let Some(parent) = self.running.iter().chain(&self.waiting).find(|s| s.id == id) else {
             return Err(Error::usage(format!("request {} has ended or never was", id.0))
@@ -136,13 +136,13 @@ impl Sampler {
         if let (Some(mut child), Some(parent)) = (child, parent) {
             let tokens = parent.computed.min(at_token - 1);
             self.cache.release(&mut child.table, &[], 0);
-            child.take_over(self.cache.share(&parent.table, tokens), tokens);
+            child.start_from(self.cache.share(&parent.table, tokens), tokens);
             self.waiting.push_back(child);
         }
         Ok(new)
     }
 
-    /// How full it is.
+    /// Current state and counters.
     pub fn usage(&self) -> Usage {
         Usage {
             blocks: self.cache.total(),
@@ -155,14 +155,14 @@ impl Sampler {
         }
     }
 
-    /// Clears the cache, for weights that changed without a new version. (Another version, and another model of the
-    /// same shape, are noticed.)
+    /// Clears the prefix cache, for weights that changed without a new version. (A new version, or another model of the same
+    /// shape, is detected.)
     pub fn invalidate(&mut self) {
         self.restart();
         self.weights = None;
     }
 
-    /// Clears the cache where it was computed with other weights than these.
+    /// Clears the prefix cache if other weights computed it.
     fn use_weights(&mut self, model: &Model) -> Result<()> {
         self.cache.alloc_layers(model)?;
         if self.weights == Some(model.weights()) {
@@ -197,7 +197,7 @@ impl Generator for Sampler {
         Ok(id)
     }
 
-    /// One forward pass: a token for every sequence whose tokens are all computed, and chunks of the others' prompts.
+    /// One forward pass: a token for every sequence whose prompt is computed, and a prefill chunk for the others.
     fn step(&mut self, policy: &Model) -> Result<Vec<Event>> {
         self.use_weights(policy)?;
         let mut events = std::mem::take(&mut self.events);
@@ -207,7 +207,7 @@ impl Generator for Sampler {
         }
         let result = self.advance(policy, &mut events);
         if result.is_err() {
-            // Blocks may have been promised that were never written.
+            // After an error, blocks may be indexed that were never written.
             self.restart();
             self.events = std::mem::take(&mut events);
         }
@@ -231,7 +231,7 @@ impl Generator for Sampler {
 
     fn release(&mut self) {
         if self.running.is_empty() && self.waiting.is_empty() {
-            // CUDA graphs name the addresses of the cache.
+            // CUDA graphs hold the addresses of the cache.
             (self.ahead, self.graphs, self.weights) = (None, DecodeGraphs::default(), None);
             self.cache.free_layers();
         }

@@ -1,7 +1,7 @@
 //! The scheduler: rows of the next step, admission, preemption.
 //!
-//! `running` and `waiting` are in the order of ids, which is that of submission: the oldest run first, the youngest are
-//! preempted first. A preempted sequence keeps its tokens; its keys and values are recomputed from them later.
+//! `running` and `waiting` are sorted by id, the order of submission: the oldest are admitted first, the youngest preempted
+//! first. A preempted sequence keeps its tokens; its keys and values are recomputed later.
 
 use super::cache::BlockTable;
 use super::sampler::Sampler;
@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use ferrl_kernels::Backend;
 
 impl Sampler {
-    /// Refuses what cannot be completed.
+    /// Refuses a request that cannot be completed.
     pub(super) fn check_request(&self, request: &GenerationRequest) -> Result<()> {
         let (p, vocab) = (&request.params, self.config.vocab);
         p.validate()?;
@@ -62,19 +62,18 @@ impl Sampler {
         Ok(())
     }
 
-    /// Decides which sequences run in the next step.
+    /// Schedules the next step.
     pub(super) fn schedule(&mut self, backend: &dyn Backend) -> Result<()> {
         self.schedule_once(backend)?;
-        // Where every running sequence was preempted, the waiting ones are admitted by a second pass.
+        // If every running sequence was preempted, a second pass admits waiting ones.
         if self.running.iter().all(|s| s.rows == 0) {
             self.schedule_once(backend)?;
         }
         Ok(())
     }
 
-    /// Schedules one row for every sequence that continues, while the tokens of `step` are still being chosen. `false`
-    /// where more than their ids is missing: a prompt is being computed, a request waits for a free place, the host
-    /// chooses a token, or blocks are short.
+    /// Schedules one row for every sequence that continues, before the tokens of `step` are known. `false` if that is
+    /// impossible: a prompt is being computed, a request can be admitted, the host samples, or blocks run out.
     pub(super) fn schedule_ahead(&mut self, backend: &dyn Backend, step: &[Id]) -> Result<bool> {
         let simple = |s: &RunningSequence| s.pending() == 0 && s.params.is_chosen_by_device();
         if !self.looks_ahead || !self.running.iter().all(simple) {
@@ -94,7 +93,7 @@ impl Sampler {
         Ok(true)
     }
 
-    /// Decides how many rows each running sequence has in this step, and gives them blocks.
+    /// Assigns rows of this step, and blocks for them, to each running sequence.
     fn schedule_once(&mut self, backend: &dyn Backend) -> Result<()> {
         let mut budget = self.options.max_batch_tokens;
         let before = self.usage.preemptions;
@@ -103,7 +102,7 @@ impl Sampler {
             let s = &mut self.running[i];
             s.fresh = false;
             s.rows = take_rows(s.pending(), &mut budget);
-            if s.rows == 0 || self.make_room(backend, i)? {
+            if s.rows == 0 || self.reserve_or_preempt(backend, i)? {
                 i += 1;
             }
         }
@@ -113,8 +112,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Blocks for the rows of a running sequence; younger ones give way, or it does itself.
-    fn make_room(&mut self, backend: &dyn Backend, i: usize) -> Result<bool> {
+    /// Allocates blocks for the rows of running sequence `i`, preempting younger sequences, or `i` itself.
+    fn reserve_or_preempt(&mut self, backend: &dyn Backend, i: usize) -> Result<bool> {
         loop {
             let s = &mut self.running[i];
             let end = s.computed + s.rows;
@@ -127,7 +126,7 @@ impl Sampler {
             let younger = waits.filter(|&w| self.waiting[w].id > id);
             let last = self.running.len() - 1;
             match younger {
-                Some(w) if last == i || self.waiting[w].id > self.running[last].id => self.strip(w),
+                Some(w) if last == i || self.waiting[w].id > self.running[last].id => self.free_blocks(w),
                 _ => {
                     self.preempt(last);
                     if last == i {
@@ -138,14 +137,14 @@ impl Sampler {
         }
     }
 
-    /// Takes the blocks from a waiting sequence.
-    fn strip(&mut self, w: usize) {
+    /// Frees the blocks of a waiting sequence.
+    fn free_blocks(&mut self, w: usize) {
         let s = &mut self.waiting[w];
         self.cache.release(&mut s.table, &s.ids, s.computed);
         s.computed = 0;
     }
 
-    /// Takes the blocks from a running sequence and makes it wait.
+    /// Preempts a running sequence: frees its blocks and makes it wait.
     fn preempt(&mut self, i: usize) {
         let mut s = self.running.remove(i);
         self.usage.preemptions += 1;
@@ -155,7 +154,7 @@ impl Sampler {
         self.waiting.insert(at, s);
     }
 
-    /// Takes the blocks from everyone and forgets what they held.
+    /// Frees all sequences' blocks and clears the prefix index.
     pub(super) fn restart(&mut self) {
         self.ahead = None;
         for mut s in std::mem::take(&mut self.running) {
@@ -164,19 +163,19 @@ impl Sampler {
         }
         self.waiting.make_contiguous().sort_by_key(|s| s.id);
         for w in 0..self.waiting.len() {
-            self.strip(w);
+            self.free_blocks(w);
         }
         self.cache.forget_all();
     }
 
-    /// Lets waiting sequences run, oldest first, while there is room.
+    /// Admits waiting sequences, oldest first, while there is room.
     fn admit(&mut self, backend: &dyn Backend, budget: &mut usize) -> Result<()> {
         let mut slots = self.options.max_sequences.saturating_sub(self.running.len());
         let mut at = 0;
         while at < self.waiting.len() && slots > 0 {
             let bare = self.waiting[at].table.blocks.is_empty();
-            if bare && !self.find_beginning(at) {
-                // It keeps its place for when the prompt has been computed.
+            if bare && !self.find_prefix(at) {
+                // Keeps a slot for when the prompt has been computed.
                 (at, slots) = (at + 1, slots - 1);
                 continue;
             }
@@ -186,7 +185,7 @@ impl Sampler {
             let rows = take_rows(s.pending(), budget);
             if !fits || rows == 0 {
                 if bare {
-                    self.strip(at);
+                    self.free_blocks(at);
                 }
                 break;
             }
@@ -196,7 +195,7 @@ impl Sampler {
             s.shared.get_or_insert(s.computed);
             let i = self.running.partition_point(|r| r.id < s.id);
             self.running.insert(i, s);
-            if !self.make_room(backend, i)? {
+            if !self.reserve_or_preempt(backend, i)? {
                 break;
             }
             slots -= 1;
@@ -204,28 +203,28 @@ impl Sampler {
         Ok(())
     }
 
-    /// Refers to the blocks of a new request where they hold all of its prefix, so that they are not evicted while it waits. Half of the
-    /// cache is left to those that run. Less than the whole prefix is looked for when the request runs: another sequence may be computing
-    /// the rest by then.
+    /// References the cached blocks of a new request if they hold its whole prefix, so that they are not evicted while it waits. Half of
+    /// the cache is left to running sequences. A shorter prefix is looked up when the request is admitted: another sequence may be
+    /// computing the rest by then.
     pub(super) fn keep_prefix(&mut self, s: &mut RunningSequence) {
         let (mut table, tokens) = self.cache.find(&s.ids);
-        if tokens == s.beginning().len() && self.cache.available() >= self.cache.total() / 2 {
-            s.take_over(table, tokens);
+        if tokens == s.cacheable_prefix().len() && self.cache.available() >= self.cache.total() / 2 {
+            s.start_from(table, tokens);
         } else {
             self.cache.release(&mut table, &[], 0);
         }
     }
 
-    /// Looks for the beginning of a waiting sequence in the cache. `false`: another sequence is computing all of
-    /// it right now, which is worth waiting for.
-    fn find_beginning(&mut self, at: usize) -> bool {
+    /// Looks up a waiting sequence's prefix in the cache. `false` if another sequence is computing the same prefix in this
+    /// step, in which case the sequence waits for it.
+    fn find_prefix(&mut self, at: usize) -> bool {
         let (mut table, found) = self.cache.find(&self.waiting[at].ids);
-        let beginning = self.waiting[at].beginning();
+        let beginning = self.waiting[at].cacheable_prefix();
         let tokens = beginning.len();
         // A running sequence may have more of it than the prefix index.
-        let twin = self.running.iter().find(|r| tokens > found.max(1) && r.begins_with(beginning));
+        let twin = self.running.iter().find(|r| tokens > found.max(1) && r.starts_with_prefix(beginning));
         let Some(twin) = twin else {
-            self.waiting[at].take_over(table, found);
+            self.waiting[at].start_from(table, found);
             return true;
         };
         self.cache.release(&mut table, &[], 0);
@@ -234,32 +233,32 @@ impl Sampler {
             return false;
         }
         let table = self.cache.share(&twin.table, tokens);
-        self.waiting[at].take_over(table, tokens);
+        self.waiting[at].start_from(table, tokens);
         true
     }
 
-    /// Gives those who wait for a prompt its blocks, now that it has been computed.
-    pub(super) fn hand_over(&mut self) {
+    /// Gives sequences that waited for a common prompt its blocks, once it has been computed.
+    pub(super) fn share_prefixes(&mut self) {
         for w in self.waiting.iter_mut() {
             let Some(id) = w.follows else { continue };
             let Ok(i) = self.running.binary_search_by_key(&id, |r| r.id) else { continue };
-            let tokens = w.beginning().len();
+            let tokens = w.cacheable_prefix().len();
             if self.running[i].computed >= tokens && w.table.blocks.is_empty() {
                 let table = self.cache.share(&self.running[i].table, tokens);
-                w.take_over(table, tokens);
+                w.start_from(table, tokens);
             }
         }
     }
 }
 
 impl RunningSequence {
-    /// Begins with the `computed` tokens whose blocks are in `table`.
-    pub(super) fn take_over(&mut self, table: BlockTable, computed: usize) {
+    /// Starts from the first `computed` tokens, whose blocks are in `table`.
+    pub(super) fn start_from(&mut self, table: BlockTable, computed: usize) {
         (self.table, self.computed, self.follows) = (table, computed, None);
     }
 }
 
-/// One row always; more only out of the budget.
+/// Always one row; more only within the budget.
 fn take_rows(pending: usize, budget: &mut usize) -> usize {
     if pending == 1 {
         return 1;

@@ -1,4 +1,4 @@
-//! A request on its way.
+//! The state of a request.
 
 use super::cache::BlockTable;
 use super::choose::PickedToken;
@@ -10,20 +10,20 @@ pub(super) struct RunningSequence {
     pub id: Id,
     pub params: SamplingParams,
     pub stream: [u32; 3],
-    /// Prompt and completion.
+    /// Prompt and completion tokens.
     pub ids: Vec<u32>,
-    /// Tokens of the prompt.
+    /// Length of the prompt.
     pub prompt: usize,
-    /// Tokens whose keys and values are in the blocks of `table`.
+    /// Number of tokens whose keys and values are in the cache.
     pub computed: usize,
     pub table: BlockTable,
-    /// Tokens of the prompt that were in the cache when it first ran.
+    /// Prompt tokens found in the prefix cache at admission.
     pub shared: Option<usize>,
-    /// Rows it has in the step under way.
+    /// Rows in the current step.
     pub rows: usize,
-    /// Joined in the step under way, and may refer to blocks that are only now being written.
+    /// Admitted in the current step: may reference blocks that this step writes.
     pub fresh: bool,
-    /// Waits for this sequence to compute the prompt they have in common.
+    /// The sequence whose computation of a common prompt it waits for.
     pub follows: Option<Id>,
     logp: Vec<f32>,
     sampled_logp: Vec<f32>,
@@ -52,32 +52,32 @@ impl RunningSequence {
         }
     }
 
-    /// Where the completion begins, pieces that were sampled before included.
+    /// Start of the completion, including parts sampled in earlier requests.
     pub fn completion(&self) -> usize {
         self.prompt - self.params.sampled
     }
 
-    /// Tokens that must still be computed before the next one can be chosen.
+    /// Tokens to compute before the next one can be sampled.
     pub fn pending(&self) -> usize {
         self.ids.len() - self.computed
     }
 
-    /// Whether `max_new_tokens` allow another token after the one that is being chosen now.
+    /// Whether `max_new_tokens` allows another token after the one in flight.
     pub fn continues(&self) -> bool {
         self.ids.len() - self.prompt + 1 < self.params.max_new_tokens
     }
 
-    /// The tokens that another sequence must begin with to take its place in the cache.
-    pub fn beginning(&self) -> &[u32] {
+    /// The tokens that the prefix cache may provide.
+    pub fn cacheable_prefix(&self) -> &[u32] {
         &self.ids[..self.ids.len() - 1]
     }
 
-    /// Whether the keys and values of `ids` are those of its own beginning.
-    pub fn begins_with(&self, ids: &[u32]) -> bool {
+    /// Whether its sequence starts with `ids`, so that keys and values can be shared.
+    pub fn starts_with_prefix(&self, ids: &[u32]) -> bool {
         self.ids.len() >= ids.len() && self.ids[..ids.len()] == *ids
     }
 
-    /// Takes a sampled token and says whether it was the last.
+    /// Appends a sampled token; returns why the completion ends, if it does.
     pub fn push(
         &mut self,
         pick: PickedToken,
@@ -101,20 +101,20 @@ impl RunningSequence {
         Ok(full.then_some(StopReason::Length))
     }
 
-    /// The stop string that the end of the completion holds. Earlier text has been looked at before.
+    /// The stop string that the new token completed, if any.
     fn stop_string(&self, tokenizer: Option<&Tokenizer>) -> Result<Option<usize>> {
         let stops = &self.params.stop_strings;
         let (Some(longest), Some(tokenizer)) = (stops.iter().map(String::len).max(), tokenizer) else {
             return Ok(None);
         };
-        // A token gives a byte at least; the few more keep a character whole that begins before.
+        // Each token is at least one byte; a few more tokens complete a multi-byte character at the start.
         let generated = &self.ids[self.completion()..];
         let tail = &generated[generated.len().saturating_sub(longest + 4)..];
         let text = tokenizer.decode(tail, false)?;
         Ok(stops.iter().position(|s| text.contains(s.as_str())))
     }
 
-    /// What has been sampled.
+    /// The completion so far.
     pub fn finish(mut self, stop: StopReason) -> Completion {
         Completion {
             ids: self.ids.split_off(self.prompt),

@@ -1,101 +1,101 @@
-//! Choosing tokens where the ranks of a team share the vocabulary.
+//! Sampling under vocabulary parallelism.
 //!
-//! Logits stay where they are computed. A plain draw goes through the vocabulary in order, so its running sum goes from rank to
-//! rank: twenty bytes a row. For the largest token, `top_k` and `min_p` a rank sends the first one the tokens that can be
-//! chosen. Only `top_p` without `top_k`, penalties and the log-probabilities of other tokens need every logit of a row: those
-//! rows are sent to the first rank. So are all rows of a device whose draws cannot go from part to part.
+//! Logits stay on the ranks that compute them. Unmodified sampling scans the vocabulary in order, so the running sum is passed
+//! from rank to rank: twenty bytes per row. For greedy decoding, `top_k` and `min_p`, a rank sends its candidate tokens to the
+//! first rank. Only `top_p` without `top_k`, penalties and top logprobs need all logits of a row: those rows are gathered to the
+//! first rank. So are all rows of a device that cannot sample from parts of the vocabulary.
 
-use super::choose::{HeadOrder, TokenGroup};
+use super::choose::{SampleBatch, TokenGroup};
 use crate::model::Model;
 use crate::model::tensor::Team;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Ask, Choices, Draw, TokenChoice};
+use ferrl_kernels::backend::{Choices, Draw, SampleSpec, TokenChoice};
 use ferrl_kernels::math::ln;
-use ferrl_kernels::truncate::Kept;
+use ferrl_kernels::truncate::Truncation;
 use std::ops::Range;
 
 /// What a rank sends of its logits of a row.
-enum Sent {
+enum Candidates {
     Nothing,
-    /// The most probable tokens, this many (top-k).
+    /// The k most probable tokens (top-k).
     Top(usize),
-    /// Tokens whose probability is at least this fraction of the largest (min-p).
+    /// Tokens with at least this fraction of the largest probability (min-p).
     AtLeast(f32),
     All,
 }
 
-impl Sent {
-    fn of(ask: &Ask, looked_at: bool) -> Sent {
-        match ask {
-            _ if looked_at => Sent::All,
-            Ask { draw: None, .. } => Sent::Top(1),
-            _ if !ask.truncates() => Sent::Nothing,
-            Ask { top_k: 1.., .. } => Sent::Top(ask.top_k),
-            _ if ask.top_p < 1.0 => Sent::All,
-            _ => Sent::AtLeast(ask.min_p),
+impl Candidates {
+    fn of(spec: &SampleSpec, on_host: bool) -> Candidates {
+        match spec {
+            _ if on_host => Candidates::All,
+            SampleSpec { draw: None, .. } => Candidates::Top(1),
+            _ if !spec.truncates() => Candidates::Nothing,
+            SampleSpec { top_k: 1.., .. } => Candidates::Top(spec.top_k),
+            _ if spec.top_p < 1.0 => Candidates::All,
+            _ => Candidates::AtLeast(spec.min_p),
         }
     }
 
-    /// From the logits of a rank's tokens, which begin at `first`.
-    fn list(&self, kept: &mut Kept, row: &[f32], first: u32) -> Vec<(u32, f32)> {
-        let listed = |(at, &logit): (usize, &f32)| (first + at as u32, logit);
+    /// Selects from the logits of a rank's tokens, whose ids start at `first`.
+    fn list(&self, kept: &mut Truncation, row: &[f32], first: u32) -> Vec<(u32, f32)> {
+        let candidates = |(at, &logit): (usize, &f32)| (first + at as u32, logit);
         let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         match self {
-            Sent::Nothing => Vec::new(),
-            Sent::All => row.iter().enumerate().map(listed).collect(),
-            // Of equals the first, whatever their sign of zero.
-            Sent::Top(1) => {
-                row.iter().enumerate().find(|(_, l)| **l == best).map(listed).into_iter().collect()
+            Candidates::Nothing => Vec::new(),
+            Candidates::All => row.iter().enumerate().map(candidates).collect(),
+            // Ties: the first, comparing zeros of either sign as equal.
+            Candidates::Top(1) => {
+                row.iter().enumerate().find(|(_, l)| **l == best).map(candidates).into_iter().collect()
             }
-            Sent::Top(count) => kept.top(row, *count).iter().map(|&(at, l)| (first + at, l)).collect(),
-            // A little more than can be chosen: what is left of it is decided where all are.
-            Sent::AtLeast(least) => {
+            Candidates::Top(count) => kept.top(row, *count).iter().map(|&(at, l)| (first + at, l)).collect(),
+            // A superset of the tokens that can be sampled; the first rank, which knows the global maximum, selects exactly.
+            Candidates::AtLeast(least) => {
                 let cut = best + ln(f64::from(*least)) as f32 - 1e-3;
-                row.iter().enumerate().map(listed).filter(|(_, l)| *l >= cut).collect()
+                row.iter().enumerate().map(candidates).filter(|(_, l)| *l >= cut).collect()
             }
         }
     }
 }
 
-/// Chooses a token for each row that is asked for. All members call it together; the first one's choices are those of all.
-pub(super) fn choose_together(
+/// Samples a token for each row. Collective; the first rank's choices are valid for all.
+pub(super) fn sample_in_team(
     model: &Model,
     team: &Team,
     h: &Buffer,
-    order: &HeadOrder,
+    batch: &SampleBatch,
 ) -> Result<TokenGroup> {
     let (x, op, (member, size)) =
-        (model.select_rows(h, &order.rows)?, model.logp_head(order.divisor), team.member());
-    let (rows, tokens) = (order.rows.len(), model.vocab_of((member, size)));
+        (model.select_rows(h, &batch.rows)?, model.logp_head(batch.divisor), team.member());
+    let (rows, tokens) = (batch.rows.len(), model.vocab_of((member, size)));
     let mut logits = model.f32s(rows * tokens.len())?;
     let folded =
         model.fold_together(team, (op, &x), &[], Some(&mut logits).filter(|_| !tokens.is_empty()))?;
     if !model.backend.draws_by_parts() {
-        return choose_whole(model, team, (&logits, &folded.lse), order);
+        return sample_gathered(model, team, (&logits, &folded.lse), batch);
     }
-    let draws = drawn(model, team, (&logits, &folded.lse), &order.asks)?;
+    let draws = scan_sample(model, team, (&logits, &folded.lse), &batch.specs)?;
     let here = LocalLogits { rows: model.read_f32s(&logits)?, tokens };
-    let lists = listed(team, &here, order)?;
+    let lists = candidates(team, &here, batch)?;
     let lse = model.read_f32s(&folded.lse)?;
     if member > 0 {
         return Ok(TokenGroup { logits: None, choices: Choices::new(Box::new(Vec::<TokenChoice>::new())) });
     }
-    let (mut kept, mut choices) = (Kept::default(), Vec::with_capacity(rows));
+    let (mut kept, mut choices) = (Truncation::default(), Vec::with_capacity(rows));
     let vocab = model.config.vocab;
-    let looked_at = order.looked_at.contains(&true);
-    let mut whole = if looked_at { Some(model.f32s(rows * vocab)?) } else { None };
-    for (row, (ask, list)) in order.asks.iter().zip(lists).enumerate() {
+    let on_host = batch.on_host.contains(&true);
+    let mut whole = if on_host { Some(model.f32s(rows * vocab)?) } else { None };
+    for (row, (spec, list)) in batch.specs.iter().zip(lists).enumerate() {
         let lse = lse[row];
-        let choice = if is_drawn(ask) {
+        let choice = if scans_vocabulary(spec) {
             let (token, logit) = draws[row].token.or(draws[row].last).unwrap_or((0, f32::NAN));
             TokenChoice { token, logit, lse, kept: logit - lse }
         } else {
-            let (token, logit, kept) = kept.choose_among(&list, ask);
+            let (token, logit, kept) = kept.choose_among(&list, spec);
             TokenChoice { token, logit, lse, kept }
         };
         choices.push(choice);
-        if let Some(whole) = whole.as_mut().filter(|_| order.looked_at[row]) {
+        if let Some(whole) = whole.as_mut().filter(|_| batch.on_host[row]) {
             let values: Vec<f32> = list.iter().map(|&(_, logit)| logit).collect();
             model.backend.write(whole, row * vocab, &values)?;
         }
@@ -103,35 +103,41 @@ pub(super) fn choose_together(
     Ok(TokenGroup { logits: whole, choices: Choices::new(Box::new(choices)) })
 }
 
-/// The same where a device draws from whole rows alone: the first rank puts them together.
-fn choose_whole(
+/// The same for devices that sample whole rows only: gathers the rows to the first rank.
+fn sample_gathered(
     model: &Model,
     team: &Team,
     (logits, lse): (&Buffer, &Buffer),
-    order: &HeadOrder,
+    batch: &SampleBatch,
 ) -> Result<TokenGroup> {
-    let Some(whole) = model.logits_on_first(team, logits, order.rows.len())? else {
+    let Some(whole) = model.logits_on_first(team, logits, batch.rows.len())? else {
         return Ok(TokenGroup { logits: None, choices: Choices::new(Box::new(Vec::<TokenChoice>::new())) });
     };
-    let choices = model.backend.choose(&whole, lse, &order.asks)?;
-    Ok(TokenGroup { logits: order.looked_at.contains(&true).then_some(whole), choices })
+    let choices = model.backend.choose(&whole, lse, &batch.specs)?;
+    Ok(TokenGroup { logits: batch.on_host.contains(&true).then_some(whole), choices })
 }
 
-/// Whether a token is drawn from all of them.
-fn is_drawn(ask: &Ask) -> bool {
-    ask.draw.is_some() && !ask.truncates()
+/// Whether the row is sampled from the whole vocabulary.
+fn scans_vocabulary(spec: &SampleSpec) -> bool {
+    spec.draw.is_some() && !spec.truncates()
 }
 
-/// Draws from the whole vocabulary, which go from rank to rank through its tokens and end at the first one.
-fn drawn(model: &Model, team: &Team, (logits, lse): (&Buffer, &Buffer), asks: &[Ask]) -> Result<Vec<Draw>> {
-    // A row that nothing is drawn for counts as done.
-    let start = |ask: &Ask| Draw { token: (!is_drawn(ask)).then_some((0, 0.0)), ..Draw::default() };
-    let mut draws: Vec<Draw> = asks.iter().map(start).collect();
-    if !asks.iter().any(is_drawn) {
+/// Samples from the whole vocabulary: the running sums pass from rank to rank in vocabulary order and end at the first rank.
+fn scan_sample(
+    model: &Model,
+    team: &Team,
+    (logits, lse): (&Buffer, &Buffer),
+    specs: &[SampleSpec],
+) -> Result<Vec<Draw>> {
+    // Rows that are not sampled here count as done.
+    let start =
+        |spec: &SampleSpec| Draw { token: (!scans_vocabulary(spec)).then_some((0, 0.0)), ..Draw::default() };
+    let mut draws: Vec<Draw> = specs.iter().map(start).collect();
+    if !specs.iter().any(scans_vocabulary) {
         return Ok(draws);
     }
     let ((member, size), tokens) = (team.member(), |m| model.vocab_of((m, team.member().1)));
-    let uniform: Vec<f32> = asks.iter().map(|ask| ask.draw.unwrap_or(0.0)).collect();
+    let uniform: Vec<f32> = specs.iter().map(|spec| spec.draw.unwrap_or(0.0)).collect();
     let with_tokens: Vec<usize> = (0..size).filter(|&m| !tokens(m).is_empty()).collect();
     for (i, &from) in with_tokens.iter().enumerate() {
         let to = with_tokens.get(i + 1).copied().unwrap_or(0);
@@ -185,11 +191,12 @@ struct LocalLogits {
     tokens: Range<usize>,
 }
 
-/// Of each row the tokens that members have sent the first one, in the order of ids where all were sent.
-fn listed(team: &Team, here: &LocalLogits, order: &HeadOrder) -> Result<Vec<Vec<(u32, f32)>>> {
-    let mut kept = Kept::default();
-    let sent: Vec<Sent> = order.asks.iter().zip(&order.looked_at).map(|(ask, &l)| Sent::of(ask, l)).collect();
-    if sent.iter().all(|sent| matches!(sent, Sent::Nothing)) {
+/// The candidates of each row that the members sent to the first rank; in id order if all were sent.
+fn candidates(team: &Team, here: &LocalLogits, batch: &SampleBatch) -> Result<Vec<Vec<(u32, f32)>>> {
+    let mut kept = Truncation::default();
+    let sent: Vec<Candidates> =
+        batch.specs.iter().zip(&batch.on_host).map(|(spec, &l)| Candidates::of(spec, l)).collect();
+    if sent.iter().all(|sent| matches!(sent, Candidates::Nothing)) {
         return Ok(vec![Vec::new(); sent.len()]);
     }
     let width = here.tokens.len();
@@ -232,7 +239,7 @@ mod tests {
         Model::random(ferrl_kernels::open("cpu", Some(1)).unwrap(), &init, options).unwrap()
     }
 
-    /// Tokens with the bits of their logits, and those of the logits that the host looks at.
+    /// Tokens with the bits of their log-probabilities, and the bits of the logits that the host needs.
     type ChosenBits = (Vec<(u32, u32, u32)>, Vec<u32>);
 
     fn chosen(model: &Model, group: &TokenGroup) -> ChosenBits {
@@ -242,41 +249,41 @@ mod tests {
         (choices.iter().map(bits).collect(), logits.into_iter().map(f32::to_bits).collect())
     }
 
-    fn choices(ranks: &Ranks, vocab: usize, order: &HeadOrder) -> Option<ChosenBits> {
+    fn choices(ranks: &Ranks, vocab: usize, batch: &SampleBatch) -> Option<ChosenBits> {
         let mut m = model(vocab);
         let hidden: Vec<f32> = (0..ROWS * 16).map(|i| ((i * 37 % 23) as f32 - 11.0) / 7.0).collect();
         m.set_team(Team::new(ranks, 1, ranks.size(), false)).unwrap();
         m.gather_to_read().unwrap();
         let h = m.upload(&hidden).unwrap();
-        let Some(team) = m.team().cloned() else { return Some(chosen(&m, &order.choose(&m, &h).unwrap())) };
+        let Some(team) = m.team().cloned() else { return Some(chosen(&m, &batch.choose(&m, &h).unwrap())) };
         let (x, op, tokens) =
-            (m.select_rows(&h, &order.rows).unwrap(), m.logp_head(order.divisor), m.vocab_of(team.member()));
+            (m.select_rows(&h, &batch.rows).unwrap(), m.logp_head(batch.divisor), m.vocab_of(team.member()));
         let mut logits = m.f32s(ROWS * tokens.len()).unwrap();
         let own = Some(&mut logits).filter(|_| !tokens.is_empty());
         let lse = m.fold_together(&team, (op, &x), &[], own).unwrap().lse;
-        let group = choose_whole(&m, &team, (&logits, &lse), order).unwrap();
+        let group = sample_gathered(&m, &team, (&logits, &lse), batch).unwrap();
         (team.member().0 == 0).then(|| chosen(&m, &group))
     }
 
     #[test]
     fn rows_that_are_put_together_give_the_choices_of_one_rank() {
-        let asks = vec![
-            Ask::plain(None),
-            Ask::plain(Some(0.3)),
-            Ask { top_k: 9, ..Ask::plain(Some(0.8)) },
-            Ask { top_p: 0.7, ..Ask::plain(Some(0.5)) },
-            Ask { min_p: 0.05, ..Ask::plain(Some(0.99)) },
+        let specs = vec![
+            SampleSpec::plain(None),
+            SampleSpec::plain(Some(0.3)),
+            SampleSpec { top_k: 9, ..SampleSpec::plain(Some(0.8)) },
+            SampleSpec { top_p: 0.7, ..SampleSpec::plain(Some(0.5)) },
+            SampleSpec { min_p: 0.05, ..SampleSpec::plain(Some(0.99)) },
         ];
-        let order =
-            HeadOrder { divisor: 0.7, rows: (0..ROWS as u32).collect(), asks, looked_at: vec![true; ROWS] };
-        // Parts of one tile and of several, and a rank without any.
+        let batch =
+            SampleBatch { divisor: 0.7, rows: (0..ROWS as u32).collect(), specs, on_host: vec![true; ROWS] };
+        // Parts of one tile and of several, and a rank with none.
         for (connect, vocab, size) in
             [(threads as fn(usize) -> Vec<Ranks>, 700, 2), (device_threads, 700, 3), (device_threads, 300, 3)]
         {
-            let want = choices(Ranks::ALONE, vocab, &order).unwrap();
+            let want = choices(Ranks::ALONE, vocab, &batch).unwrap();
             let got: Vec<_> = std::thread::scope(|scope| {
-                let order = &order;
-                let run = |ranks: Ranks| scope.spawn(move || choices(&ranks, vocab, order));
+                let batch = &batch;
+                let run = |ranks: Ranks| scope.spawn(move || choices(&ranks, vocab, batch));
                 let running: Vec<_> = connect(size).into_iter().map(run).collect();
                 running.into_iter().map(|rank| rank.join().unwrap()).collect()
             });

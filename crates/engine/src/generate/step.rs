@@ -1,10 +1,10 @@
 //! One step of the sampler: a forward pass over the scheduled rows, and the tokens that follow it.
 //!
-//! A device that runs asynchronously is given the next step before the host reads the tokens of this one: chosen tokens
-//! go into the next step's ids on the device. Such a step is committed once the tokens are known; a sequence that ended
-//! meanwhile was computed one step too far, and its row is discarded.
+//! An asynchronous device is given the next step before the host knows this step's tokens: sampled tokens are copied into the
+//! next step's ids on the device. Such a step is committed once the tokens are known; a sequence that ended in the meantime was
+//! computed one step too far, and its row is discarded.
 
-use super::choose::{Chooser, Choosing, orders};
+use super::choose::{Chooser, Choosing, group_by_temperature};
 use super::graphs::DecodeGraphs;
 use super::sampler::Sampler;
 use super::sequence::RunningSequence;
@@ -15,7 +15,7 @@ use crate::model::decoder::{Keep, PastKv};
 use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::PagedSequence;
 
-/// A launched step whose tokens are being chosen.
+/// A launched step whose tokens are being sampled.
 pub(super) struct InFlight {
     /// Sequences that get a token, in order.
     pub ids: Vec<Id>,
@@ -26,12 +26,12 @@ pub(super) struct InFlight {
 /// The rows of a step.
 #[derive(Default)]
 struct StepRows {
-    /// 0 where the token is still being chosen.
+    /// 0 while the token is in flight.
     ids: Vec<u32>,
     positions: Vec<u32>,
-    /// Rows that a new token follows.
+    /// Rows after which a token is sampled.
     last: Vec<u32>,
-    /// Of `last`: indices into `running`.
+    /// For each of `last`: index into `running`.
     sequences: Vec<usize>,
 }
 
@@ -49,21 +49,23 @@ impl Sampler {
                 break step;
             }
         };
-        // The ranks of a team are told the tokens of a step, which are not known ahead.
+        // The ranks of a team receive a step's tokens from the first rank, so they cannot run ahead.
         if model.team().is_none() && self.schedule_ahead(&*model.backend, &step.ids)? {
             self.ahead = Some(self.launch(model, Some(&step))?);
         }
         self.take_tokens(model, &step, events)
     }
 
-    /// Launches the scheduled rows; their last tokens are those of `before` where that step is still in flight.
+    /// Launches the scheduled rows; input tokens come from `before` if that step is still in flight.
     fn launch(&mut self, model: &Model, before: Option<&InFlight>) -> Result<InFlight> {
         let backend = &*model.backend;
         let batch = self.lay_out();
         assert!(!batch.ids.is_empty(), "a sequence that fits the cache alone always runs");
         let wanted: Vec<&RunningSequence> = batch.sequences.iter().map(|&i| &self.running[i]).collect();
         let ahead = usize::from(before.is_some());
-        self.lead(model, (&batch.ids, &batch.positions), || orders(&batch.last, &wanted, ahead).0)?;
+        self.lead(model, (&batch.ids, &batch.positions), || {
+            group_by_temperature(&batch.last, &wanted, ahead).0
+        })?;
         self.cache.copy(backend)?;
         let ids: Vec<Id> = wanted.iter().map(|s| s.id).collect();
         let fill = &mut |to: &mut Buffer| match before {
@@ -71,7 +73,7 @@ impl Sampler {
             None => DecodeGraphs::fill(model, &batch.ids, to),
         };
         let mut once = None;
-        // One new token for each sequence: a step like many others.
+        // A pure decode step: use a graph.
         if DecodeGraphs::serve(model) && batch.last.len() == batch.ids.len() {
             self.graphs.decode(model, &batch.positions, &self.rows, &mut self.cache.layers, fill)?;
         } else {
@@ -98,12 +100,12 @@ impl Sampler {
         if any {
             self.usage.steps += 1;
             self.usage.rows += step.rows as u64;
-            self.hand_over();
+            self.share_prefixes();
         }
         any
     }
 
-    /// Reads the tokens of a step and appends them to their sequences.
+    /// Waits for the tokens of a step and appends them to their sequences.
     fn take_tokens(&mut self, model: &Model, step: &InFlight, events: &mut Vec<Event>) -> Result<()> {
         let find = |id: &Id| self.running.binary_search_by_key(id, |s| s.id).ok().map(|i| &self.running[i]);
         let wanted: Vec<Option<&RunningSequence>> = step.ids.iter().map(find).collect();
@@ -131,7 +133,7 @@ impl Sampler {
         result
     }
 
-    /// The rows of the running sequences, and for the device where their keys and values are.
+    /// Lays out the rows of the running sequences, and their block tables for the device.
     fn lay_out(&mut self) -> StepRows {
         let (mut batch, mut count) = (StepRows::default(), 0);
         for (i, s) in self.running.iter().enumerate().filter(|(_, s)| s.rows > 0) {
@@ -157,7 +159,7 @@ impl Sampler {
 }
 
 impl InFlight {
-    /// Where the tokens of some of its sequences are.
+    /// Indices into `running` of some sequences.
     fn places(&self, ids: &[Id]) -> Vec<usize> {
         ids.iter().filter_map(|id| self.ids.binary_search(id).ok()).collect()
     }

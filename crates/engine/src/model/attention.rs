@@ -16,28 +16,28 @@ use ferrl_kernels::backend::{Attention, AttentionSaved, HeadNorm, Heads, Rotatio
 /// `x += post_norm(out(attention(rotate(qk_norm(qkv(norm(x)))))))`.
 pub(super) struct SelfAttention {
     pub layer: usize,
-    /// Which rotation it has.
+    /// Which RoPE the layer uses.
     pub rope: LayerRope,
     pub norm: Option<NormLayer>,
     pub post_norm: Option<NormLayer>,
-    /// Scales of the queries' and the keys' norms.
+    /// Norms of queries and of keys.
     pub qk_norm: Option<(usize, usize)>,
     pub qkv: Linear,
     pub out: Linear,
     pub op: Attention,
 }
 
-/// What backward needs.
+/// Activations stored for backward.
 pub(super) struct AttentionActivations {
-    pub raw: Option<Buffer>,  // queries, keys and values before the heads' norms
-    pub qkv: Buffer,          // rotated
-    pub att: Buffer,          // (T, heads * head_dim)
+    pub raw: Option<Buffer>,  // before the QK norm
+    pub qkv: Buffer,          // after RoPE
+    pub att: Buffer,          // output, (T, heads * head_dim)
     pub lse: Buffer,          // (T, heads) f32
     pub proj: Option<Buffer>, // before the post norm
 }
 
 impl SelfAttention {
-    /// Adds attention's output to the stream.
+    /// Adds attention's output to the residual stream.
     pub fn forward(
         &self,
         m: &Model,
@@ -66,7 +66,8 @@ impl SelfAttention {
         Ok(AttentionActivations { raw, qkv, att, lse, proj })
     }
 
-    /// Attention itself, where ranks share tokens by heads or by query rows: the `qkv` that backward reads, output, log-sum-exp.
+    /// Attention proper, also under context parallelism (by heads or by query rows). Returns the `qkv` that backward reads, the
+    /// output and the log-sum-exp.
     fn attend(
         &self,
         m: &Model,
@@ -76,7 +77,7 @@ impl SelfAttention {
     ) -> Result<(Buffer, Buffer, Buffer)> {
         let exchanged = m.exchanged_op(op);
         if exchanged.is_some() {
-            qkv = m.rows_for_columns(Columns::Output(Slot::Qkv), &qkv, op.heads.qkv_width())?;
+            qkv = m.rows_to_columns(Columns::Output(Slot::Qkv), &qkv, op.heads.qkv_width())?;
         }
         let op = exchanged.unwrap_or(op);
         let rows = qkv.len() / op.heads.qkv_width();
@@ -99,27 +100,27 @@ impl SelfAttention {
         }
     }
 
-    /// What this rank computes of it.
+    /// The operation restricted to this rank's heads.
     fn own_op(&self, m: &Model) -> Attention {
         Attention { heads: m.own_heads(self.op.heads), ..self.op }
     }
 
-    /// The heads of all ranks of a team for this rank's tokens; `None` without a team.
+    /// All-gathers the heads of this rank's tokens; `None` without tensor parallelism.
     fn gathered(&self, m: &Model, att: &Buffer) -> Result<Option<Buffer>> {
         let (columns, width) = (Columns::Input(Slot::AttnOut), m.config.attention_width());
         let mut rows = None;
         if m.place_in_context().is_some() && !m.shares_queries() {
-            rows = Some(m.columns_for_rows(columns, att)?);
+            rows = Some(m.columns_to_rows(columns, att)?);
         }
         if m.is_shared(self.out.weight) {
-            rows = Some(m.with_all_columns(columns, rows.as_ref().unwrap_or(att), width)?);
+            rows = Some(m.all_gathered_columns(columns, rows.as_ref().unwrap_or(att), width)?);
         }
         Ok(rows)
     }
 
-    /// Queries, keys and values of all ranks.
+    /// All-gathers the columns of `qkv`.
     fn gathered_qkv(&self, m: &Model, qkv: &Buffer) -> Result<Buffer> {
-        m.with_all_columns(Columns::Output(Slot::Qkv), qkv, m.config.qkv_width())
+        m.all_gathered_columns(Columns::Output(Slot::Qkv), qkv, m.config.qkv_width())
     }
 
     fn head_norm<'a>(&self, m: &'a Model, heads: Heads, (q, k): (usize, usize)) -> HeadNorm<'a> {
@@ -128,7 +129,7 @@ impl SelfAttention {
         HeadNorm { op: m.head_norm_op(), heads, whole, q_weight, k_weight }
     }
 
-    /// Queries, keys and values, normalised before they are rotated; returns them before that norm.
+    /// Applies the QK norm before RoPE; returns the unnormalised `qkv`.
     fn normed_heads(
         &self,
         m: &Model,
@@ -156,7 +157,7 @@ impl SelfAttention {
         Ok(raw)
     }
 
-    /// From the gradient of the stream after attention to that before it; `x` was the stream before it.
+    /// Maps the gradient of the residual stream after attention to that before it; `x` is the stream before it.
     pub fn backward(
         &self,
         m: &Model,
@@ -178,15 +179,15 @@ impl SelfAttention {
         let mut rest = self.qkv;
         if let (Some(norms), Some(raw)) = (self.qk_norm, &a.raw) {
             self.rotate(m, t, true, &mut dqkv)?;
-            let mut all = None; // the norms' gradients are sums over the heads of all ranks
+            let mut all = None; // QK norm gradients sum over the heads of all ranks
             if m.is_shared(self.qkv.weight) {
                 (all, dqkv) = (Some(self.gathered_qkv(m, raw)?), self.gathered_qkv(m, &dqkv)?);
             }
             let shares_tokens = m.place_in_context().is_some();
             if shares_tokens {
                 let raw = all.as_ref().unwrap_or(raw);
-                let wide = m.config.qkv_width(); // and over those of all tokens
-                (all, dqkv) = (Some(m.all_rows(raw, wide)?), m.all_rows(&dqkv, wide)?);
+                let wide = m.config.qkv_width(); // and over all tokens
+                (all, dqkv) = (Some(m.all_gather_rows(raw, wide)?), m.all_gather_rows(&dqkv, wide)?);
             }
             let raw = all.as_ref().unwrap_or(raw);
             let [sum_q, sum_k] = grads.get_disjoint_mut([norms.0, norms.1]).expect("two parameters");
@@ -206,7 +207,7 @@ impl SelfAttention {
         rest.backward_weight(m, &dqkv, &h, grads)
     }
 
-    /// Backward of [`SelfAttention::attend`]: the gradient of this rank's rows of queries, keys and values.
+    /// Backward of [`SelfAttention::attend`]: gradient of this rank's rows of `qkv`.
     fn attend_backward(
         &self,
         m: &Model,
@@ -221,17 +222,17 @@ impl SelfAttention {
         }
         let exchanged = m.exchanged_op(op);
         if exchanged.is_some() {
-            datt = m.rows_for_columns(Columns::Input(Slot::AttnOut), &datt, op.heads.out_width())?;
+            datt = m.rows_to_columns(Columns::Input(Slot::AttnOut), &datt, op.heads.out_width())?;
         }
         let mut dqkv = m.activations(a.qkv.len())?;
         m.backend.attention_backward(exchanged.unwrap_or(op), saved, &datt, segments, &mut dqkv)?;
         match exchanged {
-            Some(_) => m.columns_for_rows(Columns::Output(Slot::Qkv), &dqkv),
+            Some(_) => m.columns_to_rows(Columns::Output(Slot::Qkv), &dqkv),
             None => Ok(dqkv),
         }
     }
 
-    /// How queries and keys are rotated, where they are.
+    /// RoPE of this layer, if it has any.
     fn rotation<'a>(&self, tables: Option<&'a RotaryTables>, t: &'a Tokens) -> Option<Rotation<'a>> {
         let RotaryTable { dim, cos, sin } = tables?.of(self.rope)?;
         Some(Rotation { dim: *dim, cos, sin, positions: &t.positions })

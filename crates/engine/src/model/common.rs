@@ -8,21 +8,21 @@ use super::rope_json;
 use super::{Family, head_of};
 use crate::{Error, Result};
 
-/// What transformers assumes for a family where `config.json` says nothing.
+/// transformers' defaults for fields that a family's `config.json` leaves out.
 pub(crate) struct Defaults {
-    /// `None`: as many as query heads.
+    /// `None`: same as the number of query heads.
     pub(crate) kv_heads: Option<usize>,
-    /// `None`: the width divided by the heads.
+    /// `None`: `hidden / heads`.
     pub(crate) head_dim: Option<usize>,
     pub(crate) max_positions: usize,
     pub(crate) eps: f64,
     pub(crate) tied: bool,
-    /// Fields that may name the activation; the first present one decides.
+    /// Fields that may name the activation; the first one present is used.
     pub(crate) activation_keys: &'static [&'static str],
     pub(crate) activation: &'static str,
 }
 
-/// Fields that change the computation in ways the decoder does not know.
+/// Fields that change the computation in ways the decoder does not implement.
 const REFUSED: [&str; 11] = [
     "quantization_config",
     "num_local_experts",
@@ -37,7 +37,7 @@ const REFUSED: [&str; 11] = [
     "vision_config",
 ];
 
-/// Refuses what the decoder cannot compute.
+/// Refuses configurations that use any of [`REFUSED`].
 pub(crate) fn refuse_unsupported(f: &Fields) -> Result<()> {
     f.refuse(&REFUSED)
 }
@@ -117,7 +117,7 @@ fn gated_activation(f: &Fields, defaults: &Defaults) -> Result<FfnActivation> {
     }
 }
 
-/// Refuses sizes that do not fit together.
+/// Checks that the sizes fit together.
 pub(crate) fn check(c: &ModelConfig) -> Result<()> {
     let fail = |what: String| Err(Error::model(what).at("config.json"));
     if !c.heads.is_multiple_of(c.kv_heads) {
@@ -147,7 +147,7 @@ pub(crate) fn check(c: &ModelConfig) -> Result<()> {
     }
 }
 
-/// The window of every layer where `layer_types` names the layers that slide.
+/// Attention window per layer, from `layer_types`.
 pub(crate) fn typed_windows(
     f: &Fields,
     layers: usize,
@@ -171,13 +171,13 @@ pub(crate) fn typed_windows(
     types.iter().map(one).collect()
 }
 
-/// The names `layer_types` uses for the windows of a config.
+/// `layer_types` for the windows of a config.
 pub(crate) fn layer_types(config: &ModelConfig) -> Vec<&'static str> {
     let name = |w: &Option<usize>| if w.is_some() { "sliding_attention" } else { "full_attention" };
     config.windows.iter().map(name).collect()
 }
 
-/// The one window of the layers that have one.
+/// The size of the sliding window, which all windowed layers share.
 pub(crate) fn window_size(config: &ModelConfig) -> Option<usize> {
     config.windows.iter().flatten().next().copied()
 }
@@ -187,7 +187,7 @@ pub(crate) fn sliding_window(f: &Fields) -> Result<Option<usize>> {
     if f.has("sliding_window") { f.opt_size("sliding_window") } else { Ok(Some(4096)) }
 }
 
-/// Windows count only under `use_sliding_window`, and from layer `max_window_layers` on.
+/// Windows per layer: only with `use_sliding_window`, and from layer `max_window_layers` on.
 pub(crate) fn upper_windows(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>> {
     let size = sliding_window(f)?;
     let size = if f.flag("use_sliding_window", false)? { size } else { None };
@@ -198,7 +198,7 @@ pub(crate) fn upper_windows(f: &Fields, layers: usize) -> Result<Vec<Option<usiz
     typed_windows(f, layers, size, |layer| layer >= first)
 }
 
-/// Writes the same, for older and newer versions of transformers.
+/// Inverse of [`upper_windows`], for older and newer versions of transformers.
 pub(crate) fn put_upper_windows(config: &ModelConfig, out: &mut Map<String, Value>) {
     let first = config.windows.iter().position(Option::is_some).unwrap_or(config.layers);
     out.insert("use_sliding_window".into(), json!(window_size(config).is_some()));
@@ -219,7 +219,7 @@ pub(crate) fn gemma_config(family: &Family, f: &Fields) -> Result<ModelConfig> {
     Ok(c)
 }
 
-/// Writes the same, with soft caps and windows.
+/// Inverse of [`gemma_config`], with soft caps and windows.
 pub(crate) fn gemma_json(family: &Family, config: &ModelConfig) -> Map<String, Value> {
     let mut out = llama_json(family, config);
     let mut put = |key: &str, value: Value| out.insert(key.into(), value);
@@ -234,7 +234,7 @@ pub(crate) fn gemma_json(family: &Family, config: &ModelConfig) -> Map<String, V
     out
 }
 
-/// The fields that Llama and its descendants share. Families add their own.
+/// Inverse of [`llama_config`]. Families add their own fields.
 pub(crate) fn llama_json(family: &Family, config: &ModelConfig) -> Map<String, Value> {
     let mut out = start_json(family, config);
     let mut put = |key: &str, value: Value| out.insert(key.into(), value);
@@ -255,7 +255,7 @@ pub(crate) fn llama_json(family: &Family, config: &ModelConfig) -> Map<String, V
     out
 }
 
-/// The fields every family has. No special tokens: the defaults of some classes lie outside small vocabularies.
+/// Fields that every family has. Special token ids are left out: some classes' defaults exceed small vocabularies.
 pub(crate) fn start_json(family: &Family, config: &ModelConfig) -> Map<String, Value> {
     let mut out = Map::new();
     let mut put = |key: &str, value: Value| out.insert(key.into(), value);
@@ -275,7 +275,7 @@ pub(crate) fn start_json(family: &Family, config: &ModelConfig) -> Map<String, V
     out
 }
 
-/// The name transformers has for an activation.
+/// transformers' name of an activation.
 pub(crate) fn activation_name(activation: FfnActivation) -> &'static str {
     match activation {
         FfnActivation::SiluGated => "silu",
@@ -284,12 +284,12 @@ pub(crate) fn activation_name(activation: FfnActivation) -> &'static str {
     }
 }
 
-/// An `f32` as the shortest decimal that means it, so that 1e-6 is written as 1e-6.
+/// The shortest decimal that parses to the same `f32`, so that 1e-6 is written as 1e-6.
 pub(crate) fn plain(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
 
-/// The number whose inverse square root is the scale: whole, but for the rounding of the scale.
+/// `1 / scale^2`, rounded to an integer if it is one up to f32 rounding.
 pub(crate) fn inverse_square(scale: f32) -> Value {
     let x = 1.0 / (f64::from(scale) * f64::from(scale));
     if (x - x.round()).abs() < 1e-4 * x { json!(x.round() as u64) } else { json!(x) }

@@ -1,18 +1,18 @@
-//! What a decoder is made of: every difference between the families, as plain options.
+//! What a decoder is made of: every difference between families is an option here.
 
 use super::param::Slot;
 use crate::{Error, Result};
 
-/// How a layer normalises.
+/// Normalisation of the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormConfig {
-    /// RMS or mean-and-variance.
+    /// RMSNorm or LayerNorm.
     pub kind: NormKind,
     /// Added to the variance.
     pub eps: f32,
 }
 
-/// The two normalisations in use.
+/// RMSNorm, its Gemma variant, or LayerNorm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// `x / rms(x) * weight`
@@ -23,7 +23,7 @@ pub enum NormKind {
     Layer,
 }
 
-/// The feed-forward network of a layer.
+/// Activation of the feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FfnActivation {
     /// `down(silu(gate(x)) * up(x))`
@@ -35,54 +35,54 @@ pub enum FfnActivation {
 }
 
 impl FfnActivation {
-    /// Whether the network has a gate beside the up projection.
+    /// Whether the network has a gate projection.
     pub fn is_gated(self) -> bool {
         self != FfnActivation::Gelu
     }
 }
 
-/// How a token knows where it stands.
+/// Position encoding.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Position {
-    /// Queries and keys are rotated.
+    /// RoPE.
     Rotary(Rope),
-    /// A learned vector per position is added to the embedding.
+    /// A learned embedding per position.
     Learned,
 }
 
-/// Rotary embedding.
+/// Rotary position embedding (RoPE).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Base of the geometric series of frequencies.
+    /// Base of the frequencies, `theta^(-2i/d)`.
     pub theta: f64,
-    /// How many of the head's dimensions turn; the rest pass through.
+    /// Dimensions of a head that are rotated; the rest pass through.
     pub rotary_dim: usize,
-    /// How the frequencies are stretched for long contexts.
+    /// Context-extension scheme.
     pub scaling: RopeScaling,
 }
 
-/// How rotary frequencies are stretched for long contexts.
+/// RoPE scaling for long contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// Unscaled.
     None,
     /// Positions divided by a factor.
     Linear {
         /// the divisor
         factor: f64,
     },
-    /// Llama 3.1: low frequencies divided, high ones kept, a ramp between.
+    /// Llama 3.1: low frequencies divided, high frequencies unchanged, interpolated between.
     Llama3 {
         /// divisor of the low frequencies
         factor: f64,
-        /// below `original / low_freq_factor` turns: divided
+        /// wavelengths above `original / low_freq_factor`: divided
         low_freq_factor: f64,
-        /// above `original / high_freq_factor` turns: kept
+        /// wavelengths below `original / high_freq_factor`: unchanged
         high_freq_factor: f64,
         /// context length of pre-training
         original: f64,
     },
-    /// YaRN: a ramp between divided and kept frequencies, and a gain on the rotation.
+    /// YaRN: interpolates between divided and unchanged frequencies, and scales cos and sin.
     Yarn {
         /// divisor of the low frequencies
         factor: f64,
@@ -97,9 +97,9 @@ pub enum RopeScaling {
         /// whether the ramp's ends are rounded to whole dimensions
         truncate: bool,
     },
-    /// LongRoPE (Phi 3): a divisor for each frequency, and a gain on the rotation.
+    /// LongRoPE (Phi 3): a divisor per frequency, and a factor on cos and sin.
     PerDimension {
-        /// divisors for contexts of up to `original` tokens, one for each pair of dimensions
+        /// divisors for contexts of up to `original` tokens, one per pair of dimensions
         short: Vec<f64>,
         /// divisors for longer contexts
         long: Vec<f64>,
@@ -110,7 +110,7 @@ pub enum RopeScaling {
     },
 }
 
-/// Over what queries and keys are normalised before rotation.
+/// QK norm: what is normalised together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     /// Each head by itself (Qwen 3, Gemma 3).
@@ -119,7 +119,7 @@ pub enum QkNorm {
     Whole,
 }
 
-/// Which rotation a layer has.
+/// Which RoPE a layer uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerRope {
     /// That of [`ModelConfig::position`].
@@ -130,7 +130,7 @@ pub enum LayerRope {
     None,
 }
 
-/// What sits on top of the decoder.
+/// Output head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
     /// Next-token logits (`*ForCausalLM`).
@@ -152,29 +152,29 @@ impl Head {
     }
 }
 
-/// A mixture of experts: small feed-forward networks, of which a router chooses a few for each token.
+/// Mixture of experts (MoE).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experts {
     /// Number of experts.
     pub count: usize,
-    /// Experts that a token is sent to.
+    /// Experts per token (top-k).
     pub per_token: usize,
-    /// Inner width of an expert.
+    /// Intermediate width of an expert.
     pub width: usize,
-    /// Whether the weights of a token's experts are divided by their sum.
+    /// Whether the top-k weights are normalised to sum to 1 (`norm_topk_prob`).
     pub normalized: bool,
     /// Coefficient of the load-balance loss in pre-training (`router_aux_loss_coef`).
     pub balance: f32,
-    /// Whether each layer has experts; the others have the dense network.
+    /// Whether each layer is MoE; the others are dense.
     pub sparse: Vec<bool>,
 }
 
-/// A decoder, option by option.
+/// Architecture of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Name in the registry of families.
     pub family: &'static str,
-    /// Tokens the model knows.
+    /// Vocabulary size (rows of the embedding).
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -186,21 +186,21 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width of a head; independent of `hidden`.
     pub head_dim: usize,
-    /// Inner width of the feed-forward network.
+    /// Intermediate width of the feed-forward network.
     pub ffn: usize,
-    /// Experts in the place of the feed-forward network of some layers.
+    /// Experts that replace the feed-forward network of some layers.
     pub experts: Option<Experts>,
-    /// Longest sequence the model was made for; the size of the table where positions are learned.
+    /// `max_position_embeddings`; the size of the table of learned positions.
     pub max_positions: usize,
-    /// How every norm of the model normalises; there is one at the end.
+    /// Normalisation, the same for all norms of the residual stream.
     pub norm: NormConfig,
-    /// Whether the inputs of attention and of the feed-forward network are normalised (all but OLMo 2).
+    /// Whether the inputs of attention and of the feed-forward network are normalised (all families but OLMo 2).
     pub pre_norms: bool,
     /// Whether their outputs are (Gemma 2, GLM 4, OLMo 2).
     pub post_norms: bool,
-    /// Whether queries and keys are normalised before rotation.
+    /// Norm of queries and keys before RoPE.
     pub qk_norm: Option<QkNorm>,
-    /// The feed-forward network.
+    /// Activation of the feed-forward network.
     pub activation: FfnActivation,
     /// Bias on query, key and value projections.
     pub qkv_bias: bool,
@@ -208,11 +208,11 @@ pub struct ModelConfig {
     pub out_bias: bool,
     /// Bias on the feed-forward projections.
     pub mlp_bias: bool,
-    /// How a token knows where it stands.
+    /// Position encoding.
     pub position: Position,
-    /// The rotation of the layers that [`ModelConfig::layer_ropes`] names local (Gemma 3).
+    /// RoPE of the layers marked [`LayerRope::Local`] (Gemma 3).
     pub local_rope: Option<Rope>,
-    /// Which rotation each layer has, where positions are rotary.
+    /// Which RoPE each layer uses.
     pub layer_ropes: Vec<LayerRope>,
     /// Scores are `q . k * attention_scale`.
     pub attention_scale: f32,
@@ -220,24 +220,24 @@ pub struct ModelConfig {
     pub attention_softcap: Option<f32>,
     /// `cap * tanh(logit / cap)` on the final logits.
     pub final_softcap: Option<f32>,
-    /// Keys a query sees, counting itself, for each layer; `None` sees all.
+    /// Sliding window per layer: keys that a query attends to, itself included; `None` is full attention.
     pub windows: Vec<Option<usize>>,
     /// Factor on the embedding (Gemma: the square root of `hidden`).
     pub embedding_scale: f32,
-    /// Factor on what attention and the network add to the residual stream (Granite).
+    /// Factor on the outputs of attention and feed-forward network (Granite).
     pub residual_scale: f32,
     /// Divisor of the logits (Granite).
     pub logits_divisor: f32,
-    /// Whether the logits use the embedding table.
+    /// Whether embedding and language-model head are tied.
     pub tied: bool,
-    /// What sits on top.
+    /// Output head.
     pub head: Head,
 }
 
 impl ModelConfig {
-    /// Longest sequence the model was trained for, in tokens: `max_position_embeddings`, times the factor by which linear
-    /// and YaRN scaling stretch it. Beyond it RoPE still computes, outside of what it learned; learned positions end
-    /// ([`ModelConfig::max_positions_hard`]). `None` where the configuration names no limit.
+    /// Longest sequence the model was trained for, in tokens: `max_position_embeddings`, times the scaling factor of linear and
+    /// YaRN RoPE. Longer sequences can still be computed with RoPE, out of distribution; learned positions end at
+    /// [`ModelConfig::max_positions_hard`]. `None` if the configuration names no limit.
     pub fn max_context(&self) -> Option<usize> {
         let stretched = match &self.position {
             Position::Learned => 0.0,
@@ -249,7 +249,7 @@ impl ModelConfig {
         };
         Some(self.max_positions.max(stretched as usize)).filter(|&n| n > 0)
     }
-    /// Longest sequence that can be computed at all: the rows of the table of learned positions; `None` under RoPE.
+    /// Longest sequence that can be computed: the rows of the table of learned positions; `None` for RoPE.
     pub fn max_positions_hard(&self) -> Option<usize> {
         (self.position == Position::Learned).then_some(self.max_positions)
     }
@@ -259,13 +259,13 @@ impl ModelConfig {
         Err(Error::data(format!("token id {id} is not below the vocabulary's {}", self.vocab))
             .fix("use the tokenizer of this model"))
     }
-    /// Refuses a sequence that is longer than the table of learned positions.
+    /// Refuses a sequence longer than the table of learned positions.
     pub fn check_length(&self, tokens: usize) -> Result<()> {
         let Some(most) = self.max_positions_hard().filter(|&most| tokens > most) else { return Ok(()) };
         Err(Error::data(format!("{tokens} tokens, the model has {most} learned positions"))
             .fix(format!("sequences of at most {most} tokens, prompt and completion together")))
     }
-    /// Widths of the norms of queries and of keys, where they are normalised.
+    /// Widths of the QK norms of queries and of keys, if any.
     pub fn qk_norm_widths(&self) -> Option<(usize, usize)> {
         let whole = |heads| heads * self.head_dim;
         self.qk_norm.map(|norm| match norm {
@@ -281,7 +281,7 @@ impl ModelConfig {
     pub fn attention_width(&self) -> usize {
         self.heads * self.head_dim
     }
-    /// The experts of a layer, where it has any.
+    /// The experts of an MoE layer; `None` for a dense one.
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
         self.experts.as_ref().filter(|experts| experts.sparse[layer])
     }
@@ -289,7 +289,7 @@ impl ModelConfig {
     pub fn expert_up_width(&self, experts: &Experts) -> usize {
         if self.activation.is_gated() { 2 * experts.width } else { experts.width }
     }
-    /// Weights that a token's forward pass reads: all but those of the experts it is not sent to.
+    /// Active weights per token: all but those of unselected experts.
     pub fn active_weights(&self) -> usize {
         let (all, idle) = self.params().iter().fold((0, 0), |(all, idle), p| match p.id.slot {
             Slot::ExpertUp(_) | Slot::ExpertDown(_) => (all, idle + p.len()),

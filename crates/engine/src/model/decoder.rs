@@ -1,7 +1,7 @@
-//! The decoder: forward above backward, calls in mirror order.
+//! The decoder. Each forward is followed by its backward, which makes the same calls in reverse.
 //!
-//! Shapes: T tokens of all sequences end to end, H hidden, F feed-forward width. The residual stream is f32; what
-//! linear layers read and write has the model's compute type.
+//! Shapes: T tokens (all sequences concatenated), H hidden, F feed-forward width. The residual stream is f32; inputs and
+//! outputs of linear layers have the model's compute type.
 
 use super::attention::AttentionActivations;
 use super::ffn::NetworkActivations;
@@ -14,11 +14,11 @@ use crate::Result;
 use ferrl_kernels::backend::{PagedRows, Segments};
 use ferrl_kernels::{Buffer, DType};
 
-/// Where keys and values of earlier tokens are.
+/// Where the keys and values of earlier tokens are.
 pub enum PastKv<'a> {
-    /// All tokens of every sequence are in this batch.
+    /// Packed sequences: every token is in this batch.
     Packed(&'a Segments),
-    /// Earlier tokens are in the cache, one buffer a layer.
+    /// In the paged KV cache, one buffer per layer.
     Paged(&'a PagedRows, &'a mut [Buffer]),
 }
 
@@ -41,30 +41,29 @@ pub struct Tokens {
     pub positions: Buffer,
     /// Number of rows.
     pub rows: usize,
-    /// One more than the largest position.
+    /// Largest position + 1.
     pub reach: usize,
-    /// Ids and positions again, where ranks compute together.
+    /// Host copies of ids and positions, for ranks that compute as a team.
     pub(super) list: Option<(Vec<u32>, Vec<u32>)>,
 }
 
-/// A model whose layers are used one after the other. Where its weights are split over ranks, a layer is gathered when its
-/// turn comes.
+/// A model whose layers are used in order. Under ZeRO-3, [`Layers::at`] gathers a layer's weights.
 pub trait Layers {
-    /// The model; what is outside the layers is there.
+    /// The model; parameters outside the layers are always present.
     fn model(&self) -> &Model;
-    /// The same with the weights of a layer.
+    /// The model with the weights of `layer` present.
     fn at(&mut self, layer: usize) -> Result<&Model>;
-    /// Before a layer's backward: room for its gradients.
+    /// Called before a layer's backward: allocates its gradients.
     fn backward_begins(&mut self, _layer: usize, _grads: Grads<'_>) -> Result<()> {
         Ok(())
     }
-    /// After it: they are complete.
+    /// Called after it: the layer's gradients are complete.
     fn backward_ends(&mut self, _layer: usize, _grads: Grads<'_>) -> Result<()> {
         Ok(())
     }
 }
 
-/// All of its weights are there.
+/// A model that is not sharded.
 impl Layers for &Model {
     fn model(&self) -> &Model {
         self
@@ -81,8 +80,7 @@ struct LayerActivations {
     load: Option<ExpertLoad>,
 }
 
-/// The residual stream between attention and network is `x + delta`; it and both norms are recomputed in backward, where
-/// they cost next to nothing.
+/// The residual stream between attention and network is `x + delta`. Backward recomputes it and both norms, which is cheap.
 struct Interior {
     attention: AttentionActivations,
     delta: Buffer, // (T, H): what attention added to the residual stream
@@ -96,14 +94,14 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// How the tokens went to the experts of each layer that has any.
+    /// Expert load of each MoE layer.
     pub fn loads(&self) -> impl Iterator<Item = &ExpertLoad> {
         self.layers.iter().filter_map(|layer| layer.load.as_ref())
     }
 }
 
 impl Model {
-    /// Uploads a batch of tokens. This is the one way in for ids and positions: a device does not check them again.
+    /// Uploads a batch of tokens. Only this function validates ids and positions; devices do not check them again.
     pub fn tokens(&self, ids: &[u32], positions: &[u32]) -> Result<Tokens> {
         assert_eq!(ids.len(), positions.len());
         let reach = positions.iter().max().map_or(0, |&p| p as usize + 1);
@@ -121,8 +119,8 @@ impl Model {
         forward(&mut whole, t, context, keep)
     }
 
-    /// The embedding of tokens, of which a team's ranks have `all` together, and of their positions.
-    fn embedded(&self, all: &Tokens, t: &Tokens) -> Result<Buffer> {
+    /// Token and position embeddings of this rank's tokens `t`; `all` are those of the whole team.
+    fn embed_tokens(&self, all: &Tokens, t: &Tokens) -> Result<Buffer> {
         let b = &*self.backend;
         let mut x = self.f32s(t.rows * self.config.hidden)?;
         match self.team() {
@@ -138,7 +136,7 @@ impl Model {
         Ok(x)
     }
 
-    fn embedded_backward(&self, t: &Tokens, dx: &Buffer, grads: Grads<'_>) -> Result<()> {
+    fn embed_tokens_backward(&self, t: &Tokens, dx: &Buffer, grads: Grads<'_>) -> Result<()> {
         let b = &*self.backend;
         if let Some(sum) = self.layout.position.and_then(|table| grads[table].as_mut()) {
             b.embed_backward(&t.positions, dx, 1.0, sum.added_to(b)?)?;
@@ -152,7 +150,7 @@ impl Model {
         Ok(())
     }
 
-    /// Runs forward again and names the first activation that holds a NaN or infinity.
+    /// Reruns forward and names the first activation that contains a NaN or infinity.
     pub fn first_bad_activation(&self, t: &Tokens, segments: &Segments) -> Result<Option<String>> {
         let (h, kept) = self.forward(t, PastKv::Packed(segments), Keep::All)?;
         for (l, (p, LayerActivations { x, inner, .. })) in
@@ -200,7 +198,7 @@ pub fn forward(
     let m = layers.model();
     let (all, own) = (t, m.own_tokens(t)?);
     let t = own.as_ref().unwrap_or(t);
-    let mut x = Residual::new(m, m.embedded(all, t)?, &context, keep);
+    let mut x = Residual::new(m, m.embed_tokens(all, t)?, &context, keep);
     let mut kept = Vec::new();
     for l in 0..m.config.layers {
         let m = layers.at(l)?;
@@ -209,12 +207,12 @@ pub fn forward(
     let m = layers.model();
     let (mut h, _) = x.normed(m, Some(m.layout.final_norm))?;
     if own.is_some() {
-        h = m.all_rows(&h, m.config.hidden)?; // every rank takes part in the heads
+        h = m.all_gather_rows(&h, m.config.hidden)?; // every rank computes the heads
     }
     Ok((h, Activations { layers: kept, x_final: x.x }))
 }
 
-/// From d loss / d hidden states to the gradients of every parameter below them.
+/// Propagates the gradient of the hidden states to every parameter below them.
 pub fn backward(
     layers: &mut dyn Layers,
     (t, segments): (&Tokens, &Segments),
@@ -237,13 +235,13 @@ pub fn backward(
     }
     let m = layers.model();
     if own.is_some() {
-        flow.dx = m.all_rows(&flow.dx, m.config.hidden)?;
+        flow.dx = m.all_gather_rows(&flow.dx, m.config.hidden)?;
     }
-    m.embedded_backward(all, &flow.dx, grads)
+    m.embed_tokens_backward(all, &flow.dx, grads)
 }
 
 impl Layer {
-    /// Attention, then the network; what backward needs of them.
+    /// Attention, then the network; returns what backward needs.
     fn forward(
         &self,
         m: &Model,

@@ -1,8 +1,8 @@
-//! What the ranks of a team send each other while they compute with a model: blocks of activations and of their gradients, as parcels,
-//! which go from card to card where the ranks are connected so.
+//! Messages between the ranks of a team during forward and backward: blocks of activations and gradients, as parcels (device
+//! to device where the ranks are connected so).
 //!
-//! Sizes follow from the layout and from the rows that a rank has. Of rows that are shared, parts differ by one at most, and each member
-//! says how many it has.
+//! Sizes follow from the layout and from this rank's number of rows. Shards of shared rows differ by one row at most; each
+//! member sends its count along.
 
 use super::context::other_batch;
 use super::tensor::{Ranges, Team, width};
@@ -11,28 +11,28 @@ use crate::Result;
 use ferrl_kernels::comm::{Block, Inbox, Outbox, ParcelContents, ParcelPiece, Route, part};
 use ferrl_kernels::{Buffer, DType};
 
-/// Some ranks of a team, by their numbers in it; the others do the same meanwhile.
+/// A subgroup of a team, as rank numbers within the team; the other subgroups make the same exchange at the same time.
 pub(super) struct Members<'a> {
     pub team: &'a Team,
     pub ranks: Vec<usize>,
-    /// This one's place among them.
+    /// This rank's index in `ranks`.
     pub own: usize,
 }
 
-/// What leaves this rank.
+/// What this rank sends.
 pub(super) enum Parcels<'a> {
-    /// The same for these ranks.
+    /// The same blocks to each of these ranks.
     Same(&'a [usize], Vec<(&'a Buffer, Block)>),
-    /// For each member its own.
+    /// Different blocks to each member.
     Each(Vec<Vec<(&'a Buffer, Block)>>),
 }
 
-/// Elements one behind the other.
-pub(super) fn stretch(len: usize) -> Block {
+/// `len` contiguous elements.
+pub(super) fn contiguous(len: usize) -> Block {
     Block::rows(0..1, len)
 }
 
-/// A piece of an activation.
+/// A piece of an activation in its own type.
 pub(super) fn piece(dtype: DType, len: usize) -> ParcelPiece {
     ParcelPiece { len, format: dtype }
 }
@@ -43,7 +43,7 @@ fn contents(note: &[u8], blocks: &[(&Buffer, Block)]) -> ParcelContents {
 }
 
 impl Model {
-    /// Sends blocks to members; `expected` are the most pieces that member `i` sends here.
+    /// Sends blocks to the members; `expected(i)` are the largest pieces that member `i` sends to this rank.
     pub(super) fn exchange(
         &self,
         among: &Members<'_>,
@@ -70,8 +70,8 @@ impl Model {
         ranks.exchange_parcels(outbox, &coming)
     }
 
-    /// All columns of something, of which each member has some, on the members `to`: into a buffer of `rows` rows.
-    pub(super) fn join_columns(
+    /// All-gather along columns to the members `to`: into a buffer of `rows` rows.
+    pub(super) fn exchange_columns(
         &self,
         among: &Members<'_>,
         to: &[usize],
@@ -84,7 +84,7 @@ impl Model {
             Some(_) => vec![piece(dtype, rows * width(&cuts[i]))],
             None => Vec::new(),
         };
-        let blocks = vec![(own, stretch(own.len()))];
+        let blocks = vec![(own, contiguous(own.len()))];
         let mut inbox = self.exchange(among, &[], Parcels::Same(to, blocks), expected)?;
         let Some(into) = into else { return Ok(()) };
         let all = cuts.iter().map(|cut| width(cut)).sum();
@@ -95,8 +95,8 @@ impl Model {
         Ok(())
     }
 
-    /// From all rows of this member's columns to its rows of all columns.
-    pub(super) fn rows_of_columns(
+    /// All-to-all: from all rows of this member's columns to its rows of all columns.
+    pub(super) fn exchange_columns_for_rows(
         &self,
         among: &Members<'_>,
         (cuts, rows): (&[Ranges], usize),
@@ -120,8 +120,8 @@ impl Model {
         Ok(whole)
     }
 
-    /// What members send of their rows, of which each has `most` at most, one behind the other: `wide` elements of each.
-    pub(super) fn join_rows(
+    /// All-gather along rows; a member sends up to `most` rows of `wide` elements.
+    pub(super) fn exchange_rows(
         &self,
         among: &Members<'_>,
         parcels: Parcels<'_>,
@@ -147,8 +147,13 @@ impl Model {
         Ok(to)
     }
 
-    /// Rows of something in another order.
-    pub(super) fn picked(&self, of: &Buffer, rows: impl Iterator<Item = u32>, wide: usize) -> Result<Buffer> {
+    /// Gathers rows by index.
+    pub(super) fn pick_rows(
+        &self,
+        of: &Buffer,
+        rows: impl Iterator<Item = u32>,
+        wide: usize,
+    ) -> Result<Buffer> {
         let rows: Vec<u32> = rows.collect();
         let mut to = self.backend.alloc(of.dtype(), rows.len() * wide)?;
         if !rows.is_empty() {
@@ -157,8 +162,8 @@ impl Model {
         Ok(to)
     }
 
-    /// Pieces of known lengths that have come from members, one behind the other; the first of each that is left.
-    pub(super) fn joined_pieces(
+    /// Concatenates the next piece of each member; member `i` sends `len(i)` elements.
+    pub(super) fn concat_pieces(
         &self,
         inbox: &mut Inbox,
         among: &Members<'_>,

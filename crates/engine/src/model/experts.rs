@@ -1,11 +1,10 @@
 //! A mixture of experts in the place of a layer's feed-forward network, forward above backward.
 //!
-//! Tokens are sorted by expert, and each expert's network is computed over its own rows. A row of a product has the same bits
-//! whatever rows stand beside it, and a token's experts are added in the order of their index: what a token gets does not
-//! depend on the batch.
+//! Tokens are sorted by expert; each expert's network runs over its own rows. A GEMM row has the same bits in any batch, and a
+//! token's experts are summed in index order, so a token's output does not depend on the batch.
 //!
-//! Ranks that share the tokens of a micro-batch compute the experts of their own. What is a sum over tokens gets all of them:
-//! the load of a sequence, and the gradients of weights, for which an expert's rows are gathered from all ranks.
+//! Under context parallelism, ranks compute the experts of their own tokens. Sums over tokens need all of them: the load of a
+//! sequence, and weight gradients, for which an expert's rows are all-gathered.
 
 use super::config::Experts;
 use super::gradient::Grads;
@@ -34,16 +33,16 @@ pub(super) struct Expert {
     pub down: Linear,
 }
 
-/// What backward needs.
+/// Activations stored for backward.
 pub(super) struct ExpertActivations {
     pub routing: Routing,
-    /// That of all ranks' tokens, where ranks share them.
+    /// Routing of the tokens of all ranks, under context parallelism.
     pub all: Option<Box<Routing>>,
-    /// Of each expert that has tokens, `(its tokens, 2 * width)`.
+    /// For each expert that has tokens, `(its tokens, 2 * width)`.
     pub up: Vec<Buffer>,
-    /// `(T * per_token, H)`: what the experts gave, sorted by expert.
+    /// `(T * per_token, H)`: expert outputs, sorted by expert.
     outputs: Buffer,
-    /// Before the post norm.
+    /// Weighted sum before the post norm.
     mixed: Option<Buffer>,
 }
 
@@ -71,14 +70,16 @@ impl MixtureOfExperts {
             up.push(self.expert(m, &h, group, &mut outputs)?);
         }
         let mut y = m.activations(h.len())?;
-        let mix =
-            MixIndices { rows: m.backend.indices(&routing.places())?, weights: m.upload(&routing.weights)? };
+        let mix = MixIndices {
+            rows: m.backend.indices(&routing.sorted_rows())?,
+            weights: m.upload(&routing.weights)?,
+        };
         m.backend.mix_rows(mix.operand(m, self.options.per_token), &outputs, &mut y)?;
         let mixed = x.add_output(m, y, self.post_norm)?;
         Ok(added.map(|added| (added, ExpertActivations { routing, all, up, outputs, mixed })))
     }
 
-    /// The logits are products in f32, whatever the compute type.
+    /// Router logits are f32 GEMMs whatever the compute type.
     fn route(&self, m: &Model, h: &Buffer) -> Result<(Routing, Option<Box<Routing>>)> {
         let mut logits = m.f32s(h.len() / m.config.hidden * self.options.count)?;
         match in_f32(m, h)? {
@@ -88,7 +89,7 @@ impl MixtureOfExperts {
         let routing = |logits: &Buffer| Ok(Routing::of(&m.read_f32s(logits)?, &self.options));
         let all = m
             .place_in_context()
-            .map(|_| m.all_rows(&logits, self.options.count).and_then(|all| routing(&all)));
+            .map(|_| m.all_gather_rows(&logits, self.options.count).and_then(|all| routing(&all)));
         Ok((routing(&logits)?, all.transpose()?.map(Box::new)))
     }
 
@@ -122,12 +123,12 @@ impl MixtureOfExperts {
         let (b, k) = (&*m.backend, self.options.per_token);
         let dmixed = flow.before_norm(m, self.post_norm, a.mixed.take(), grads)?;
         let dmixed = dmixed.as_ref().unwrap_or(flow.output());
-        let places = b.indices(&a.routing.places())?;
+        let places = b.indices(&a.routing.sorted_rows())?;
         let mix = MixIndices { rows: places, weights: m.upload(&a.routing.weights)? };
         let (mut doutputs, mut dweights) =
             (m.activations(a.outputs.len())?, m.f32s(a.routing.weights.len())?);
         b.mix_rows_backward(mix.operand(m, k), &a.outputs, dmixed, &mut doutputs, &mut dweights)?;
-        // The gradients of the experts' inputs take the place of their outputs.
+        // Gradients of the experts' inputs overwrite their outputs.
         let (groups, mut dinputs, mut dups) = (groups(&a.routing, &a.all), a.outputs, Vec::new());
         for (group, up) in groups.iter().zip(a.up) {
             dups.push(self.expert_backward(m, (group, up), &doutputs, &mut dinputs, grads)?);
@@ -135,7 +136,7 @@ impl MixtureOfExperts {
         drop(doutputs);
         let dlogits = match &a.all {
             Some(all) => {
-                let dweights = m.all_rows(&dweights, k)?;
+                let dweights = m.all_gather_rows(&dweights, k)?;
                 let dlogits = all.backward(&m.read_f32s(&dweights)?, segments, m.balance);
                 m.own_rows(&m.upload(&dlogits)?, self.options.count)?
             }
@@ -156,7 +157,7 @@ impl MixtureOfExperts {
         self.router.backward_weight(m, &dlogits, wide.as_ref().unwrap_or(&h), grads)
     }
 
-    /// Adds to the gradient of an expert's down projection and writes that of its rows' inputs; returns that of `up`.
+    /// Adds to the gradient of an expert's down projection and writes the gradient of its input; returns that of `up`.
     fn expert_backward(
         &self,
         m: &Model,
@@ -185,7 +186,7 @@ impl MixtureOfExperts {
     }
 }
 
-/// The experts that have tokens of any rank, with those of this one.
+/// Experts that have tokens on any rank, with the tokens of this rank.
 fn groups(own: &Routing, all: &Option<Box<Routing>>) -> Vec<ExpertGroup> {
     own.groups(|expert| all.as_ref().is_some_and(|all| all.is_chosen(expert)))
 }
@@ -200,7 +201,7 @@ fn gathered(m: &Model, h: &Buffer, group: &ExpertGroup) -> Result<Buffer> {
     Ok(x)
 }
 
-/// A copy in f32, unless it is already.
+/// Conversion to f32; `None` if it is f32 already.
 fn in_f32(m: &Model, h: &Buffer) -> Result<Option<Buffer>> {
     if h.dtype() == DType::F32 {
         return Ok(None);
@@ -210,7 +211,7 @@ fn in_f32(m: &Model, h: &Buffer) -> Result<Option<Buffer>> {
     Ok(Some(wide))
 }
 
-/// The same in the compute type.
+/// Conversion to the compute type.
 fn rounded(m: &Model, x: Buffer) -> Result<Buffer> {
     if m.dtype == x.dtype() {
         return Ok(x);

@@ -14,20 +14,20 @@ use crate::Result;
 use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::{Activation, Segments};
 
-/// What a layer has, chosen in `layout.rs`.
+/// A layer's network; chosen in `layout.rs`.
 pub(super) enum Network {
     Dense(FeedForward),
     Experts(MixtureOfExperts),
 }
 
-/// What backward needs.
+/// Activations stored for backward.
 pub(super) enum NetworkActivations {
     Dense(FfnActivations),
     Experts(ExpertActivations),
 }
 
 impl Network {
-    /// The norm of its input.
+    /// The norm of its input, if any.
     pub fn norm(&self) -> Option<NormLayer> {
         match self {
             Network::Dense(ffn) => ffn.norm,
@@ -35,8 +35,8 @@ impl Network {
         }
     }
 
-    /// Adds the network's output to the stream. Returns attention's addition to the stream and the network's own
-    /// activations; nothing where the device computed them in passing.
+    /// Adds the network's output to the residual stream. Returns attention's addition to the stream and the network's
+    /// activations; `None` where fused kernels did not store them.
     pub fn forward(&self, m: &Model, x: &mut Residual) -> Result<Option<(Added, NetworkActivations)>> {
         Ok(match self {
             Network::Dense(ffn) => ffn.forward(m, x)?.map(|(added, a)| (added, NetworkActivations::Dense(a))),
@@ -46,7 +46,7 @@ impl Network {
         })
     }
 
-    /// From the gradient of the stream after the network to that before it; `x + delta` was the stream before it.
+    /// Maps the gradient of the stream after the network to that before it; `x + delta` is the stream before it.
     pub fn backward(
         &self,
         m: &Model,
@@ -76,7 +76,7 @@ impl NetworkActivations {
         }
     }
 
-    /// How the tokens of a batch went to the experts.
+    /// Expert load of a batch.
     pub fn load(&self, segments: &Segments) -> Option<ExpertLoad> {
         match self {
             NetworkActivations::Dense(_) => None,
@@ -94,7 +94,7 @@ pub(super) struct FeedForward {
     pub activation: Activation,
 }
 
-/// What backward needs.
+/// Activations stored for backward.
 pub(super) struct FfnActivations {
     pub up: Buffer,           // (T, F or 2F)
     pub down: Option<Buffer>, // before the post norm
@@ -111,12 +111,12 @@ impl FeedForward {
         Ok(kept.map(|(added, up)| (added, FfnActivations { up, down })))
     }
 
-    /// The input of the second product, of which each rank of a team has computed some features.
+    /// All-gathers the features of the down projection's input.
     fn gathered(&self, m: &Model, act: Buffer) -> Result<Buffer> {
         if !m.is_shared(self.down.weight) {
             return Ok(act);
         }
-        m.with_all_columns(Columns::Input(Slot::Down), &act, m.config.ffn)
+        m.all_gathered_columns(Columns::Input(Slot::Down), &act, m.config.ffn)
     }
 
     /// See [`Network::backward`].
@@ -133,7 +133,7 @@ impl FeedForward {
         let ddown = ddown.as_ref().unwrap_or(flow.output());
         let mut dact = m.activations(rows * width)?;
         self.down.backward_input(m, ddown, &mut dact)?;
-        // In place: the activation's output, recomputed, and the gradient of its input.
+        // In place: recomputes the activation's output, and overwrites `dact` with the gradient of its input.
         m.backend.activation_recompute(self.activation, width, &mut a.up, &mut dact)?;
         let (act, dup) = (self.gathered(m, dact)?, a.up);
         self.down.backward_weight(m, ddown, &act, grads)?;
@@ -146,7 +146,7 @@ impl FeedForward {
 }
 
 impl config::FfnActivation {
-    /// The backend's name for it.
+    /// The backend's value for it.
     pub(super) fn op(self) -> Activation {
         match self {
             config::FfnActivation::SiluGated => Activation::SiluGated,

@@ -11,7 +11,7 @@ pub(crate) struct Fields<'a> {
     place: &'static str,
 }
 
-/// No real model has a wider dimension; a larger number is a broken file.
+/// Upper bound of a dimension; a larger number means a broken file.
 const LARGEST: u64 = 1 << 24;
 
 impl<'a> Fields<'a> {
@@ -38,12 +38,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Whether the field is there, be it null.
+    /// Whether the field is present, even if null.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
 
-    /// The value of a field that is present and not null.
+    /// The value of a field; `None` if absent or null.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
@@ -57,7 +57,7 @@ impl<'a> Fields<'a> {
         self.error(format!("{key} must be {expected}, got {got}"))
     }
 
-    /// A size that must be given, under the first of several names.
+    /// A required size, under the first of several names that is present.
     pub(crate) fn size(&self, keys: &[&str]) -> Result<usize> {
         for key in keys {
             if let Some(n) = self.opt_size(key)? {
@@ -97,12 +97,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A number above zero that must be given.
+    /// A required number above zero.
     pub(crate) fn positive(&self, key: &str) -> Result<f64> {
         self.opt_positive(key)?.ok_or_else(|| self.error(format!("field {key} is missing")))
     }
 
-    /// A switch, with what its absence means.
+    /// A boolean, with its default.
     pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool> {
         match self.get(key) {
             None => Ok(default),
@@ -127,7 +127,7 @@ impl<'a> Fields<'a> {
         list.map(Some).ok_or_else(|| self.wrong(key, "a list of strings", value))
     }
 
-    /// A list of numbers below a bound that may be absent or null.
+    /// A list of whole numbers below a bound; empty if absent or null.
     pub(crate) fn indices(&self, key: &str, bound: usize) -> Result<Vec<usize>> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let index = |x: &Value| x.as_u64().map(|x| x as usize).filter(|&x| x < bound);
@@ -135,7 +135,7 @@ impl<'a> Fields<'a> {
         list.ok_or_else(|| self.wrong(key, &format!("a list of whole numbers below {bound}"), value))
     }
 
-    /// A list of numbers above zero that must be given.
+    /// A required list of `count` numbers above zero.
     pub(crate) fn positives(&self, key: &str, count: usize) -> Result<Vec<f64>> {
         let list: Option<Vec<f64>> = self
             .get(key)
@@ -148,7 +148,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Whether a field asks for something: not absent, null, false, zero or empty.
+    /// Whether a field is set to something: not absent, null, false, zero or empty.
     pub(crate) fn is_active(&self, key: &str) -> bool {
         match self.get(key) {
             None | Some(Value::Null | Value::Bool(false)) => false,
@@ -160,7 +160,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses a config in which any of these fields asks for something.
+    /// Refuses a config in which any of these fields is set.
     pub(crate) fn refuse(&self, keys: &[&str]) -> Result<()> {
         match keys.iter().find(|k| self.is_active(k)) {
             None => Ok(()),

@@ -1,7 +1,7 @@
-//! A model that is read and never trained: a reference, a teacher, a reward model.
+//! A model that is only read: a reference, a teacher, a reward model.
 //!
-//! It stays on its device, or lies in the machine's memory and is on its device while something reads it. Weights that bf16 holds
-//! exactly take two bytes there, others four; what products read is made anew at each use, with the same bits.
+//! It stays on its device, or is offloaded to host memory between uses. Offloaded weights take two bytes each where bf16 is
+//! exact, else four; the derived weights are rebuilt at each use, with the same bits.
 
 use super::param::ParamShape;
 use super::weights::{Model, Param};
@@ -9,7 +9,7 @@ use crate::Result;
 use ferrl_kernels::{Buffer, DType, lock};
 use std::sync::{Mutex, MutexGuard};
 
-/// Weights that are copied at once: a device may need room for them in f32.
+/// Weights copied at a time: a device may need an f32 buffer for them.
 const PIECE: usize = 1 << 24;
 
 /// A model that is not trained.
@@ -21,36 +21,36 @@ enum Placement {
 }
 
 struct Parked {
-    /// Without parameters while nothing reads it.
+    /// Has no parameters while offloaded.
     model: Model,
-    /// Every parameter, in the machine's memory.
+    /// Host copy of every parameter.
     host: Vec<(ParamShape, Buffer)>,
-    /// Whether it stays on its device until [`Frozen::park`].
+    /// Whether it stays on the device until [`Frozen::park`].
     held: bool,
 }
 
 impl Frozen {
-    /// A model that stays where it is; with `offload` it moves to the machine's memory between uses.
+    /// A frozen model; with `offload` it lives in host memory between uses.
     pub fn new(model: Model, offload: bool) -> Result<Self> {
         if !offload {
             return Ok(Frozen(Placement::Device(Box::new(model))));
         }
         let mut parked = Parked { host: model.to_host()?, model, held: false };
-        parked.leave();
+        parked.unload();
         Ok(Frozen(Placement::Host(Box::new(Mutex::new(parked)))))
     }
 
     /// Calls `read` with the model on its device.
     pub fn with<T>(&self, read: impl FnOnce(&Model) -> Result<T>) -> Result<T> {
         let Some(mut parked) = self.parked() else { return read(self.resident()) };
-        let done = parked.arrive().and_then(|()| read(&parked.model));
+        let done = parked.load().and_then(|()| read(&parked.model));
         if !parked.held {
-            parked.leave();
+            parked.unload();
         }
         done
     }
 
-    /// The same where the model is split over ranks: its weights are gathered meanwhile. All ranks call it together.
+    /// The same for a sharded model: gathers its weights first. Collective.
     pub fn gathered<T>(&mut self, read: impl FnOnce(&Model) -> Result<T>) -> Result<T> {
         let Placement::Device(model) = &mut self.0 else { return self.with(read) };
         model.gather_all()?;
@@ -59,34 +59,34 @@ impl Frozen {
         done
     }
 
-    /// Gives up what a failed [`Frozen::gathered`] left gathered.
+    /// Frees the weights that a failed [`Frozen::gathered`] left gathered.
     pub fn release(&mut self) {
         if let Placement::Device(model) = &mut self.0 {
             model.release_all();
         }
     }
 
-    /// Whether its weights are split over ranks.
+    /// Whether its weights are sharded over ranks.
     pub fn is_split(&self) -> bool {
         matches!(&self.0, Placement::Device(model) if model.split_over().is_some())
     }
 
-    /// Keeps the model on its device until [`Frozen::park`]: for many uses in a row.
+    /// Keeps an offloaded model on its device until [`Frozen::park`]: for many uses in a row.
     pub fn hold(&self) -> Result<()> {
         let Some(mut parked) = self.parked() else { return Ok(()) };
         parked.held = true;
-        parked.arrive()
+        parked.load()
     }
 
-    /// Frees the device's memory, where the weights are in the machine's.
+    /// Frees the device memory of an offloaded model.
     pub fn park(&self) {
         if let Some(mut parked) = self.parked() {
             parked.held = false;
-            parked.leave();
+            parked.unload();
         }
     }
 
-    /// Whether it lies in the machine's memory between uses.
+    /// Whether it is offloaded between uses.
     pub fn offloads(&self) -> bool {
         matches!(self.0, Placement::Host(_))
     }
@@ -107,20 +107,20 @@ impl Frozen {
 }
 
 impl Parked {
-    fn arrive(&mut self) -> Result<()> {
+    fn load(&mut self) -> Result<()> {
         if self.model.params.is_empty() {
             self.model.take_weights(&self.host)?;
         }
         Ok(())
     }
 
-    fn leave(&mut self) {
+    fn unload(&mut self) {
         self.model.params.clear();
     }
 }
 
 impl Model {
-    /// Copies of all parameters in the machine's memory.
+    /// Host copies of all parameters.
     fn to_host(&self) -> Result<Vec<(ParamShape, Buffer)>> {
         let copy = |(i, param): (usize, &Param)| {
             let values = self.read_f32s(self.master(i))?;
@@ -132,7 +132,7 @@ impl Model {
         self.params.iter().enumerate().map(copy).collect()
     }
 
-    /// Parameters with these values, on the model's device.
+    /// Uploads the parameters.
     fn take_weights(&mut self, host: &[(ParamShape, Buffer)]) -> Result<()> {
         let mut params = Vec::with_capacity(host.len());
         for (shape, values) in host {
@@ -151,7 +151,7 @@ impl Model {
     }
 }
 
-/// Whether bf16 holds a number exactly.
+/// Whether `x` is exactly representable in bf16.
 pub(super) fn fits_bf16(x: f32) -> bool {
     x.to_bits() & 0xffff == 0
 }

@@ -1,5 +1,5 @@
-//! Gemma 2: norms on both sides of each block with weights around zero, soft caps, every other layer
-//! windowed, a scaled embedding.
+//! Gemma 2: pre- and post-norms of each block with weights `1 + w`, soft caps, a sliding window in every other layer, a
+//! scaled embedding.
 
 use super::common::{Defaults, gemma_config, gemma_json, sliding_window, typed_windows};
 use super::fields::Fields;
@@ -41,7 +41,7 @@ pub(super) const FAMILY: Family = Family {
     ..Family::LLAMA
 };
 
-/// Null switches a cap off; absence means the default.
+/// Null disables a cap; absence means the default.
 fn softcap(f: &Fields, key: &str, default: f64) -> Result<Option<f32>> {
     let cap = if f.has(key) { f.opt_positive(key)? } else { Some(default) };
     Ok(cap.map(|x| x as f32))

@@ -1,5 +1,5 @@
-//! Gemma 3 (text): Gemma 2 with norms on query and key heads in place of soft caps, five windowed layers for each full one,
-//! and a rotation of its own for the windowed ones.
+//! Gemma 3 (text): Gemma 2 with QK norm instead of soft caps, five windowed layers per full layer, and a separate RoPE for
+//! windowed layers.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ use super::rope_json::RopeRules;
 use super::{Architectures, Family};
 use crate::Result;
 
-/// Base of the windowed layers' rotation where `config.json` names none.
+/// Default `rope_theta` of windowed layers.
 const LOCAL_THETA: f64 = 10_000.0;
 
 pub(super) const FAMILY: Family = Family {
@@ -64,7 +64,7 @@ pub(super) const FAMILY: Family = Family {
     ..Family::LLAMA
 };
 
-/// The published 4B, 12B and 27B leave out what transformers assumes.
+/// Fills in fields that the published 4B, 12B and 27B leave to transformers' defaults.
 fn with_defaults(f: &Fields) -> Value {
     let mut all = f.all().clone();
     all.entry("num_attention_heads").or_insert(json!(8));
@@ -72,13 +72,13 @@ fn with_defaults(f: &Fields) -> Value {
     all.into()
 }
 
-/// Which layers use the local rotation: those that `layer_types` calls sliding, even where their window is unbounded.
+/// Layers that use the local RoPE: those that `layer_types` calls sliding, even if their window is unbounded.
 fn local_layers(f: &Fields, layers: usize, slides: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
     let unbounded = typed_windows(f, layers, Some(1), slides)?;
     Ok(unbounded.iter().map(Option::is_some).collect())
 }
 
-/// The rotation of windowed layers: `rope_local_base_freq`, or the sliding layers' entry of `rope_parameters`.
+/// RoPE of windowed layers: `rope_local_base_freq`, or the `sliding_attention` entry of `rope_parameters`.
 fn local_rope(f: &Fields, head_dim: usize) -> Result<Rope> {
     let place = "config.json: rope_parameters.sliding_attention";
     let dict = match f.object("rope_parameters", "config.json: rope_parameters")? {

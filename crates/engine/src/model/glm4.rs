@@ -1,9 +1,8 @@
-//! GLM 4 (0414): norms on both sides of each block, a part of each head rotated in neighbouring pairs, biases on queries,
-//! keys and values.
+//! GLM 4 (0414): pre- and post-norms of each block, RoPE on a part of each head in interleaved pairs, biases on q, k and v.
 //!
-//! The decoder rotates dimension `i` with `i + half`, the files pair `2i` with `2i + 1`. Rows of the query and key
-//! projections are put into the decoder's order when they are read, and back when they are written
-//! ([`RowOrder::Interleaved`](super::naming::RowOrder)): queries and keys change in the same way, so their products are the same.
+//! The decoder rotates dimensions `i` and `i + half` together; the checkpoint pairs `2i` with `2i + 1`. Rows of the query and
+//! key projections are permuted when read and permuted back when written
+//! ([`RowOrder::Interleaved`](super::naming::RowOrder)): the same permutation of q and k leaves `q . k` unchanged.
 
 use serde_json::json;
 
@@ -60,7 +59,7 @@ pub(super) const FAMILY: Family = Family {
     write: |family, config| {
         let mut out = llama_json(family, config);
         out.insert("attention_bias".into(), json!(config.qkv_bias));
-        // Half is what a file without it means.
+        // The class's own default is 0.5.
         out.entry("partial_rotary_factor").or_insert(json!(1.0));
         out
     },

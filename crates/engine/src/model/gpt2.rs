@@ -1,4 +1,4 @@
-//! GPT-2: learned positions, layer norms with biases, one plain network, matrices stored the other way round.
+//! GPT-2: learned positions, LayerNorm with biases, an ungated network, matrices stored as `[in, out]`.
 
 use serde_json::{Value, json};
 
@@ -47,7 +47,7 @@ pub(super) const FAMILY: Family = Family {
         }
         for (key, only) in [("num_key_value_heads", heads), ("head_dim", head_dim)] {
             if let Some(n) = f.opt_size(key)?.filter(|n| *n != only) {
-                return Err(f.error(format!("{key} is {n}, expected {only}: GPT-2 knows no other")));
+                return Err(f.error(format!("{key} is {n}, expected {only}: GPT-2 supports no other")));
             }
         }
         let scaled = f.flag("scale_attn_weights", true)?;

@@ -1,47 +1,47 @@
-//! Gradients of parameters while they are summed.
+//! Accumulators of parameter gradients.
 
 use crate::Result;
 use ferrl_kernels::backend::NormGrads;
 use ferrl_kernels::{Backend, Buffer, DType};
 
-/// Where gradients of parameters go; `None` is frozen.
+/// Gradient accumulators by parameter; `None` is frozen.
 pub type Grads<'a> = &'a mut [Option<Gradient>];
 
-/// The gradient of one parameter. As long as nothing was added it holds anything and counts as zero: what comes first is
-/// written, not added, so that it need not be cleared.
+/// The gradient of one parameter. Until the first write the buffer is uninitialised and counts as zero: the first contribution
+/// overwrites instead of adding, which saves clearing it.
 pub struct Gradient {
     buffer: Buffer,
     empty: bool,
 }
 
 impl Gradient {
-    /// Room for a gradient of that many weights.
+    /// Allocates a gradient of `len` weights.
     pub fn new(backend: &dyn Backend, len: usize) -> Result<Self> {
         Ok(Gradient { buffer: backend.alloc(DType::F32, len)?, empty: true })
     }
 
-    /// Holds these numbers.
+    /// A gradient with these values.
     pub fn of(buffer: Buffer) -> Self {
         Gradient { buffer, empty: false }
     }
 
-    /// Whether nothing was added yet.
+    /// Whether nothing has been accumulated yet.
     pub fn is_empty(&self) -> bool {
         self.empty
     }
 
-    /// Forgets what was added.
+    /// Resets it to zero.
     pub fn clear(&mut self) {
         self.empty = true;
     }
 
-    /// To be written, all of it.
+    /// The buffer, for a caller that overwrites all of it.
     pub fn written(&mut self) -> &mut Buffer {
         self.empty = false;
         &mut self.buffer
     }
 
-    /// To be added to.
+    /// The buffer, for a caller that adds to it; zeroed if it was empty.
     pub fn added_to(&mut self, backend: &dyn Backend) -> Result<&mut Buffer> {
         if self.empty {
             backend.fill(&mut self.buffer, 0.0)?;
@@ -49,32 +49,32 @@ impl Gradient {
         Ok(self.written())
     }
 
-    /// What was added, of a slot that was added to.
+    /// The accumulated gradient; it must not be empty.
     pub fn buffer(&self) -> &Buffer {
         assert!(!self.empty, "a gradient is read after something was added");
         &self.buffer
     }
 
-    /// The sum, taken out; zeros where nothing was added.
+    /// The accumulated gradient by value; zeros if empty.
     pub fn into_sum(mut self, backend: &dyn Backend) -> Result<Buffer> {
         self.added_to(backend)?;
         Ok(self.buffer)
     }
 }
 
-/// A slot that may be absent, to be added to.
+/// [`Gradient::added_to`] of a gradient that may be frozen.
 pub fn added_to<'a>(backend: &dyn Backend, slot: &'a mut Option<Gradient>) -> Result<Option<&'a mut Buffer>> {
     slot.as_mut().map(|slot| slot.added_to(backend)).transpose()
 }
 
-/// The gradients of a weight and its bias, taken out of the list of all for one operation.
+/// The gradients of a weight and its bias, borrowed from the list of all.
 pub(super) struct Taken {
     weight: Option<Gradient>,
     bias: Option<Gradient>,
 }
 
 impl Taken {
-    /// Calls `f` with them out of the list, and puts them back whatever happens.
+    /// Moves them out of the list, calls `f`, and moves them back, also after an error.
     pub(super) fn with<T>(
         weight: usize,
         bias: Option<usize>,
@@ -90,7 +90,7 @@ impl Taken {
         done
     }
 
-    /// Where the sums go, and whether they are added to it.
+    /// The two buffers, and whether to add to them rather than overwrite.
     pub(super) fn sums(&mut self, b: &dyn Backend) -> Result<(bool, [Option<&mut Buffer>; 2])> {
         let add = [&self.weight, &self.bias].into_iter().flatten().any(|slot| !slot.is_empty());
         let sums = match add {
@@ -100,7 +100,7 @@ impl Taken {
         Ok((add, sums))
     }
 
-    /// The same for a norm.
+    /// The same for a norm; always adds.
     pub(super) fn norm_grads(&mut self, b: &dyn Backend) -> Result<NormGrads<'_>> {
         let (add, [weight, bias]) = self.sums(b)?;
         Ok(NormGrads { weight, bias, add })

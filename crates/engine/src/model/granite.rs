@@ -1,5 +1,5 @@
-//! Granite 3: Llama with a factor on the embedding, on attention scores, on what is added to the residual stream, and a
-//! divisor of the logits.
+//! Granite 3: Llama with factors on the embedding, on attention scores and on residual additions, and a divisor of the
+//! logits.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What is read off the hidden states: log-probabilities, values, and for decoding the logits.
+//! Output heads: log-probabilities, values, and logits for decoding.
 
 use super::gradient::{Gradient, Grads, added_to};
 use super::linear::Linear;
@@ -9,10 +9,10 @@ use ferrl_kernels::{Buffer, DType, Weight};
 
 /// Rows whose next token is scored.
 pub struct Scored {
-    pub(super) rows: Buffer,    // which rows of the hidden states
-    pub(super) targets: Buffer, // the token each must predict
+    pub(super) rows: Buffer,    // row indices into the hidden states
+    pub(super) targets: Buffer, // target token of each row
     pub(super) others: Option<Buffer>,
-    pub(super) x: Buffer, // those rows
+    pub(super) x: Buffer, // the gathered rows
     pub(super) op: LogpHead,
     pub(super) stats: LogpStats,
     pub(super) count: usize,
@@ -25,13 +25,13 @@ pub struct RowStats {
     pub logp: Vec<f32>,
     /// Entropy in nats.
     pub entropy: Vec<f32>,
-    /// Log-probabilities of the other tokens asked for, `[rows, others]`.
+    /// Log-probabilities of the additional tokens, `[rows, others]`.
     pub others: Vec<f32>,
 }
 
 impl Model {
-    /// What the logp head does at a temperature: a divisor of the logits is a temperature too. (No family has a divisor
-    /// beside a soft cap, whose order would matter.)
+    /// The logp head at a temperature; the family's divisor of the logits is folded into it. (No family has both a divisor and a
+    /// soft cap, whose order would matter.)
     pub fn logp_head(&self, temperature: f32) -> LogpHead {
         LogpHead { temperature: temperature * self.config.logits_divisor, softcap: self.config.final_softcap }
     }
@@ -111,7 +111,7 @@ impl Model {
         Ok(RowStats { logp, entropy, others: Vec::new() })
     }
 
-    /// From the gradients of the statistics to those of the hidden states (all of `dh` is written) and the head.
+    /// Maps gradients of the statistics to those of the hidden states (overwrites all of `dh`) and of the head.
     pub fn score_backward(&self, s: &Scored, g: &RowStats, dh: &mut Buffer, grads: Grads<'_>) -> Result<()> {
         let b = &*self.backend;
         assert!(g.logp.len() == s.count && g.entropy.len() == s.count);
@@ -145,7 +145,7 @@ impl Model {
         self.read_f32s(&kl)
     }
 
-    /// Adds the gradient of [`Model::kl`] to `dh` and to the head's; `rows` of the hidden states `h` were compared.
+    /// Adds the gradient of [`Model::kl`] to `dh` and the head's gradient, for the `rows` of `h` that were compared.
     pub fn kl_backward(
         &self,
         (h, dh): (&Buffer, &mut Buffer),
@@ -168,7 +168,7 @@ impl Model {
         b.axpy(1.0, &spread, dh)
     }
 
-    /// One number per row of the hidden states, for models with a score or value head.
+    /// One scalar per row of the hidden states: the score or value head.
     pub fn values(&self, h: &Buffer) -> Result<Vec<f32>> {
         let Some(head) = self.layout.value else { return Ok(Vec::new()) };
         let mut v = self.f32s(h.len() / self.config.hidden)?;
@@ -176,7 +176,7 @@ impl Model {
         self.read_f32s(&v)
     }
 
-    /// Adds the gradient of [`Model::values`] to `dh` and to the head's.
+    /// Adds the gradient of [`Model::values`] to `dh` and the head's gradient.
     pub fn values_backward(
         &self,
         h: &Buffer,
@@ -193,7 +193,7 @@ impl Model {
         self.backend.axpy(1.0, &dx, dh)
     }
 
-    /// Logits of all rows of `h` divided by the temperature, and their log-sum-exp: for a few rows.
+    /// `logits / temperature` of all rows of `h`, and their log-sum-exp. Materialises the logits: only for a few rows.
     pub fn logits(&self, h: &Buffer, temperature: f32) -> Result<(Buffer, Buffer)> {
         let (w, rows) = (self.lm_head()?, h.len() / self.config.hidden);
         let (mut logits, mut lse) = (self.f32s(rows * w.n)?, self.f32s(rows)?);
@@ -201,7 +201,7 @@ impl Model {
         Ok((logits, lse))
     }
 
-    /// Copies the rows named, of hidden states.
+    /// Gathers rows of the hidden states.
     pub fn select_rows(&self, h: &Buffer, rows: &[u32]) -> Result<Buffer> {
         let mut x = self.activations(rows.len() * self.config.hidden)?;
         self.backend.gather_rows(h, &self.backend.indices(rows)?, self.config.hidden, &mut x)?;

@@ -1,4 +1,4 @@
-//! Which parameter is where: the modules of a decoder by the indices of their parameters.
+//! The decoder's modules, as indices into the list of parameters.
 
 use super::attention::SelfAttention;
 use super::config::ModelConfig;
@@ -16,7 +16,7 @@ pub(super) struct Layout {
     pub position: Option<usize>,
     pub layers: Vec<Layer>,
     pub final_norm: NormLayer,
-    /// The language-model head; the embedding where they are tied.
+    /// The language-model head; the embedding if tied.
     pub head: Option<Linear>,
     pub value: Option<Linear>,
 }
@@ -44,7 +44,7 @@ impl Layout {
     }
 }
 
-/// Where each parameter is in the list of all.
+/// Parameter index by id.
 struct Index(HashMap<ParamId, usize>);
 
 impl Index {

@@ -1,9 +1,9 @@
 //! Linear layers: the one place where the engine multiplies by a weight.
 //!
-//! Every product of a layer goes through these methods, plain or fused with what surrounds it. So tensor parallelism (a
-//! gather of activations around the product) or a quantised weight (another `Weight` from the backend) changes this file alone: a form that
-//! the fused operations do not cover calls the plain ones. A low-rank adapter is part of the weight that is read here; its
-//! gradients are summed in `backward_weight`.
+//! Every GEMM of a layer goes through these methods, plain or fused with its prologue and epilogue. So tensor parallelism (an
+//! all-gather around the GEMM) or a quantised weight (another `Weight` of the backend) changes this file only; cases that the
+//! fused operations do not cover fall back to the plain ones. A LoRA adapter is already merged into the weight read here; its
+//! gradients are accumulated in `backward_weight`.
 
 use super::gradient::{Grads, Taken};
 use super::norm::NormLayer;
@@ -14,20 +14,20 @@ use crate::Result;
 use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::{Activation, Affine, Heads, LinearGrads, PagedRows, QkvLayer, Rotation};
 
-/// Heads of queries, keys and values, and how queries and keys are rotated.
+/// Head counts of queries, keys and values, and the RoPE of queries and keys.
 pub(super) type Rotated<'a> = (Heads, Option<Rotation<'a>>);
 
-/// `y = x W^T + b`, by the indices of its parameters.
+/// `y = x W^T + b`, by parameter indices.
 #[derive(Clone, Copy)]
 pub(super) struct Linear {
     pub weight: usize,
     pub bias: Option<usize>,
-    /// Whether the gradient of its output has been rotated back, in which case the bias is summed as the rotation sums it.
+    /// Whether the output's gradient has been rotated back; the bias gradient is then summed in the rotation's order.
     pub rotated: bool,
 }
 
 impl Linear {
-    /// What the backend multiplies with.
+    /// The backend's operand.
     pub fn operand(self, m: &Model) -> Affine<'_> {
         Affine { weight: m.weight(self.weight), bias: self.bias.map(|i| m.master(i)) }
     }
@@ -40,14 +40,14 @@ impl Linear {
         }
         let mut own = m.backend.alloc(y.dtype(), x.len() / weight.k * weight.n)?;
         m.backend.linear(x, weight, bias, &mut own)?;
-        m.all_columns(Columns::Output(self.slot(m)), &own, y)
+        m.all_gather_columns(Columns::Output(self.slot(m)), &own, y)
     }
 
     fn slot(self, m: &Model) -> Slot {
         m.params[self.weight].shape.id.slot
     }
 
-    /// Whether ranks share the layer and each needs all of its output.
+    /// Whether it is tensor-parallel and its output must be all-gathered.
     fn is_gathered(self, m: &Model) -> bool {
         m.is_shared(self.weight) && self.slot(m).writes_residual()
     }
@@ -73,7 +73,7 @@ impl Linear {
         m.backend.linear_qkv(x, self.qkv(m, heads), cache, qkv)
     }
 
-    /// The same of `norm(x)`, in one operation.
+    /// [`Linear::forward_qkv`] of `norm(x)`, as one operation.
     pub fn forward_normed_qkv(
         self,
         m: &Model,
@@ -85,7 +85,7 @@ impl Linear {
         m.backend.normed_qkv(norm.operand(m), x, self.qkv(m, heads), cache, qkv)
     }
 
-    /// `y = activation(norm(x) W^T + b)`, in one operation.
+    /// `y = activation(norm(x) W^T + b)`, as one operation.
     pub fn forward_normed_activation(
         self,
         m: &Model,
@@ -101,29 +101,29 @@ impl Linear {
         if !m.is_shared(self.weight) {
             return m.backend.linear_dx(dy, m.weight(self.weight), dx);
         }
-        let (slot, turned) = (self.slot(m), m.turned(self.weight));
+        let (slot, transposed) = (self.slot(m), m.transposed(self.weight));
         if self.is_gathered(m) {
-            return m.backend.linear(dy, turned, None, dx); // of this rank's inputs, which no other needs
+            return m.backend.linear(dy, transposed, None, dx); // only this rank needs the gradient of these inputs
         }
         let (rows, gathered) = (dx.len() / m.config.hidden, Columns::Output(slot));
-        // The norms of queries and keys have gathered it already.
+        // The QK norm's backward has all-gathered it already.
         let all = match slot == Slot::Qkv && m.config.qk_norm.is_some() {
             true => None,
-            false => Some(m.with_all_columns(gathered, dy, turned.k)?),
+            false => Some(m.all_gathered_columns(gathered, dy, transposed.k)?),
         };
-        let mut own = m.backend.alloc(dx.dtype(), rows * turned.n)?;
-        m.backend.linear(all.as_ref().unwrap_or(dy), turned, None, &mut own)?;
-        m.all_columns(Columns::Input(slot), &own, dx)
+        let mut own = m.backend.alloc(dx.dtype(), rows * transposed.n)?;
+        m.backend.linear(all.as_ref().unwrap_or(dy), transposed, None, &mut own)?;
+        m.all_gather_columns(Columns::Input(slot), &own, dx)
     }
 
-    /// Adds `dy^T x` to the weight's gradient, and the sum of `dy` to the bias's.
+    /// Adds `dy^T x` to the weight's gradient and the column sums of `dy` to the bias's.
     pub fn backward_weight(self, m: &Model, dy: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<()> {
         let rows = x.len() / m.weight(self.weight).k;
         let all = m.params[self.weight].shape.rows;
         if m.team().is_some() && m.is_base(self.weight) {
             self.backward_adapter(m, dy, x, grads)?;
             if grads[self.weight].is_none() && self.bias.is_none_or(|bias| grads[bias].is_none()) {
-                return Ok(()); // a base is frozen
+                return Ok(()); // an adapter's base is frozen
             }
         }
         let own = match dy.len() == rows * m.weight(self.weight).n {
@@ -131,11 +131,11 @@ impl Linear {
             false => Some(m.own_columns(Columns::Output(self.slot(m)), dy, all)?),
         };
         let dy = own.as_ref().unwrap_or(dy);
-        if m.place_in_context().is_some() && m.is_cut(self.weight) {
-            // All tokens of some output features.
+        if m.place_in_context().is_some() && m.splits_gradient(self.weight) {
+            // All tokens, for this rank's output features.
             let (n, width) = (m.weight(self.weight).n, m.weight(self.weight).k);
-            let dy = m.rows_for_columns(Columns::Output(self.slot(m)), dy, n)?;
-            let x = m.all_rows(x, width)?;
+            let dy = m.rows_to_columns(Columns::Output(self.slot(m)), dy, n)?;
+            let x = m.all_gather_rows(x, width)?;
             return self.add_weight(m, (&dy, &x), x.len() / width, grads);
         }
         let routed = matches!(self.slot(m), Slot::Router | Slot::ExpertUp(_) | Slot::ExpertDown(_));
@@ -149,13 +149,12 @@ impl Linear {
         self.add_weight(m, (dy, x), rows, grads)
     }
 
-    /// Adds to the gradients of an adapter, in a team: sums over all output features and over all tokens, which every member
-    /// computes.
+    /// Adapter gradients in a team: sums over all output features and all tokens, computed by every member.
     fn backward_adapter(self, m: &Model, dy: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<()> {
         let (slot, all) = (self.slot(m), m.params[self.weight].shape.rows);
         let normed = slot == Slot::Qkv && m.config.qk_norm.is_some();
         let wide = match m.is_shared(self.weight) && !slot.writes_residual() && !normed {
-            true => Some(m.with_all_columns(Columns::Output(slot), dy, all)?),
+            true => Some(m.all_gathered_columns(Columns::Output(slot), dy, all)?),
             false => None,
         };
         let dy = wide.as_ref().unwrap_or(dy);
@@ -167,16 +166,16 @@ impl Linear {
         m.adapter.as_ref().map_or(Ok(()), |adapter| adapter.backward(m, self.weight, (dy, x), grads))
     }
 
-    /// All rows of the gradient of an output that has all features, and of the input.
+    /// All-gathers the rows of an output gradient that has all features, and of the input.
     fn of_all_tokens(self, m: &Model, dy: &Buffer, x: &Buffer) -> Result<(Buffer, Buffer)> {
         let (n, k) = (m.params[self.weight].shape.rows, m.weight(self.weight).k);
         let rows = x.len() / k;
         let most = match self.slot(m) {
-            // An expert has any number of each member's tokens.
-            Slot::ExpertUp(_) | Slot::ExpertDown(_) => m.most_rows(rows)?,
+            // Members may have any number of an expert's tokens.
+            Slot::ExpertUp(_) | Slot::ExpertDown(_) => m.max_rows(rows)?,
             _ => rows + 1,
         };
-        Ok((m.joined_rows(dy, n, most)?, m.joined_rows(x, k, most)?))
+        Ok((m.all_gather_uneven_rows(dy, n, most)?, m.all_gather_uneven_rows(x, k, most)?))
     }
 
     fn add_weight(self, m: &Model, (dy, x): (&Buffer, &Buffer), rows: usize, grads: Grads<'_>) -> Result<()> {
@@ -190,8 +189,8 @@ impl Linear {
         })
     }
 
-    /// The backward of the rotation in [`Linear::forward_qkv`], in place, which also sums the bias's gradient. Returns
-    /// the layer without its bias, whose gradients are still to be computed.
+    /// Backward of the RoPE in [`Linear::forward_qkv`], in place, which also sums the bias gradient. Returns the layer without
+    /// its bias, for the gradients that remain.
     pub fn backward_rotation(
         self,
         m: &Model,
@@ -200,7 +199,7 @@ impl Linear {
         grads: Grads<'_>,
     ) -> Result<Linear> {
         if m.place_in_context().is_some() {
-            m.backend.qkv_backward(heads, rotation, dqkv, false, None)?; // the bias is summed over all tokens later
+            m.backend.qkv_backward(heads, rotation, dqkv, false, None)?; // the bias gradient is summed over all tokens later
             return Ok(Linear { rotated: rotation.is_some_and(|r| r.dim == heads.head_dim), ..self });
         }
         let mut bias = self.bias.and_then(|i| grads[i].as_mut());

@@ -1,4 +1,4 @@
-//! Llama 2, 3 and 3.x, and the models published under their name.
+//! Llama 2, 3 and 3.x, and models published under their architecture.
 
 use serde_json::json;
 

@@ -18,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
         let mut c = llama_config(family, f)?;
         let window = sliding_window(f)?;
         c.windows = vec![window; c.layers];
-        // transformers' Mistral ignores layer_types, so one that says otherwise has no agreed meaning.
+        // transformers' Mistral ignores layer_types, so a conflicting one is ambiguous.
         if typed_windows(f, c.layers, window, |_| true)? != c.windows {
             return Err(f
                 .error("layer_types mixes windows, which Mistral's class in transformers ignores")

@@ -1,7 +1,7 @@
 //! Decoders: one implementation, many families.
 //!
-//! A family says how its `config.json` becomes a [`ModelConfig`] and what its tensors are called. Adding one is a
-//! file beside this one and a line in [`FAMILIES`].
+//! A family maps its `config.json` to a [`ModelConfig`] and names its tensors. A new family is one file and one line in
+//! [`FAMILIES`].
 
 pub mod adapter;
 pub mod config;
@@ -61,7 +61,7 @@ pub use wrapper::text_config;
 use crate::{Error, Result, nearest};
 use fields::Fields;
 
-/// Every family Ferrl knows.
+/// Every supported family.
 pub const FAMILIES: &[&Family] = &[
     &llama::FAMILY,
     &qwen2::FAMILY,
@@ -89,18 +89,18 @@ pub struct Family {
     defaults: common::Defaults,
     rope: rope_json::RopeRules,
     names: naming::Naming,
-    /// Whether some layers have a window even where `config.json` names none.
+    /// Whether some layers have a sliding window by default.
     slides_by_default: bool,
-    /// Whether its layers may have experts.
+    /// Whether its layers may be MoE.
     has_experts: bool,
-    /// From the fields of a `config.json`.
+    /// Reads the fields of a `config.json`.
     read: fn(&Family, &Fields) -> Result<ModelConfig>,
-    /// To the fields of a `config.json`.
+    /// Writes the fields of a `config.json`.
     write: fn(&Family, &ModelConfig) -> Map<String, Value>,
 }
 
 impl Family {
-    /// What the others differ from.
+    /// The family that others override.
     const LLAMA: Family = llama::FAMILY;
 
     /// Name in [`FAMILIES`].
@@ -111,23 +111,23 @@ impl Family {
     pub fn architectures(&self) -> Architectures {
         self.architectures
     }
-    /// Whether some layers have a window even where `config.json` names none.
+    /// Whether some layers have a sliding window by default.
     pub fn slides_by_default(&self) -> bool {
         self.slides_by_default
     }
-    /// Whether its layers may have experts.
+    /// Whether its layers may be MoE.
     pub fn has_experts(&self) -> bool {
         self.has_experts
     }
-    /// Reads a `config.json`; fields left out mean what they mean in transformers.
+    /// Reads a `config.json`; absent fields have transformers' defaults.
     pub fn config(&self, json: &Value) -> Result<ModelConfig> {
         (self.read)(self, &Fields::new(json)?)
     }
-    /// Where each parameter of the decoder is found in the files, in the order of [`ModelConfig::params`].
+    /// The checkpoint tensors of each parameter, in the order of [`ModelConfig::params`].
     pub fn tensors(&self, config: &ModelConfig) -> Vec<Tensor> {
         self.names.tensors(config)
     }
-    /// Writes a `config.json` that transformers loads, for a model without one of its own.
+    /// Writes a `config.json` that transformers loads, for a model without a source directory.
     pub fn to_json(&self, config: &ModelConfig) -> Value {
         (self.write)(self, config).into()
     }
@@ -136,16 +136,16 @@ impl Family {
 /// The class names of a family in transformers.
 #[derive(Clone, Copy, Debug)]
 pub struct Architectures {
-    /// Next-token logits.
+    /// Language model (next-token logits).
     pub causal: &'static str,
-    /// A score at the last token.
+    /// Sequence classifier (a score at the last token).
     pub classifier: &'static str,
-    /// No head; read as a language model whose logits use the embedding.
+    /// No head; read as a language model with tied embeddings.
     pub base: &'static str,
 }
 
 impl Architectures {
-    /// The class that holds a model with this head. A value head rides along in the causal class.
+    /// The class for this head. A value head is stored with the causal class.
     pub fn for_head(&self, head: Head) -> &'static str {
         match head {
             Head::Score => self.classifier,
@@ -176,7 +176,7 @@ pub fn family_of(json: &Value) -> Result<&'static Family> {
     })
 }
 
-/// What sits on top of the model, by `architectures` and the number of labels.
+/// The output head, from `architectures` and the number of labels.
 fn head_of(f: &Fields, names: Architectures) -> Result<Head> {
     let list = f.texts("architectures")?.unwrap_or_default();
     let Some(&class) = list.first() else { return Ok(Head::Lm) };
@@ -189,7 +189,7 @@ fn head_of(f: &Fields, names: Architectures) -> Result<Head> {
     }
     let labels = match f.get("id2label").and_then(Value::as_object) {
         Some(map) => map.len(),
-        None => f.opt_size("num_labels")?.unwrap_or(2), // what transformers takes it to be
+        None => f.opt_size("num_labels")?.unwrap_or(2), // transformers' default
     };
     if labels != 1 {
         return Err(f

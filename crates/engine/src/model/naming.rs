@@ -1,37 +1,36 @@
-//! Where the decoder's fused parameters are found in a checkpoint.
+//! Maps the decoder's fused parameters to tensors of a checkpoint.
 
 use super::config::{Head, ModelConfig, Position};
 use super::param::{ParamKind, ParamShape, Slot};
 
-/// One parameter of the decoder and the stored tensors it is made of, stacked row on row.
+/// A parameter of the decoder and the checkpoint tensors it is fused from, stacked by rows.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// Which parameter of the decoder, and its shape there.
+    /// The parameter and its shape.
     pub param: ParamShape,
-    /// What it is made of, in order.
+    /// Its tensors, in order.
     pub parts: Vec<StoredPart>,
 }
 
-/// A tensor as it is stored.
+/// A tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredPart {
     /// Name in the checkpoint.
     pub name: String,
     /// Shape in the checkpoint.
     pub shape: Vec<usize>,
-    /// Whether it is stored as `[in, out]`, the other way round than the decoder holds it.
+    /// Whether it is stored as `[in, out]`, transposed relative to the decoder.
     pub transposed: bool,
-    /// In which order its rows are stored.
+    /// Order of its rows.
     pub order: RowOrder,
 }
 
-/// In which order the rows of a stored tensor (or the elements of a vector) stand.
+/// Row order of a stored tensor (or element order of a vector).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
-    /// As the decoder holds them.
+    /// The decoder's order.
     Same,
-    /// In each head of `head_dim` rows, rows `2i` and `2i + 1` are what the decoder rotates as `i` and
-    /// `i + rotary_dim / 2`.
+    /// Interleaved RoPE: in each head, stored rows `2i` and `2i + 1` are the decoder's rows `i` and `i + rotary_dim / 2`.
     Interleaved {
         /// rows of a head
         head_dim: usize,
@@ -41,8 +40,8 @@ pub enum RowOrder {
 }
 
 impl RowOrder {
-    /// Where the decoder holds stored row `row`.
-    pub fn held(self, row: usize) -> usize {
+    /// The decoder's row for stored row `row`.
+    pub fn decoder_row(self, row: usize) -> usize {
         let RowOrder::Interleaved { head_dim, rotary_dim } = self else { return row };
         let (head, at) = (row / head_dim * head_dim, row % head_dim);
         if at >= rotary_dim { row } else { head + at % 2 * (rotary_dim / 2) + at / 2 }
@@ -58,41 +57,41 @@ impl StoredPart {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Whether the decoder holds some element at another place.
+    /// Whether some element has another index in the decoder.
     pub fn is_rearranged(&self) -> bool {
         self.transposed || self.order != RowOrder::Same
     }
-    /// Where the decoder holds stored element `at`, counted from the part's first.
-    pub fn held(&self, at: usize) -> usize {
+    /// The decoder's index, relative to the part's first element, for stored element `at`.
+    pub fn decoder_index(&self, at: usize) -> usize {
         match self.shape[..] {
-            [rows, cols] if self.transposed => at % cols * rows + self.order.held(at / cols),
-            [_, cols] => self.order.held(at / cols) * cols + at % cols,
-            _ => self.order.held(at),
+            [rows, cols] if self.transposed => at % cols * rows + self.order.decoder_row(at / cols),
+            [_, cols] => self.order.decoder_row(at / cols) * cols + at % cols,
+            _ => self.order.decoder_row(at),
         }
     }
 }
 
-/// How many of a parameter's rows (or of a vector's elements) one stored tensor holds.
+/// Which rows of a parameter (or elements of a vector) a stored tensor holds.
 #[derive(Clone, Copy)]
 pub(crate) enum RowShare {
     /// All of them.
     All,
-    /// Those of the queries.
+    /// The queries.
     Query,
-    /// Those of the keys, or of the values.
+    /// The keys or the values.
     KeyOrValue,
-    /// Half of them: the gate, or the up projection.
+    /// Half of them: gate or up projection.
     Half,
-    /// Those of the queries, stored as [`RowOrder::Interleaved`].
+    /// The queries, stored as [`RowOrder::Interleaved`].
     InterleavedQuery,
-    /// Those of the keys, stored so.
+    /// The keys, stored as [`RowOrder::Interleaved`].
     InterleavedKey,
 }
 
-/// A slot of a layer and the stored tensors that it is stacked from.
+/// A slot of a layer and the tensors it is fused from.
 type SlotParts = (Slot, &'static [(&'static str, RowShare)]);
 
-/// The names a family uses.
+/// A family's tensor names.
 pub(crate) struct Naming {
     pub(crate) prefix: &'static str,
     pub(crate) embed: &'static str,
@@ -101,12 +100,12 @@ pub(crate) struct Naming {
     pub(crate) final_norm: &'static str,
     /// Whether the matrices inside layers are stored as `[in, out]`.
     pub(crate) transposed: bool,
-    /// The slots of a layer that differ from [`LLAMA_SLOTS`].
+    /// Slots that differ from [`LLAMA_SLOTS`].
     pub(crate) slots: &'static [SlotParts],
 }
 
 impl Naming {
-    /// The map for every parameter of a decoder.
+    /// Tensors of every parameter.
     pub(crate) fn tensors(&self, config: &ModelConfig) -> Vec<Tensor> {
         config.params().into_iter().map(|p| Tensor { parts: self.parts(config, &p), param: p }).collect()
     }
@@ -135,11 +134,11 @@ impl Naming {
         }]
     }
 
-    /// The parts of a parameter inside a layer. A slot that no list has gets none; the test over all families checks that
-    /// this never happens.
+    /// Tensors of a parameter inside a layer. A slot missing from the lists would get none; a test over all families rules that
+    /// out.
     fn layer_parts(&self, config: &ModelConfig, layer: usize, param: &ParamShape) -> Vec<StoredPart> {
         let ParamShape { id, rows, cols } = *param;
-        // All experts of a layer have one entry.
+        // All experts of a layer share one entry.
         let listed = match id.slot {
             Slot::ExpertUp(_) => Slot::ExpertUp(0),
             Slot::ExpertDown(_) => Slot::ExpertDown(0),
@@ -180,10 +179,10 @@ impl Naming {
     }
 }
 
-/// Stands for the number of an expert in the names of its tensors.
+/// Placeholder for the expert's index in tensor names.
 const EXPERT: &str = "{expert}";
 
-/// The name of a tensor in a checkpoint, as PyTorch has it.
+/// A tensor's name in PyTorch.
 fn stored_name(module: &str, kind: ParamKind) -> String {
     match kind {
         ParamKind::Weight => format!("{module}.weight"),
@@ -192,7 +191,7 @@ fn stored_name(module: &str, kind: ParamKind) -> String {
     }
 }
 
-/// The names of Llama and of the many families that took them over.
+/// The names of Llama and of the families that follow it.
 pub(crate) const LLAMA_NAMES: Naming = Naming {
     prefix: "model.",
     embed: "embed_tokens",
@@ -203,7 +202,7 @@ pub(crate) const LLAMA_NAMES: Naming = Naming {
     slots: &[],
 };
 
-/// What the slots of a layer are stacked from in Llama and its descendants, where a family does not say otherwise.
+/// Tensors of each slot of a layer in Llama and its descendants, unless a family overrides them.
 const LLAMA_SLOTS: &[SlotParts] = &[
     (Slot::AttnNorm, &[("input_layernorm", RowShare::All)]),
     (Slot::AttnPostNorm, &[("post_attention_layernorm", RowShare::All)]),

@@ -1,4 +1,4 @@
-//! Norms of the residual stream and of sublayers' outputs.
+//! Norms of the residual stream and of sublayer outputs.
 
 use super::config::NormKind;
 use super::gradient::{Grads, Taken};
@@ -7,7 +7,7 @@ use crate::Result;
 use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::{Norm, Normed, Target};
 
-/// A norm over the hidden width, by the indices of its parameters.
+/// A norm over the hidden width, by parameter indices.
 #[derive(Clone, Copy)]
 pub(super) struct NormLayer {
     pub weight: usize,
@@ -15,7 +15,7 @@ pub(super) struct NormLayer {
 }
 
 impl NormLayer {
-    /// What the backend normalises with.
+    /// The backend's operand.
     pub fn operand(self, m: &Model) -> Normed<'_> {
         Normed { op: m.norm_op(), weight: m.master(self.weight), bias: self.bias.map(|i| m.master(i)) }
     }
@@ -36,7 +36,7 @@ impl NormLayer {
         m.backend.add_norm(self.operand(m), x, delta, sum, y)
     }
 
-    /// Writes `dx` and adds to the gradients of the parameters.
+    /// Writes `dx` and adds to the parameters' gradients.
     pub fn backward(
         self,
         m: &Model,
@@ -48,7 +48,7 @@ impl NormLayer {
         let b = &*m.backend;
         if m.place_in_context().is_some() {
             let hidden = m.config.hidden;
-            let (dy, x) = (m.all_rows(dy, hidden)?, m.all_rows(x, hidden)?);
+            let (dy, x) = (m.all_gather_rows(dy, hidden)?, m.all_gather_rows(x, hidden)?);
             let mut all = b.alloc(dx.dtype(), x.len())?;
             self.backward_here(m, &dy, &x, &mut all, grads)?;
             *dx = m.own_rows(&all, m.config.hidden)?;
@@ -57,7 +57,7 @@ impl NormLayer {
         self.backward_here(m, dy, x, dx, grads)
     }
 
-    /// The same, of the rows that are there.
+    /// The same for this rank's rows only.
     fn backward_here(
         self,
         m: &Model,
@@ -85,7 +85,7 @@ impl Model {
         }
     }
 
-    /// The norm of each query and key head; the widths of whole rows are the backend's to know.
+    /// QK norm of one head, or of whole rows; the backend takes the width from the operand.
     pub(super) fn head_norm_op(&self) -> Norm {
         Norm { width: self.config.head_dim, ..self.norm_op() }
     }

@@ -1,4 +1,4 @@
-//! OLMo 2: norms after attention and after the network instead of before them, and a norm over all queries and all keys.
+//! OLMo 2: post-norms instead of pre-norms, and a QK norm over all heads together.
 
 use serde_json::json;
 

@@ -1,20 +1,20 @@
-//! The parameters of a decoder: which there are, and how each is identified.
+//! The decoder's list of parameters, and how each is identified.
 
 use super::config::{Head, ModelConfig, NormKind, Position};
 use std::fmt;
 
-/// Identifies a parameter. Its name in files of Ferrl and in messages is what `Display` writes, the same for all families.
+/// Identifies a parameter. `Display` is its name in Ferrl's files and messages, the same for all families.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ParamId {
-    /// The layer it is in; `None` outside the layers.
+    /// Layer; `None` outside the layers.
     pub layer: Option<usize>,
-    /// Which of the layer's (or the model's) modules it belongs to.
+    /// Module within the layer (or model).
     pub slot: Slot,
     /// Weight or bias.
     pub kind: ParamKind,
 }
 
-/// A module that has parameters.
+/// A module with parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Slot {
     /// Token embedding.
@@ -29,19 +29,19 @@ pub enum Slot {
     MlpNorm,
     /// Norm of the network's output.
     MlpPostNorm,
-    /// Norm of queries, by head or over all of them.
+    /// QK norm of queries, per head or over all heads.
     QNorm,
-    /// Norm of keys, by head or over all of them.
+    /// QK norm of keys, per head or over all heads.
     KNorm,
     /// Fused query, key and value projection.
     Qkv,
     /// Attention's output projection.
     AttnOut,
-    /// Fused gate and up projection.
+    /// Fused gate and up projection (only up if not gated).
     Up,
     /// Down projection.
     Down,
-    /// Chooses experts.
+    /// Router of a mixture of experts.
     Router,
     /// Fused gate and up projection of an expert.
     ExpertUp(u16),
@@ -58,13 +58,13 @@ pub enum Slot {
 /// The parameters of one module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParamKind {
-    /// `W` of `W x + b`, the scale of a norm, or a table.
+    /// `W` of `W x + b`, the scale of a norm, or an embedding table.
     Weight,
     /// `b`.
     Bias,
-    /// `A` of a low-rank adapter, `[r, in]`, of one of the tensors that the weight is stacked from.
+    /// LoRA `A`, `[r, in]`; the index is that of the fused weight's tensor.
     LoraA(u8),
-    /// `B` of it, held the other way round: `[r, out]`.
+    /// LoRA `B`, stored transposed: `[r, out]`.
     LoraB(u8),
 }
 
@@ -75,14 +75,14 @@ impl Slot {
         matches!(self, AttnNorm | AttnPostNorm | MlpNorm | MlpPostNorm | QNorm | KNorm | FinalNorm)
     }
 
-    /// Whether it is a linear layer that an adapter may adapt. (Products read a tied embedding and routers besides; see
+    /// Whether it is a linear layer that an adapter may target. (GEMMs also read tied embeddings and routers; see
     /// [`ModelConfig::is_multiplied`].)
     pub fn is_linear(self) -> bool {
         use Slot::*;
         matches!(self, Qkv | AttnOut | Up | Down | ExpertUp(_) | ExpertDown(_) | Head | Value)
     }
 
-    /// The expert it belongs to.
+    /// The index of its expert.
     pub fn expert(self) -> Option<usize> {
         match self {
             Slot::ExpertUp(expert) | Slot::ExpertDown(expert) => Some(expert.into()),
@@ -90,17 +90,17 @@ impl Slot {
         }
     }
 
-    /// Whether products read it in f32 whatever the compute type.
+    /// Whether its GEMM is f32 whatever the compute type.
     pub fn is_f32(self) -> bool {
         self == Slot::Router
     }
 
-    /// Whether it has one row per token of the vocabulary or per position.
+    /// Whether it has one row per vocabulary token or per position.
     pub fn is_table(self) -> bool {
         matches!(self, Slot::Embed | Slot::Position | Slot::Head)
     }
 
-    /// Whether it has one row per token of the vocabulary.
+    /// Whether it has one row per vocabulary token.
     pub fn is_vocabulary(self) -> bool {
         matches!(self, Slot::Embed | Slot::Head)
     }
@@ -150,7 +150,7 @@ impl ParamId {
         ParamId { kind: ParamKind::Bias, ..self }
     }
 
-    /// Whether it is a vector by its nature: a norm's scale, or a bias.
+    /// Whether it is one-dimensional: a norm's scale, or a bias.
     pub fn is_vector(self) -> bool {
         self.kind == ParamKind::Bias || self.slot.is_norm()
     }
@@ -180,15 +180,14 @@ impl fmt::Display for ParamId {
     }
 }
 
-/// Its name in quotation marks, as messages show it.
+/// The quoted name, for messages.
 impl fmt::Debug for ParamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.to_string())
     }
 }
 
-/// One parameter as the decoder holds it: query, key and value in one matrix, gate and up in one matrix, every linear
-/// `[out, in]`.
+/// A parameter as the decoder stores it: q, k and v fused in one matrix, gate and up in one, every linear layer `[out, in]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamShape {
     /// Which parameter.
@@ -215,7 +214,7 @@ impl ParamShape {
 }
 
 impl ModelConfig {
-    /// Every parameter of the decoder, in the order in which gradients and optimizer state are stored.
+    /// Every parameter of the decoder, in the order of gradients and optimizer state.
     pub fn params(&self) -> Vec<ParamShape> {
         let mut list = List::default();
         let norm_bias = self.norm.kind == NormKind::Layer;
@@ -261,7 +260,7 @@ impl ModelConfig {
         list.0
     }
 
-    /// Whether a matrix product reads the parameter: the weights of linear layers and routers, and a tied embedding.
+    /// Whether a GEMM reads the parameter: linear layers, routers, and a tied embedding.
     pub fn is_multiplied(&self, id: ParamId) -> bool {
         let tied_head = self.tied && self.head.has_lm() && id.slot == Slot::Embed;
         id.kind == ParamKind::Weight && (id.slot.is_linear() || id.slot == Slot::Router || tied_head)

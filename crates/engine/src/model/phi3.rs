@@ -1,4 +1,4 @@
-//! Phi 3, 3.5 and 4 (mini, medium): Llama with fused projections in the files, LongRoPE, partial rotation.
+//! Phi 3, 3.5 and 4 (mini, medium): Llama with fused projections in the checkpoint, LongRoPE, partial RoPE.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Qwen 2 and 2.5: Llama with a bias on query, key and value, and windows in the upper layers on request.
+//! Qwen 2 and 2.5: Llama with biases on q, k and v, and optional sliding windows in the upper layers.
 
 use super::common::{Defaults, llama_config, llama_json, put_upper_windows, upper_windows};
 use super::{Architectures, Family};

@@ -1,4 +1,4 @@
-//! Qwen 3 (dense): Qwen 2 without biases, with a norm on every query and key head.
+//! Qwen 3 (dense): Qwen 2 without biases, with a QK norm per head.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Qwen 3 with experts (Qwen3-30B-A3B, Qwen3-235B-A22B): Qwen 3 whose feed-forward networks are mixtures of experts.
+//! Qwen 3 MoE (Qwen3-30B-A3B, Qwen3-235B-A22B): Qwen 3 with mixtures of experts.
 
 use serde_json::json;
 
@@ -8,10 +8,10 @@ use super::fields::Fields;
 use super::{Architectures, Family};
 use crate::Result;
 
-/// The names that the number of experts has had.
+/// Names of the field for the number of experts, across versions of transformers.
 const COUNT: [&str; 2] = ["num_experts", "num_local_experts"];
 
-/// The largest number of experts.
+/// Largest supported number of experts.
 const MOST: usize = 4096;
 
 pub(super) const FAMILY: Family = Family {
@@ -25,7 +25,7 @@ pub(super) const FAMILY: Family = Family {
     defaults: Defaults { kv_heads: Some(4), max_positions: 32_768, ..Family::LLAMA.defaults },
     has_experts: true,
     read: |family, all| {
-        // The rest is a dense model, whose reader refuses experts.
+        // The rest is read as a dense model, whose reader refuses expert fields.
         let mut dense = all.all().clone();
         COUNT.iter().for_each(|key| drop(dense.remove(*key)));
         dense.entry("intermediate_size").or_insert(json!(6144));
@@ -62,7 +62,7 @@ pub(super) const FAMILY: Family = Family {
     ..Family::LLAMA
 };
 
-/// The mixtures of experts, and which layers have one.
+/// The experts, and which layers are MoE.
 fn experts(f: &Fields, layers: usize) -> Result<Experts> {
     let count = match COUNT.iter().any(|key| f.has(key)) {
         true => f.size(&COUNT)?,
@@ -87,7 +87,7 @@ fn experts(f: &Fields, layers: usize) -> Result<Experts> {
     })
 }
 
-/// The window of every layer, under `use_sliding_window`.
+/// The sliding window, if `use_sliding_window` is set.
 fn window(f: &Fields) -> Result<Option<usize>> {
     if f.flag("use_sliding_window", false)? { sliding_window(f) } else { Ok(None) }
 }

@@ -1,9 +1,8 @@
 //! The residual stream, forward and backward.
 //!
-//! Forward, the stream holds its last addition back: the next norm adds it in the same operation. For the few rows of a
-//! decoding step a device may do better (`Backend::decode_rows`): the norm is then fused into the GEMM that reads it, and
-//! the addition into the GEMM that computes it. Both have the same bits, and this file alone knows of them; layers are
-//! written once.
+//! Forward defers the last addition to the stream: the next norm performs it in the same kernel. Decode steps may fuse further
+//! where the device supports it (`Backend::decode_rows`): the norm into the prologue of the GEMM that reads it, the addition
+//! into the epilogue of the GEMM that computes it. All variants have the same bits; only this file distinguishes them.
 
 use super::decoder::{Keep, PastKv};
 use super::gradient::{Grads, Taken};
@@ -20,9 +19,9 @@ use ferrl_kernels::backend::{Activation, NormGrads, NormInput, NormRecompute, Pa
 pub(super) struct Residual {
     /// `(T, H)` f32
     pub x: Buffer,
-    /// `(T, H)`: still to be added
+    /// `(T, H)`: deferred addition
     pending: Option<Buffer>,
-    /// Whether norms and additions are part of the products.
+    /// Whether norms and additions are fused into the GEMMs.
     fused: bool,
 }
 
@@ -33,7 +32,7 @@ pub(super) struct Added {
 }
 
 impl Residual {
-    /// A stream for a forward pass of `rows` tokens that keeps something for backward, or nothing.
+    /// The stream of a forward pass over `rows` tokens; `keep` and `context` decide whether it is fused.
     pub fn new(m: &Model, x: Buffer, context: &PastKv<'_>, keep: Keep) -> Self {
         let (c, rows) = (&m.config, x.len() / m.config.hidden);
         let decodes = matches!(context, PastKv::Paged(..)) && keep == Keep::Nothing;
@@ -43,12 +42,12 @@ impl Residual {
         Residual { x, pending: None, fused }
     }
 
-    /// A stream at the input of a layer that is recomputed for backward.
+    /// The stream at the input of a layer that is recomputed for backward.
     pub fn recomputed(x: Buffer) -> Self {
         Residual { x, pending: None, fused: false }
     }
 
-    /// The norm of the stream (the stream itself where there is none), and what was added to it just before.
+    /// `norm(stream)` (the stream itself without a norm), and the deferred addition that it performed.
     pub fn normed(&mut self, m: &Model, norm: Option<NormLayer>) -> Result<(Buffer, Option<Added>)> {
         let mut y = m.activations(self.x.len())?;
         let Some(delta) = self.pending.take() else {
@@ -61,7 +60,7 @@ impl Residual {
         Ok((y, Some(Added { x, delta })))
     }
 
-    /// Queries, keys and values of the normed stream, rotated.
+    /// `rope(qkv(norm(stream)))`.
     pub fn qkv(
         &mut self,
         m: &Model,
@@ -81,8 +80,8 @@ impl Residual {
         }
     }
 
-    /// `act = activation(linear(norm(stream)))`; what backward needs, where it was computed apart: the last addition to the
-    /// stream, and the input of the activation.
+    /// `act = activation(linear(norm(stream)))`. If unfused, also returns what backward needs: the last addition to the stream
+    /// and the input of the activation.
     pub fn activation(
         &mut self,
         m: &Model,
@@ -102,7 +101,7 @@ impl Residual {
         Ok(added.map(|added| (added, up)))
     }
 
-    /// Adds `linear(x)`, normalised where there is a norm, which backward needs the input of, times the model's factor.
+    /// `stream += residual_scale * post_norm(linear(x))`; returns the post norm's input, if there is a post norm.
     pub fn add(
         &mut self,
         m: &Model,
@@ -119,7 +118,7 @@ impl Residual {
         self.add_output(m, y, post_norm)
     }
 
-    /// The same of a sublayer's output that is computed already.
+    /// The same for a sublayer output that is already computed.
     pub fn add_output(
         &mut self,
         m: &Model,
@@ -141,7 +140,7 @@ impl Residual {
     }
 }
 
-/// What a sublayer reads: the norm of the stream, or the stream in the compute type.
+/// Input of a sublayer: `norm(stream)`, or the stream in the compute type.
 pub(super) fn input(m: &Model, norm: Option<NormLayer>, x: &Buffer, y: &mut Buffer) -> Result<()> {
     match norm {
         Some(norm) => norm.forward(m, x, y),
@@ -149,7 +148,7 @@ pub(super) fn input(m: &Model, norm: Option<NormLayer>, x: &Buffer, y: &mut Buff
     }
 }
 
-/// `sum = x + delta`, and what a sublayer reads of it.
+/// `sum = x + delta`, and the sublayer input computed from it.
 pub(super) fn input_of_sum(
     m: &Model,
     norm: Option<NormLayer>,
@@ -164,7 +163,7 @@ pub(super) fn input_of_sum(
     m.backend.copy(sum, 0, y, 0, sum.len())
 }
 
-/// Times the model's factor on what is added to the stream, in the compute type.
+/// `residual_scale * y`, in the compute type.
 fn scaled(m: &Model, y: Buffer) -> Result<Buffer> {
     if m.config.residual_scale == 1.0 { Ok(y) } else { scaled_copy(m, &y) }
 }
@@ -180,7 +179,7 @@ fn scaled_copy(m: &Model, y: &Buffer) -> Result<Buffer> {
 pub(super) struct ResidualGrad {
     /// `(T, H)` f32
     pub dx: Buffer,
-    /// The same in the compute type, where products read it.
+    /// `dx` in the compute type, if GEMMs read it.
     rounded: Option<Buffer>,
 }
 
@@ -199,8 +198,8 @@ impl ResidualGrad {
         Ok(ResidualGrad { dx, rounded })
     }
 
-    /// The gradient of a sublayer's output before its norm, whose input was `y`, and before the model's factor; `None`
-    /// where it has neither: the gradient is then [`ResidualGrad::output`].
+    /// The gradient of a sublayer's output before its post norm (whose input was `y`) and before the residual scale; `None` if
+    /// the model has neither: the gradient is then [`ResidualGrad::output`].
     pub fn before_norm(
         &self,
         m: &Model,
@@ -216,12 +215,12 @@ impl ResidualGrad {
         Ok(Some(d))
     }
 
-    /// The gradient of what a sublayer added.
+    /// The gradient of a sublayer's addition to the stream.
     pub fn output(&self) -> &Buffer {
         self.rounded.as_ref().unwrap_or(&self.dx)
     }
 
-    /// Adds the gradient `dy` of what a sublayer read of `x + delta`; returns what it read, recomputed.
+    /// Adds the gradient `dy` of a sublayer's input, computed from `x + delta`; returns that input, recomputed.
     pub fn norm_backward(
         &mut self,
         m: &Model,
@@ -258,7 +257,7 @@ impl ResidualGrad {
     }
 }
 
-/// Adds to the gradients of a norm's parameters, from the rows of all ranks that share tokens.
+/// Adds to a norm's parameter gradients, over the rows of all ranks that share tokens.
 fn sum_norm(
     m: &Model,
     norm: NormLayer,
@@ -267,8 +266,8 @@ fn sum_norm(
     grads: Grads<'_>,
 ) -> Result<()> {
     let (b, hidden) = (&*m.backend, m.config.hidden);
-    let (x, dy) = (m.all_rows(x, hidden)?, m.all_rows(dy, hidden)?);
-    let delta = delta.map(|delta| m.all_rows(delta, hidden)).transpose()?;
+    let (x, dy) = (m.all_gather_rows(x, hidden)?, m.all_gather_rows(dy, hidden)?);
+    let delta = delta.map(|delta| m.all_gather_rows(delta, hidden)).transpose()?;
     let (mut y, mut dx) = (m.activations(x.len())?, m.f32s(x.len())?);
     b.fill(&mut dx, 0.0)?;
     Taken::with(norm.weight, norm.bias, grads, |taken| {
@@ -310,7 +309,7 @@ mod tests {
         (0..3).map(step).collect()
     }
 
-    /// What a GPU does for a decoding step, composed of plain operations.
+    /// The fused path of a decode step, composed of plain operations.
     #[test]
     fn norms_and_additions_inside_of_products_have_the_same_bits() {
         let mut compared = 0;

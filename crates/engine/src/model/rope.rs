@@ -1,4 +1,4 @@
-//! Rotary frequencies: every stretching scheme as transformers computes it, in `f32` where it does.
+//! RoPE frequencies: every scaling scheme as transformers computes it, in `f32` where it does.
 
 use std::f64::consts::TAU;
 
@@ -6,11 +6,11 @@ use super::config::{Rope, RopeScaling};
 use crate::math::{ln, pow};
 
 impl Rope {
-    /// The angle a position adds for each pair of turning dimensions, and the gain on cos and sin.
+    /// The angle per position for each rotated pair of dimensions, and the factor on cos and sin.
     ///
-    /// `context` is the longest sequence the run will use. It matters to LongRoPE alone, which has one set of
-    /// divisors up to the context of pre-training and another beyond. transformers chooses anew in each
-    /// forward pass; Ferrl chooses once, so that a token's logp never depends on what is computed beside it.
+    /// `context` is the run's longest sequence. Only LongRoPE uses it: it has one set of divisors up to the context of
+    /// pre-training and another beyond. transformers chooses per forward pass; Ferrl chooses once per run, so that a token's logp
+    /// does not depend on the other sequences of a batch.
     pub fn inv_freq(&self, context: usize) -> (Vec<f32>, f32) {
         let powers = self.powers();
         let plain = || powers.iter().map(|p| 1.0 / p);
@@ -37,14 +37,14 @@ impl Rope {
         }
     }
 
-    /// `theta` to the power of 0, 2/d, 4/d, ...
+    /// `theta^(2i/d)` for `i = 0, 1, ...`
     fn powers(&self) -> Vec<f32> {
         let dim = self.rotary_dim as f32;
         let power = |i| pow(f64::from(self.theta as f32), f64::from((2 * i) as f32 / dim)) as f32;
         (0..self.rotary_dim / 2).map(power).collect()
     }
 
-    /// 0 where YaRN keeps a frequency, 1 where it divides it.
+    /// 0 where YaRN leaves a frequency unchanged, 1 where it divides it.
     fn yarn_ramp(&self, beta_fast: f64, beta_slow: f64, original: f64, truncate: bool) -> Vec<f32> {
         let dim = self.rotary_dim as f64;
         let dimension_of = |rotations: f64| dim * ln(original / (rotations * TAU)) / (2.0 * ln(self.theta));

@@ -1,5 +1,5 @@
-//! Rotary settings in `config.json`, in the older style (`rope_theta`, `rope_scaling`) and in that of
-//! transformers 5 (`rope_parameters`).
+//! RoPE settings of `config.json`, in the older style (`rope_theta`, `rope_scaling`) and in that of transformers 5
+//! (`rope_parameters`).
 
 use serde_json::{Map, Value, json};
 
@@ -10,24 +10,24 @@ use crate::{Error, Result, nearest};
 
 const TYPES: [&str; 5] = ["default", "linear", "llama3", "yarn", "longrope"];
 
-/// What a family does differently when it reads rotary settings.
+/// A family's deviations in reading RoPE settings.
 pub(crate) struct RopeRules {
-    /// `original_max_position_embeddings` when the top level does not give it; `None` looks further.
+    /// Default of `original_max_position_embeddings`; `None` falls back to other fields.
     pub(crate) original: Option<usize>,
-    /// Share of each head that is rotated where nothing else is said; `None`: all of it, always.
+    /// Default `partial_rotary_factor`; `None`: always 1.
     pub(crate) partial: Option<f64>,
-    /// Base of the frequencies where none is given.
+    /// Default `rope_theta`.
     pub(crate) theta: f64,
-    /// Whether some layers may have no rotation (`no_rope_layers`).
+    /// Whether layers may be without RoPE (`no_rope_layers`).
     pub(crate) by_layer: bool,
-    /// Whether `rope_parameters` has an entry for each kind of layer; that of full attention is read here.
+    /// Whether `rope_parameters` has an entry per layer type; `full_attention` is read here.
     pub(crate) by_layer_type: bool,
     /// Whether `su` and `yarn` are old names of `longrope`.
     pub(crate) longrope_aliases: bool,
 }
 
 impl RopeRules {
-    /// What most families do.
+    /// The rules of most families.
     pub(crate) const USUAL: RopeRules = RopeRules {
         original: None,
         partial: None,
@@ -80,12 +80,12 @@ pub(crate) fn read(f: &Fields, head_dim: usize, max_positions: usize, rules: &Ro
     })
 }
 
-/// What a scaling depends on besides its own fields.
+/// Model-wide values that a scaling depends on.
 struct RopeContext {
     rotary_dim: usize,
-    /// Positions of pre-training.
+    /// Context of pre-training.
     original: usize,
-    /// How many times as many positions the model has now.
+    /// `max_positions / original`.
     stretched: f64,
 }
 

@@ -1,9 +1,9 @@
-//! The router of a mixture of experts: which experts a token goes to, with which weights, and the gradient of both.
+//! The router of a mixture of experts: top-k selection, weights, and the gradient of the logits.
 //!
-//! `p = softmax(logits)` over all experts; the `k` most probable are chosen, the lower index where two are equal; their
-//! weights are their probabilities, divided by their sum where the model says so (`norm_topk_prob`). Logits come from the
-//! device, row by row the same bits in any batch; everything after them is computed here, row by row in f64 and rounded
-//! once. So sampler and trainer route alike, and nothing has to be recorded and replayed.
+//! `p = softmax(logits)` over all experts; the top `k` are selected (ties: lower index); their weights are their
+//! probabilities, divided by their sum under `norm_topk_prob`. The device computes the logits, row by row the same bits in any
+//! batch; the rest runs on the host, row by row in f64, rounded once. So sampler and trainer route identically, and no
+//! routing replay is needed.
 
 use super::config::Experts;
 use ferrl_kernels::backend::Segments;
@@ -11,24 +11,24 @@ use ferrl_kernels::cores;
 use ferrl_kernels::math::exp;
 use std::ops::Range;
 
-/// Where the tokens of a batch go.
+/// Routing decisions of a batch.
 pub(super) struct Routing {
     experts: usize,
     per_token: usize,
     normalized: bool,
     /// `(T, experts)`
     probabilities: Vec<f32>,
-    /// `(T, per_token)`: each token's experts, by ascending index.
+    /// `(T, per_token)`: each token's experts, in ascending order.
     pub chosen: Vec<u32>,
     /// `(T, per_token)`: their weights.
     pub weights: Vec<f32>,
 }
 
-/// The tokens of one expert; their rows follow those of the experts before it.
+/// The tokens of one expert. Groups are laid out in expert order.
 pub(super) struct ExpertGroup {
     pub expert: usize,
     pub tokens: Vec<u32>,
-    /// First row of the group among those of all groups.
+    /// First row of the group in the sorted batch.
     pub start: usize,
 }
 
@@ -37,8 +37,8 @@ pub(super) struct ExpertGroup {
 pub struct ExpertLoad {
     /// Tokens that each expert was chosen for.
     pub tokens: Vec<u64>,
-    /// Sum over sequences of the load-balance loss, in units of 2^-32: a whole number, so that its sum does not depend on
-    /// the order.
+    /// Sum over sequences of the load-balance loss, as an integer in units of 2^-32, so that it does not depend on the order of
+    /// summation.
     pub balance: i64,
     /// Number of sequences.
     pub sequences: u64,
@@ -63,7 +63,7 @@ impl ExpertLoad {
 const UNIT: f64 = (1u64 << 32) as f64;
 
 impl Routing {
-    /// From the router's logits, `(T, experts)`.
+    /// Routes by the router's logits, `(T, experts)`.
     pub fn of(logits: &[f32], experts: &Experts) -> Routing {
         let (count, k) = (experts.count, experts.per_token);
         let rows = logits.len() / count;
@@ -75,7 +75,7 @@ impl Routing {
             chosen: vec![0; rows * k],
             weights: vec![0.0; rows * k],
         };
-        // Each row depends on its own logits alone, so any thread may compute it.
+        // Rows are independent, so any thread may compute any of them.
         let threads = cores();
         let each = rows.div_ceil(threads).max((1 << 16) / count).max(1);
         let normalized = routing.normalized;
@@ -99,12 +99,12 @@ impl Routing {
         routing
     }
 
-    /// Whether any token goes to the expert.
+    /// Whether any token is routed to the expert.
     pub fn is_chosen(&self, expert: usize) -> bool {
         self.chosen.contains(&(expert as u32))
     }
 
-    /// The experts that have tokens, and those that are `listed` without, in their order, each with its tokens in theirs.
+    /// Groups of the experts that have tokens or are `listed`, in expert order, tokens in batch order.
     pub fn groups(&self, listed: impl Fn(usize) -> bool) -> Vec<ExpertGroup> {
         let mut tokens = vec![Vec::new(); self.experts];
         for (i, &expert) in self.chosen.iter().enumerate() {
@@ -120,8 +120,8 @@ impl Routing {
         tokens.into_iter().enumerate().filter(there).map(group).collect()
     }
 
-    /// `(T, per_token)`: the row of each of `chosen` among those of all groups.
-    pub fn places(&self) -> Vec<u32> {
+    /// `(T, per_token)`: row in the sorted batch of each entry of `chosen`.
+    pub fn sorted_rows(&self) -> Vec<u32> {
         let mut next = vec![0u32; self.experts];
         for &expert in &self.chosen {
             next[expert as usize] += 1;
@@ -137,18 +137,18 @@ impl Routing {
         self.chosen.iter().map(place).collect()
     }
 
-    /// d loss / d logits, from that by the weights, and from the load-balance loss times `balance`.
+    /// d loss / d logits, from d loss / d weights plus `balance` times the load-balance loss.
     pub fn backward(&self, dweights: &[f32], segments: &Segments, balance: f32) -> Vec<f32> {
         let (e, k) = (self.experts, self.per_token);
         let mut dlogits = vec![0.0; self.probabilities.len()];
         let mut by_probability = vec![0f64; e];
         for rows in sequences(segments) {
-            // The fractions are counts: the loss has no gradient by them.
+            // The load fractions are counts: no gradient flows through them.
             let scale = f64::from(balance) * e as f64 / rows.len() as f64;
             let fractions = if balance == 0.0 { vec![0.0; e] } else { self.fractions(rows.clone()) };
             for t in rows {
                 by_probability.iter_mut().zip(&fractions).for_each(|(d, f)| *d = scale * f);
-                self.by_chosen(t, &dweights[t * k..][..k], &mut by_probability);
+                self.selected_backward(t, &dweights[t * k..][..k], &mut by_probability);
                 let p = &self.probabilities[t * e..][..e];
                 let mean: f64 = p.iter().zip(&by_probability).map(|(&p, d)| f64::from(p) * d).sum();
                 let to = dlogits[t * e..][..e].iter_mut().zip(p).zip(&by_probability);
@@ -158,8 +158,8 @@ impl Routing {
         dlogits
     }
 
-    /// Adds d loss / d probabilities of the experts that a token was sent to.
-    fn by_chosen(&self, token: usize, dweights: &[f32], to: &mut [f64]) {
+    /// Adds d loss / d probabilities of a token's selected experts.
+    fn selected_backward(&self, token: usize, dweights: &[f32], to: &mut [f64]) {
         let at = token * self.per_token..(token + 1) * self.per_token;
         let (chosen, weights) = (&self.chosen[at.clone()], &self.weights[at]);
         let p = &self.probabilities[token * self.experts..][..self.experts];
@@ -174,7 +174,7 @@ impl Routing {
         }
     }
 
-    /// Tokens of these rows per expert and row.
+    /// Load fraction of each expert in these rows: tokens routed to it per row.
     fn fractions(&self, rows: Range<usize>) -> Vec<f64> {
         let mut counts = vec![0f64; self.experts];
         let chosen = &self.chosen[rows.start * self.per_token..rows.end * self.per_token];
@@ -182,10 +182,9 @@ impl Routing {
         counts.iter().map(|n| n / rows.len() as f64).collect()
     }
 
-    /// Tokens per expert, and the load-balance loss of each sequence: `experts * sum over e of f_e * P_e` with `f_e` the
-    /// tokens of the sequence that `e` was chosen for, per token, and `P_e` its mean probability. It is `per_token` where
-    /// all experts are used alike. Over a sequence (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20) instead of a batch,
-    /// so that it does not depend on micro-batches.
+    /// Tokens per expert, and the load-balance loss of each sequence: `experts * sum_e f_e P_e`, with `f_e` the fraction of the
+    /// sequence's tokens routed to `e` and `P_e` its mean probability. Uniform load gives `per_token`. Per sequence (DeepSeek-V3,
+    /// arXiv 2412.19437, equations 17 to 20) rather than per batch, so that it does not depend on micro-batches.
     pub fn load(&self, segments: &Segments) -> ExpertLoad {
         let mut load = ExpertLoad { tokens: vec![0; self.experts], ..Default::default() };
         self.chosen.iter().for_each(|&expert| load.tokens[expert as usize] += 1);
@@ -203,7 +202,7 @@ impl Routing {
     }
 }
 
-/// Rows of each sequence that has any.
+/// Row ranges of the non-empty sequences.
 fn sequences(segments: &Segments) -> impl Iterator<Item = Range<usize>> + '_ {
     segments.starts.windows(2).map(|s| s[0]..s[1]).filter(|rows| !rows.is_empty())
 }
@@ -215,7 +214,7 @@ fn softmax(logits: &[f32], probabilities: &mut [f32]) {
     probabilities.iter_mut().zip(powers).for_each(|(p, power)| *p = (power / sum) as f32);
 }
 
-/// The most probable experts, the lower index first where two are equal; by ascending index.
+/// Top-k (ties: lower index), in ascending order.
 fn choose(probabilities: &[f32], chosen: &mut [u32]) {
     let mut order: Vec<u32> = (0..probabilities.len() as u32).collect();
     let p = |i: u32| probabilities[i as usize];
@@ -249,7 +248,7 @@ mod tests {
         let groups = routing.groups(|_| false);
         assert_eq!(groups.iter().map(|g| (g.expert, g.start)).collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 3)]);
         assert_eq!(groups[1].tokens, [0, 1]);
-        assert_eq!(routing.places(), [1, 3, 0, 2]);
+        assert_eq!(routing.sorted_rows(), [1, 3, 0, 2]);
     }
 
     #[test]
@@ -299,7 +298,7 @@ mod tests {
         assert!(one.mean_balance() > 1.9, "{one:?}");
     }
 
-    /// What is not a number stays one until somebody names it.
+    /// Non-finite logits are carried through until a check names them.
     #[test]
     fn logits_that_are_not_finite_do_not_panic() {
         let routing = Routing::of(&[f32::NAN, 1.0, f32::INFINITY, 0.0], &experts(4, 2, true));

@@ -1,7 +1,7 @@
-//! Reading the whole state of a model that is split over ranks.
+//! Reading the full state of a model that is sharded over ranks.
 //!
-//! [`Model::hand_out`] gives every rank some parameters, whole, so that ranks write a model together. Of an adapter, which is small,
-//! rank 0 asks for one tensor after the other while the others serve, and holds one tensor of theirs at a time.
+//! [`Model::hand_out`] gives each rank some full parameters, so that all ranks write a checkpoint together. An adapter is
+//! small: rank 0 requests one tensor at a time from the other ranks, which serve it, and never holds more than one.
 
 use super::shard::{Split, read_f32s, unequal_shapes, write_f32s};
 use super::weights::Model;
@@ -12,17 +12,17 @@ use std::ops::Range;
 /// A tensor of a run's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateTensor {
-    /// Which of the run's models.
+    /// Index of the model within the run.
     pub model: usize,
-    /// Which parameter.
+    /// Index of the parameter.
     pub param: usize,
-    /// 0 for the weights, then the optimizer's buffers in their order.
+    /// 0: weights; then the optimizer's buffers in their order.
     pub kind: usize,
 }
 
 impl Split {
-    /// The whole of a tensor of that kind of a parameter of `len` weights, of which `own` is this rank's part; `numbers` gives
-    /// the tensor's numbers that belong to a range of weights. Rank 0 calls it while all others [`serve`].
+    /// Gathers a full tensor of a parameter with `len` weights to rank 0; `own` is this rank's part and `numbers` extracts the
+    /// values of a range of weights. Rank 0 calls it while all others [`serve`].
     pub(crate) fn collect(
         &self,
         (param, kind): (usize, usize),
@@ -48,8 +48,7 @@ impl Split {
 }
 
 impl Model {
-    /// Hands each parameter of a model that is split, whole and in f32, to one of the ranks of the first copy, in turn. All
-    /// ranks call it together.
+    /// Gathers each sharded parameter in f32 to one rank of the first copy, round-robin. Collective.
     pub fn hand_out(&self, mut each: impl FnMut(usize, Vec<f32>) -> Result<()>) -> Result<()> {
         let Some(split) = &self.split else {
             return (0..self.params.len()).try_for_each(|i| each(i, self.own_values(i)?));
@@ -84,12 +83,12 @@ impl Model {
 pub fn served<T>(ranks: &Ranks, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let done = work();
     if ranks.has_failed() {
-        return done; // the others have stopped serving
+        return done; // the other ranks have stopped serving
     }
     ranks.broadcast(&[0]).and(done)
 }
 
-/// Sends rank 0 this rank's part of each tensor that it asks for, until it has finished. `own` gives that part.
+/// Sends rank 0 this rank's part of each tensor it requests, until it is done; `own` reads that part.
 pub fn serve(ranks: &Ranks, own: impl Fn(StateTensor) -> Result<Vec<f32>>) -> Result<()> {
     loop {
         let request = ranks.broadcast(&[])?;

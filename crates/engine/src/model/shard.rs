@@ -1,30 +1,30 @@
-//! Weights split over ranks (ZeRO-3): every rank owns a part of each parameter, and gathers a layer when its turn comes.
+//! ZeRO-3: every rank owns a shard of each parameter and gathers a layer's weights when they are needed.
 //!
-//! Parts are cut at multiples of the chunks that a dot product sums, so that norms have the bits of one process; everything
-//! else an update does is done element by element. Which rank has which part of a parameter goes round, so that short
-//! parameters do not all lie on one rank.
+//! Shards are cut at multiples of the chunk that a dot product sums, so that norms have the bits of one process; the rest of an
+//! update is element-wise. The assignment of shards to ranks rotates from parameter to parameter, so that short parameters do
+//! not all end up on one rank.
 
 use super::adapter::BaseHome;
 use super::param::ParamShape;
 use super::weights::{Model, Param};
 use crate::{Error, Result};
 use ferrl_kernels::backend::DOT_CHUNK;
-use ferrl_kernels::comm::{ComingParcels, Inbox, Outbox, ParcelContents, ParcelPiece, Route, part};
+use ferrl_kernels::comm::{Inbox, Outbox, ParcelContents, ParcelPiece, PendingParcels, Route, part};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Ranks, Weight};
 use std::ops::Range;
 
-/// A model's place among the ranks that share its weights.
+/// How a model is sharded over ranks.
 #[derive(Clone)]
 pub struct Split {
     pub(super) ranks: Ranks,
-    /// Ranks that hold one copy of the weights together.
+    /// Ranks that together hold one copy of the weights.
     pub(super) shards: usize,
-    /// Which of a run's models it is.
+    /// Index of the model within the run.
     pub(super) number: usize,
 }
 
 impl Split {
-    /// Over all ranks, in `copies` whole copies.
+    /// Shards over all ranks, in `copies` full replicas.
     pub fn new(ranks: &Ranks, copies: usize, number: usize) -> Result<Self> {
         let size = ranks.size();
         if copies == 0 || !size.is_multiple_of(copies) {
@@ -36,14 +36,14 @@ impl Split {
         Ok(Split { ranks: ranks.clone(), shards: size / copies, number })
     }
 
-    /// The weights of parameter `param`, of `len` in all, that a rank owns.
+    /// The elements of parameter `param`, of length `len`, that a rank owns.
     pub(crate) fn part(&self, param: usize, len: usize, rank: usize) -> Range<usize> {
         let index = (rank % self.shards + param) % self.shards;
         let chunks = part(len.div_ceil(DOT_CHUNK), index, self.shards);
         (chunks.start * DOT_CHUNK).min(len)..(chunks.end * DOT_CHUNK).min(len)
     }
 
-    /// Ranks of a copy; those of the first copy have the lowest numbers.
+    /// Ranks per replica; the first replica has the lowest ranks.
     pub fn shards(&self) -> usize {
         self.shards
     }
@@ -53,13 +53,13 @@ impl Split {
         &self.ranks
     }
 
-    /// The ranks of this one's copy.
+    /// The ranks of this rank's replica.
     fn copy(&self) -> Range<usize> {
         let first = self.ranks.rank() / self.shards * self.shards;
         first..first + self.shards
     }
 
-    /// What each rank of this copy has, with its rank. All ranks of the run call it together.
+    /// All-gather within the replica, tagged with ranks. Collective over all ranks of the run.
     fn gather(&self, own: &[u8]) -> Result<impl Iterator<Item = (usize, Vec<u8>)> + use<>> {
         let copy = self.copy();
         let none: &[u8] = &[];
@@ -69,14 +69,14 @@ impl Split {
         Ok(arrived.into_iter().enumerate().filter(move |(rank, _)| copy.contains(rank)))
     }
 
-    /// What rank `rank` has of a parameter that travels: where its weights begin, and how they are stored.
-    fn piece(&self, part: &Travelling, rank: usize) -> (usize, ParcelPiece) {
+    /// Rank `rank`'s shard of a parameter in transfer: start, and length with wire format.
+    fn piece(&self, part: &ShardTransfer, rank: usize) -> (usize, ParcelPiece) {
         let range = self.part(part.param, part.len, rank);
         (range.start, ParcelPiece { len: range.len(), format: part.format })
     }
 
-    /// What each rank of this copy sends here.
-    fn expected(&self, parts: &[Travelling]) -> Vec<Vec<ParcelPiece>> {
+    /// Pieces that each rank of the replica sends to this one.
+    fn expected(&self, parts: &[ShardTransfer]) -> Vec<Vec<ParcelPiece>> {
         let copy = self.copy();
         let from = |rank: usize| match copy.contains(&rank) {
             true => parts.iter().map(|part| self.piece(part, rank).1).collect(),
@@ -85,8 +85,8 @@ impl Split {
         (0..self.ranks.size()).map(from).collect()
     }
 
-    /// The dot products of several parameters' vectors, by parameter, length and the sums of this rank's chunks; each as the
-    /// list of the chunks' sums.
+    /// Dot products of sharded vectors, given as `(parameter, length, sums of this rank's chunks)`; returns all chunk sums of
+    /// each.
     pub(crate) fn chunk_sums(&self, own: &[(usize, usize, Vec<f64>)]) -> Result<Vec<Vec<f64>>> {
         let bytes: Vec<u8> = own.iter().flat_map(|(_, _, sums)| sums).flat_map(|x| x.to_le_bytes()).collect();
         let mut all: Vec<Vec<f64>> =
@@ -105,37 +105,37 @@ impl Split {
     }
 }
 
-/// What is wrong where ranks do not agree on a model's shape.
+/// The error if ranks disagree on a model's shapes.
 pub(crate) fn unequal_shapes() -> Error {
     Error::rank("another rank's model has another shape").fix("one binary and one recipe on all ranks")
 }
 
-/// A parameter's weights that travel.
-struct Travelling {
-    /// Which parameter.
+/// A parameter whose shards are being exchanged.
+struct ShardTransfer {
+    /// Index of the parameter.
     param: usize,
-    /// Length of the whole.
+    /// Its full length.
     len: usize,
-    /// How numbers travel; bf16 where no more of them is used.
+    /// Wire format; bf16 where all readers round to it.
     format: DType,
 }
 
-/// Weights of some parameters on their way.
-pub(crate) struct Coming {
-    parts: Vec<Travelling>,
-    coming: ComingParcels,
+/// Shards being received by [`Model::begin_gather`].
+pub(crate) struct PendingGather {
+    parts: Vec<ShardTransfer>,
+    coming: PendingParcels,
 }
 
-/// Where the weights of a parameter come from that is made readable.
+/// Source of a parameter's weights.
 enum WeightSource<'a> {
-    /// This rank has all of them.
+    /// This rank holds all of them.
     Own(&'a [f32]),
-    /// Each rank of the copy has sent its part.
-    Arrived(&'a Split, &'a Travelling, &'a mut Inbox),
+    /// The shards received from the ranks of the replica.
+    Arrived(&'a Split, &'a ShardTransfer, &'a mut Inbox),
 }
 
 impl WeightSource<'_> {
-    /// Writes all of them.
+    /// Writes all weights to a device buffer.
     fn write(self, backend: &dyn Backend, to: &mut Buffer) -> Result<()> {
         match self {
             WeightSource::Own(values) => backend.write(to, 0, values),
@@ -146,7 +146,7 @@ impl WeightSource<'_> {
         }
     }
 
-    /// The same to the host.
+    /// Writes all weights to host memory.
     fn read(self, values: &mut [f32]) -> Result<()> {
         match self {
             WeightSource::Own(own) => values.copy_from_slice(own),
@@ -162,63 +162,63 @@ impl WeightSource<'_> {
 }
 
 impl Model {
-    /// Keeps this rank's part of the weights and gives the rest away. They are there again after [`Model::gather_all`].
+    /// Keeps this rank's shards and frees the rest; [`Model::gather_all`] restores the full weights.
     pub fn split(&mut self, split: Split) -> Result<()> {
         assert!(self.split.is_none(), "a model is split once");
         let adapter = self.adapter.as_ref();
         let home = adapter.map_or(BaseHome::Device, |adapter| adapter.options.base);
         for i in 0..self.params.len() {
             match self.is_base(i) {
-                true => self.keep_base_part(i, &split, home)?,
-                false => self.keep_part(i, &split)?,
+                true => self.shard_base(i, &split, home)?,
+                false => self.shard_param(i, &split)?,
             }
         }
         self.split = Some(split);
         Ok(())
     }
 
-    /// Keeps this rank's part of a parameter, which is there whole.
-    pub(super) fn keep_part(&mut self, param: usize, split: &Split) -> Result<()> {
+    /// Shards a full parameter.
+    pub(super) fn shard_param(&mut self, param: usize, split: &Split) -> Result<()> {
         let own = split.part(param, self.params[param].shape.len(), split.ranks.rank());
         let _weights = Purpose::Weights.on(&self.backend);
         let mut values = vec![0.0; own.len()];
         self.backend.read(&self.params[param].master, own.start, &mut values)?;
         let param = &mut self.params[param];
-        param.derived = None; // before the part is allocated: both need not fit at once
+        param.derived = None; // free first: full weight and shard need not fit together
         param.master = self.backend.alloc(DType::F32, own.len())?;
         self.backend.write(&mut param.master, 0, &values)?;
         param.own = own;
         Ok(())
     }
 
-    /// The same of a weight under an adapter, in the home that it has.
-    pub(super) fn keep_base_part(&mut self, param: usize, split: &Split, home: BaseHome) -> Result<()> {
+    /// Shards an adapter's base weight, in its present format and memory.
+    pub(super) fn shard_base(&mut self, param: usize, split: &Split, home: BaseHome) -> Result<()> {
         let own = split.part(param, self.params[param].shape.len(), split.ranks.rank());
         let _weights = Purpose::Weights.on(&self.backend.clone());
         self.split_base(param, own, home)
     }
 
-    /// How its weights are split.
+    /// How its weights are sharded, if they are.
     pub fn split_over(&self) -> Option<&Split> {
         self.split.as_ref()
     }
 
-    /// Gathers all weights that are not gathered yet, so that this rank can compute with them. All ranks call it together.
+    /// Gathers all weights that are not yet gathered. Collective.
     pub fn gather_all(&mut self) -> Result<()> {
         self.gather(0..self.params.len(), self.training)
     }
 
-    /// The same for passes without gradients: what backward alone reads is not made.
+    /// The same for forward only: skips what only backward reads.
     pub fn gather_to_read(&mut self) -> Result<()> {
         self.gather(0..self.params.len(), false)
     }
 
-    /// Gives back what was gathered.
+    /// Frees gathered weights.
     pub fn release_all(&mut self) {
         self.release(0..self.params.len());
     }
 
-    /// Gathers the parameters that are not gathered yet, for forward or for `backward` too. All ranks call it together.
+    /// Gathers those of the parameters that are not yet gathered, for forward or also for `backward`. Collective.
     pub(crate) fn gather(&mut self, params: impl IntoIterator<Item = usize>, backward: bool) -> Result<()> {
         let split = self.split.clone();
         if split.is_none() && self.team.is_none() {
@@ -230,91 +230,91 @@ impl Model {
             let Some(split) = &split else {
                 for &i in few {
                     let own = self.own_values(i)?;
-                    self.make_readable(i, backward, WeightSource::Own(&own))?;
+                    self.materialize(i, backward, WeightSource::Own(&own))?;
                     self.merge_gathered(i)?;
                 }
                 continue;
             };
-            let (parts, outbox) = self.travelling(few, split, true)?;
+            let (parts, outbox) = self.transfers(few, split, true)?;
             let inbox = split.ranks.exchange_parcels(outbox, &split.expected(&parts))?;
             self.arrange(split, &parts, inbox, backward)?;
         }
         Ok(())
     }
 
-    /// Makes what arrived readable.
+    /// Builds the derived weights from received shards.
     fn arrange(
         &mut self,
         split: &Split,
-        parts: &[Travelling],
+        parts: &[ShardTransfer],
         mut inbox: Inbox,
         backward: bool,
     ) -> Result<()> {
         for part in parts {
-            self.make_readable(part.param, backward, WeightSource::Arrived(split, part, &mut inbox))?;
+            self.materialize(part.param, backward, WeightSource::Arrived(split, part, &mut inbox))?;
             self.merge_gathered(part.param)?;
         }
         split.copy().try_for_each(|rank| inbox.end(rank))
     }
 
-    /// Whether weights are gathered for backward as well: also where an adapter is merged into them or a team shares them, since
-    /// these are made once for both.
+    /// Whether weights are gathered for backward right away: also if an adapter is merged into them or a team shares them, since
+    /// these are derived once for both passes.
     fn both_ways(&self, backward: bool) -> bool {
         self.training && (backward || self.adapter.is_some() || self.team.is_some())
     }
 
-    /// Those of the parameters that are not there for forward, or for backward. An adapter's come before its bases, each of which is
-    /// merged when it is there, so that one at a time lies beside what is derived of it.
+    /// Those of the parameters that are not gathered yet. `A` and `B` come before their bases; each base is merged on arrival, so
+    /// that only one base is held beside its merged weight.
     fn missing(&self, params: impl IntoIterator<Item = usize>, backward: bool) -> Vec<usize> {
         let one_way = self.adapter.is_none() && self.team.is_none();
         let forward_only = |w: &Weight| one_way && !self.backend.holds_weight(w, true);
         let lacks = |&i: &usize| {
             let param = &self.params[i];
-            !param.is_readable() || backward && param.derived.as_ref().is_some_and(forward_only)
+            !param.is_materialized() || backward && param.derived.as_ref().is_some_and(forward_only)
         };
         let mut missing: Vec<usize> = params.into_iter().filter(lacks).collect();
         missing.sort_by_key(|&i| (self.is_base(i), i));
         missing
     }
 
-    /// Begins to gather those of the parameters that are not there; they come with [`Model::finish_gather`].
-    pub(crate) fn begin_gather(&self, params: &[usize], backward: bool) -> Result<Option<Coming>> {
+    /// Starts gathering parameters (prefetch); [`Model::finish_gather`] completes it.
+    pub(crate) fn begin_gather(&self, params: &[usize], backward: bool) -> Result<Option<PendingGather>> {
         let Some(split) = &self.split else { return Ok(None) };
         let missing = self.missing(params.iter().copied(), self.both_ways(backward));
         if missing.is_empty() {
             return Ok(None);
         }
         let _weights = Purpose::Weights.on(&self.backend);
-        let (parts, outbox) = self.travelling(&missing, split, true)?;
+        let (parts, outbox) = self.transfers(&missing, split, true)?;
         let coming = split.ranks.begin_parcels(outbox, &split.expected(&parts))?;
-        Ok(Some(Coming { parts, coming }))
+        Ok(Some(PendingGather { parts, coming }))
     }
 
-    /// Makes weights that were on their way readable.
-    pub(crate) fn finish_gather(&mut self, coming: Coming, backward: bool) -> Result<()> {
+    /// Waits for the shards and builds the derived weights.
+    pub(crate) fn finish_gather(&mut self, coming: PendingGather, backward: bool) -> Result<()> {
         let Some(split) = self.split.clone() else { return Ok(()) };
         let backward = self.both_ways(backward);
         let inbox = split.ranks.receive(coming.coming)?;
         self.arrange(&split, &coming.parts, inbox, backward)
     }
 
-    /// Gives parameters back.
+    /// Frees gathered parameters.
     pub(crate) fn release(&mut self, params: impl IntoIterator<Item = usize>) {
         if self.split.is_some() || self.team.is_some() {
             for i in params {
                 let param = &mut self.params[i];
-                (param.whole, param.derived, param.turned) = (None, None, None);
+                (param.whole, param.derived, param.transposed) = (None, None, None);
             }
         }
     }
 
-    /// How parameters travel, and this rank's part of them.
-    fn travelling(
+    /// Wire formats of parameters, and this rank's shards in them.
+    fn transfers(
         &self,
         params: &[usize],
         split: &Split,
         rounded: bool,
-    ) -> Result<(Vec<Travelling>, Outbox)> {
+    ) -> Result<(Vec<ShardTransfer>, Outbox)> {
         let format = |param: usize, shape: &ParamShape| {
             if self.is_base(param) {
                 self.base_format(param)
@@ -326,9 +326,9 @@ impl Model {
         };
         let travels = |&param: &usize| {
             let shape = &self.params[param].shape;
-            Travelling { param, len: shape.len(), format: format(param, shape) }
+            ShardTransfer { param, len: shape.len(), format: format(param, shape) }
         };
-        let parts: Vec<Travelling> = params.iter().map(travels).collect();
+        let parts: Vec<ShardTransfer> = params.iter().map(travels).collect();
         let pieces = parts.iter().map(|part| split.piece(part, split.ranks.rank()).1).collect();
         let slot = ParcelContents { note: Vec::new(), pieces };
         let mut outbox =
@@ -345,9 +345,9 @@ impl Model {
         Ok((parts, outbox))
     }
 
-    /// This rank's part of a parameter as its device rounds what products read; `None` where rounding to the nearest, ties to even,
-    /// is that, or nothing is rounded. A device that holds a weight within its master rounds ties away from zero.
-    fn rounded_part(&self, part: &Travelling) -> Result<Option<Buffer>> {
+    /// This rank's shard as the device rounds GEMM weights; `None` if that is round-to-nearest-even or nothing is rounded. A
+    /// device that stores a weight inside its master rounds ties away from zero.
+    fn rounded_part(&self, part: &ShardTransfer) -> Result<Option<Buffer>> {
         let b = &*self.backend;
         let master = &self.params[part.param].master;
         if part.format != DType::Bf16 || self.is_base(part.param) || !b.rounds_masters() || master.is_empty()
@@ -360,12 +360,12 @@ impl Model {
         Ok(Some(rounded))
     }
 
-    /// Whether something but products reads the parameter.
+    /// Whether anything but a GEMM reads the parameter.
     fn reads_f32(&self, shape: &ParamShape) -> bool {
         !self.config.is_multiplied(shape.id) || shape.id.slot.is_table() || shape.id.slot.is_f32()
     }
 
-    /// This rank's part of a parameter.
+    /// This rank's shard of a parameter.
     pub fn own_values(&self, param: usize) -> Result<Vec<f32>> {
         if self.is_nf4(param) {
             return self.read_f32s(&self.base_f32(param)?);
@@ -373,17 +373,17 @@ impl Model {
         self.read_f32s(&self.params[param].master)
     }
 
-    /// All weights of a parameter. All ranks call it together where they are split.
+    /// All weights of a parameter. Collective if they are sharded.
     pub(crate) fn read_together(&self, param: usize) -> Result<Vec<f32>> {
         let Some(split) = &self.split else { return self.own_values(param) };
-        let (parts, outbox) = self.travelling(&[param], split, false)?;
+        let (parts, outbox) = self.transfers(&[param], split, false)?;
         let mut inbox = split.ranks.exchange_parcels(outbox, &split.expected(&parts))?;
         let mut whole = vec![0.0; self.params[param].shape.len()];
         WeightSource::Arrived(split, &parts[0], &mut inbox).read(&mut whole)?;
         Ok(whole)
     }
 
-    /// Dot products of vectors over parameters, of which each rank has its parts. All ranks call it together.
+    /// Dot products of sharded vectors over parameters. Collective.
     pub(crate) fn dots(&self, vectors: &[(usize, &Buffer, &Buffer)]) -> Result<Vec<f64>> {
         let b = &*self.backend;
         let Some(split) = &self.split else {
@@ -396,39 +396,39 @@ impl Model {
         sums.iter().map(|sums| b.add_chunks(sums)).collect()
     }
 
-    /// The forms that products and other operations read.
-    fn make_readable(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
+    /// Builds a parameter's derived weights, merging an adapter.
+    fn materialize(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
         let shape = self.params[param].shape;
         if self.is_base(param) {
             let _weights = Purpose::Weights.on(&self.backend);
             let mut whole = self.f32s(shape.len())?;
             weights.write(&*self.backend, &mut whole)?;
-            self.params[param].whole = Some(whole); // until it is merged
+            self.params[param].whole = Some(whole); // freed by the merge
             return Ok(());
         }
         if self.team.is_some() {
             let mut values = vec![0.0; shape.len()];
             weights.read(&mut values)?;
-            if self.make_own_readable(param, &values)? {
+            if self.materialize_own(param, &values)? {
                 return Ok(());
             }
-            return self.make_forms(param, backward, WeightSource::Own(&values));
+            return self.materialize_full(param, backward, WeightSource::Own(&values));
         }
-        self.make_forms(param, backward, weights)
+        self.materialize_full(param, backward, weights)
     }
 
-    fn make_forms(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
+    fn materialize_full(&mut self, param: usize, backward: bool, weights: WeightSource<'_>) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
-        self.release([param]); // what was there for forward alone
-        let (mut derived, mut whole) = self.forms(&shape, backward)?;
+        self.release([param]); // frees what was gathered for forward only
+        let (mut derived, mut whole) = self.alloc_weights(&shape, backward)?;
         weights.write(&*self.backend, &mut whole)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&whole, weight)?;
         }
         let shared = derived.is_some() && !self.reads_f32(&shape);
         self.params[param].derived = derived;
-        // Where the device holds master and weight in one memory, it is freed with the weight.
+        // Where the device stores the weight inside the master, it is freed with the weight.
         self.params[param].whole = (!shared).then_some(whole);
         Ok(())
     }
@@ -448,10 +448,10 @@ impl Model {
     }
 }
 
-/// Weights that travel at once.
+/// Weights per gather message.
 const BUCKET: usize = 4 << 20;
 
-/// Parts of a list whose lengths add up to a bucket or little more.
+/// Splits a list into consecutive runs whose lengths add up to a bucket or slightly more.
 pub(crate) fn buckets(list: &[usize], len: impl Fn(usize) -> usize) -> Vec<&[usize]> {
     let (mut all, mut start, mut weights) = (Vec::new(), 0, 0);
     for (at, &i) in list.iter().enumerate() {
@@ -465,18 +465,18 @@ pub(crate) fn buckets(list: &[usize], len: impl Fn(usize) -> usize) -> Vec<&[usi
 }
 
 impl Param {
-    /// Whether a sharded parameter is gathered: all its weights are on this rank.
-    pub(crate) fn is_readable(&self) -> bool {
+    /// Whether a sharded parameter is gathered.
+    pub(crate) fn is_materialized(&self) -> bool {
         self.whole.is_some() || self.derived.is_some()
     }
 }
 
-/// Numbers as bytes that travel.
+/// Serialises values.
 pub(crate) fn write_f32s(values: &[f32], bytes: &mut [u8]) {
     bytes.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(b, x)| *b = x.to_le_bytes());
 }
 
-/// The way back.
+/// The inverse.
 pub(crate) fn read_f32s(bytes: &[u8], values: &mut [f32]) {
     values.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(x, b)| *x = f32::from_le_bytes(*b));
 }

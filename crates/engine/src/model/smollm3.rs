@@ -1,4 +1,4 @@
-//! SmolLM 3: Llama whose every fourth layer has no rotation (NoPE).
+//! SmolLM 3: Llama with no RoPE (NoPE) in every fourth layer.
 
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ pub(super) const FAMILY: Family = Family {
         c.layer_ropes = layer_ropes(f, c.layers)?;
         let slides = f.flag("use_sliding_window", false)?;
         let window = f.opt_size("sliding_window")?.filter(|_| slides);
-        // Without layer_types, a layer slides where it has no rotation.
+        // Without layer_types, the NoPE layers are the windowed ones.
         c.windows = typed_windows(f, c.layers, window, |l| c.layer_ropes[l] == LayerRope::None)?;
         Ok(c)
     },
@@ -46,7 +46,7 @@ pub(super) const FAMILY: Family = Family {
     ..Family::LLAMA
 };
 
-/// `no_rope_layers` holds 1 for a layer that rotates; where it is missing, every `no_rope_layer_interval`-th does not.
+/// `no_rope_layers` holds 1 for a layer with RoPE; without it, every `no_rope_layer_interval`-th layer has none.
 fn layer_ropes(f: &Fields, layers: usize) -> Result<Vec<LayerRope>> {
     let of = |rotates: bool| if rotates { LayerRope::Global } else { LayerRope::None };
     let Some(list) = f.get("no_rope_layers") else {

@@ -1,14 +1,12 @@
-//! Tensor parallelism: the ranks of a team compute every layer together.
+//! Tensor parallelism: the ranks of a team compute each layer together.
 //!
-//! Each member has some output features of every matrix: heads of queries, keys and values, features of the feed-forward
-//! network, columns of the residual stream. Activations are gathered between the products, so that no sum is cut: forward
-//! gives the bits of one rank. So does backward. The gradient of a product's input is a sum over all output features; each
-//! member computes some columns of it from the gathered gradient of the output, with those columns of the weight, which it has
+//! Each member has some output features of every matrix: heads of q, k and v, features of the feed-forward network, columns of
+//! the residual stream. Activations are all-gathered between GEMMs, so that no dot product is split: forward has the bits of
+//! one rank. So has backward: the gradient of a GEMM's input sums over all output features; each member computes some of its
+//! columns from the all-gathered output gradient, with those columns of the weight, which it stores besides its rows.
 //! beside its rows.
-//!
-//! Norms and value heads are computed by every member; embedding and language-model head are shared by tokens of the vocabulary
-//! (`vocab.rs`). What a member computes with is derived from the masters, which lie
-//! over the ranks as they do without a team (`shard.rs`).
+//! Every member computes norms and value heads; embedding and language-model head are vocabulary-parallel (`vocab.rs`). A
+//! member's weights are derived from the masters, which are sharded as without a team (`shard.rs`).
 
 use super::config::ModelConfig;
 use super::exchange::Members;
@@ -20,22 +18,22 @@ use ferrl_kernels::comm::{Block, part};
 use ferrl_kernels::{Buffer, DType, Purpose, Ranks, Weight};
 use std::ops::Range;
 
-/// Ranks that compute with a model together: `tp` of them share the features of every layer, and `sp` such groups the tokens
-/// of every micro-batch. All exchanges of a team go through all of its ranks in step, so that an error of one reaches the others
-/// wherever they are.
+/// Ranks that compute with a model together: groups of `tp` share the features of every layer (tensor parallelism), and `sp`
+/// such groups share the tokens of every micro-batch (context parallelism). Every exchange involves all ranks of the team in
+/// step, so that an error on one reaches the others wherever they are.
 #[derive(Clone)]
 pub struct Team {
     ranks: Ranks,
     tp: usize,
     sp: usize,
-    /// Whether gradients are computed as well.
+    /// Whether gradients are computed.
     backward: bool,
 }
 
-/// Features in a row, of which there may be several.
+/// Ranges of features, concatenated.
 pub(crate) type Ranges = Vec<Range<usize>>;
 
-/// All of so many features.
+/// All of `count` features.
 fn whole(count: usize) -> Ranges {
     std::iter::once(0..count).collect()
 }
@@ -45,7 +43,7 @@ pub(super) fn width(ranges: &[Range<usize>]) -> usize {
 }
 
 impl Team {
-    /// The team that this rank belongs to among all of them; `backward` where it computes gradients too. `None` for a rank alone.
+    /// This rank's team among all ranks; `backward` if it computes gradients. `None` for a team of one.
     pub fn new(all: &Ranks, tp: usize, sp: usize, backward: bool) -> Option<Self> {
         (tp * sp > 1).then(|| Team { ranks: all.team(tp * sp), tp, sp, backward })
     }
@@ -55,12 +53,12 @@ impl Team {
         &self.ranks
     }
 
-    /// Ranks that share features, and ranks that share tokens.
+    /// `(tp, sp)`.
     pub(super) fn sizes(&self) -> (usize, usize) {
         (self.tp, self.sp)
     }
 
-    /// This rank's place among those that share features with it, and among those that share tokens.
+    /// This rank's index in its feature group and in its token group.
     fn place(&self) -> (usize, usize) {
         (self.ranks.rank() % self.tp, self.ranks.rank() / self.tp)
     }
@@ -85,7 +83,7 @@ impl Team {
 }
 
 impl ModelConfig {
-    /// Refuses ranks that cannot share the features of this model's layers: each has whole heads.
+    /// Refuses a `tp` that does not give every member whole heads.
     pub fn check_team(&self, tp: usize) -> Result<()> {
         if self.shares_heads(tp, 1) {
             return Ok(());
@@ -100,20 +98,19 @@ impl ModelConfig {
         .fix(format!("one of {}", fits.join(", "))))
     }
 
-    /// Whether `tp` ranks that share features, and `sp` groups of them that share tokens, share the heads of attention; else each
-    /// group computes some query rows of all of its heads.
+    /// Whether attention is shared by heads; otherwise each token group computes some query rows of all of its heads.
     pub fn shares_heads(&self, tp: usize, sp: usize) -> bool {
         self.kv_heads.is_multiple_of(tp * sp) && self.heads.is_multiple_of(tp * sp)
     }
 
-    /// Output features of a linear layer that a member of `size` computes; `None` where each computes all of them.
+    /// Output features of a linear layer that a member of `size` computes; `None` if every member computes all.
     fn outputs(&self, slot: Slot, (member, size): (usize, usize)) -> Option<Ranges> {
         let ffn = part(self.ffn, member, size);
         let shifted = |r: &Range<usize>, by: usize| r.start + by..r.end + by;
         match slot {
             Slot::Qkv => {
                 let (query, key) = (self.attention_width(), self.kv_heads * self.head_dim);
-                // Whole heads, where there are enough of them.
+                // Whole heads, if there are enough of them.
                 let (own, kv) = (part(query, member, size), part(key, member, size));
                 Some(vec![own, shifted(&kv, query), shifted(&kv, query + key)])
             }
@@ -134,12 +131,12 @@ impl ModelConfig {
     }
 }
 
-/// Which columns of an activation each member has.
+/// How the columns of an activation are sharded.
 #[derive(Clone, Copy)]
 pub(super) enum Columns {
-    /// The output of a linear layer.
+    /// As the output of a linear layer.
     Output(Slot),
-    /// The gradient of its input, or the input itself.
+    /// As the input of a linear layer, or its gradient.
     Input(Slot),
 }
 
@@ -153,15 +150,15 @@ impl Columns {
 }
 
 impl Model {
-    /// The ranks that compute with this one.
+    /// The team this rank computes with, if any.
     pub fn team(&self) -> Option<&Team> {
         self.team.as_ref()
     }
 
-    /// Computes with these ranks from now on, once all of them have called [`Model::gather_all`]; alone with `None`. All of them call it
-    /// together: between cards they connect here.
+    /// Sets the team to compute with (`None`: alone), from the next [`Model::gather_all`] of all members on. Collective: connects
+    /// the ranks' devices.
     pub fn set_team(&mut self, team: Option<Team>) -> Result<()> {
-        if forms(&team) == forms(&self.team) {
+        if derivation_key(&team) == derivation_key(&self.team) {
             return Ok(());
         }
         if let Some(team) = &team {
@@ -169,26 +166,26 @@ impl Model {
             team.ranks.in_step(|| team.ranks.connect(&self.backend))?;
         }
         if self.split.is_some() || self.team.is_some() || team.is_some() {
-            self.forget_forms();
+            self.drop_derived();
         }
         self.team = team;
         if self.team.is_none() && self.split.is_none() {
             for i in 0..self.params.len() {
-                self.rederive(i)?;
+                self.restore_derived(i)?;
             }
             self.merge()?;
         }
         Ok(())
     }
 
-    fn forget_forms(&mut self) {
-        // What one rank computes with lies within the masters there, and is the same again afterwards.
+    fn drop_derived(&mut self) {
+        // A single rank's weights are stored inside the masters there, and remain valid for when it computes alone again.
         let within = self.split.is_none() && self.team.is_none() && self.holds_weights_in_masters();
         for param in &mut self.params {
             if within {
-                param.aside = param.derived.take();
+                param.single_rank = param.derived.take();
             }
-            (param.whole, param.derived, param.turned) = (None, None, None);
+            (param.whole, param.derived, param.transposed) = (None, None, None);
         }
     }
 
@@ -196,11 +193,11 @@ impl Model {
         self.dtype == DType::Bf16 && self.backend.rounds_masters()
     }
 
-    /// The form that products read of a parameter that this rank has all of, where it was given back.
-    fn rederive(&mut self, i: usize) -> Result<()> {
+    /// Rebuilds the GEMM weight of a full parameter after it was dropped.
+    fn restore_derived(&mut self, i: usize) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend);
-        if let Some(aside) = self.params[i].aside.take() {
-            self.params[i].derived = Some(aside);
+        if let Some(single_rank) = self.params[i].single_rank.take() {
+            self.params[i].derived = Some(single_rank);
             return Ok(());
         }
         let Param { shape, derived, .. } = &self.params[i];
@@ -215,12 +212,12 @@ impl Model {
         Ok(())
     }
 
-    /// This rank's place among those that share features with it, and their number.
+    /// `(index, size)` of this rank in the group that shares features; `None` without tensor parallelism.
     fn place_in_layer(&self) -> Option<(usize, usize)> {
         self.team.as_ref().filter(|team| team.tp > 1).map(|team| (team.place().0, team.tp))
     }
 
-    /// This rank's place among those that share tokens with it, and their number.
+    /// `(index, size)` of this rank in the group that shares tokens; `None` without context parallelism.
     pub(super) fn place_in_context(&self) -> Option<(usize, usize)> {
         self.team.as_ref().filter(|team| team.sp > 1).map(|team| (team.place().1, team.sp))
     }
@@ -231,7 +228,7 @@ impl Model {
         Heads { heads: heads.heads / size, kv_heads: heads.kv_heads / size, ..heads }
     }
 
-    /// Columns of an activation that this rank has, of `all`.
+    /// Number of columns, of `all`, that this rank has.
     pub(super) fn own_width(&self, columns: Columns, all: usize) -> usize {
         self.place_in_layer().map_or(all, |at| width(&self.columns(columns, at)))
     }
@@ -245,14 +242,14 @@ impl Model {
         columns.of(&self.config, at)
     }
 
-    /// Of the columns that this rank's group has, those that each of the ranks has that share tokens with it.
+    /// How the ranks that share tokens divide the columns of this rank's feature group.
     pub(super) fn context_columns(&self, columns: Columns) -> Vec<Ranges> {
         let own = self.own_config(self.place_in_layer().unwrap_or((0, 1)));
         let sp = self.team.as_ref().map_or(1, |team| team.sp);
         (0..sp).map(|member| columns.of(&own, (member, sp))).collect()
     }
 
-    /// The model as the ranks see it that share no features.
+    /// The configuration of a tensor-parallel member's part of the model.
     fn own_config(&self, (member, size): (usize, usize)) -> ModelConfig {
         let c = &self.config;
         let of = |n: usize| part(n, member, size).len();
@@ -265,41 +262,41 @@ impl Model {
         }
     }
 
-    /// Whether the members of this rank's team share the features of the layer.
+    /// Whether the parameter's layer is tensor-parallel.
     pub(super) fn is_shared(&self, param: usize) -> bool {
         let id = self.params[param].shape.id;
         let kind = matches!(id.kind, ParamKind::Weight | ParamKind::Bias);
         self.place_in_layer().is_some() && kind && self.config.outputs(id.slot, (0, 1)).is_some()
     }
 
-    /// Whether each member computes the gradient of some output features alone.
-    pub(crate) fn is_cut(&self, param: usize) -> bool {
+    /// Whether each member computes the gradient of some output features only.
+    pub(crate) fn splits_gradient(&self, param: usize) -> bool {
         let ParamId { slot, kind, .. } = self.params[param].shape.id;
         let features = slot.is_vocabulary() || self.config.outputs(slot, (0, 1)).is_some();
-        // Every member computes the few numbers of an adapter.
+        // Adapters are small: every member computes their gradients in full.
         self.team.is_some() && features && matches!(kind, ParamKind::Weight | ParamKind::Bias)
     }
 
-    /// All columns of an activation, of which each member has some, into `to`. All members call it together.
-    pub(super) fn all_columns(&self, columns: Columns, own: &Buffer, to: &mut Buffer) -> Result<()> {
+    /// All-gather of an activation's columns into `to`. Collective.
+    pub(super) fn all_gather_columns(&self, columns: Columns, own: &Buffer, to: &mut Buffer) -> Result<()> {
         let Some((member, size)) = self.place_in_layer() else {
             return self.backend.copy(own, 0, to, 0, own.len());
         };
         let among = self.team.as_ref().expect("asked above").sharing_features();
         let cuts: Vec<Ranges> = (0..size).map(|m| self.columns(columns, (m, size))).collect();
         let rows = own.len() / width(&cuts[member]).max(1);
-        self.join_columns(&among, &among.ranks, (&cuts, rows), own, Some(to))
+        self.exchange_columns(&among, &among.ranks, (&cuts, rows), own, Some(to))
     }
 
-    /// The same into a new buffer, of `all` columns.
-    pub(super) fn with_all_columns(&self, columns: Columns, own: &Buffer, all: usize) -> Result<Buffer> {
+    /// The same into a new buffer with `all` columns.
+    pub(super) fn all_gathered_columns(&self, columns: Columns, own: &Buffer, all: usize) -> Result<Buffer> {
         let rows = own.len() / self.own_width(columns, all).max(1);
         let mut to = self.backend.alloc(own.dtype(), rows * all)?;
-        self.all_columns(columns, own, &mut to)?;
+        self.all_gather_columns(columns, own, &mut to)?;
         Ok(to)
     }
 
-    /// This rank's columns of an activation that has all of them.
+    /// This rank's columns of a full activation.
     pub(super) fn own_columns(&self, columns: Columns, of: &Buffer, all: usize) -> Result<Buffer> {
         let cut = self.place_in_layer().map(|at| self.columns(columns, at)).unwrap_or_else(|| whole(all));
         let own = Block { rows: 0..of.len() / all, width: all, columns: cut };
@@ -308,12 +305,12 @@ impl Model {
         Ok(to)
     }
 
-    /// The weights, in a row, whose gradient a member of this rank's team computes, in the order in which it holds them. What
-    /// every member computes is divided among them.
-    pub(crate) fn computed(&self, param: usize, member: usize) -> Ranges {
+    /// Flat ranges of the weights whose gradient a member computes, in its storage order. A gradient that every member computes
+    /// is divided evenly among them.
+    pub(crate) fn gradient_ranges(&self, param: usize, member: usize) -> Ranges {
         let shape = &self.params[param].shape;
         let Some(Team { tp, sp, .. }) = self.team else { return whole(shape.len()) };
-        if !self.is_cut(param) {
+        if !self.splits_gradient(param) {
             return vec![part(shape.len(), member, tp * sp)];
         }
         if shape.id.slot.is_vocabulary() {
@@ -333,18 +330,20 @@ impl Model {
         moved.collect()
     }
 
-    /// Length of the gradient that this rank computes of a parameter; where members share that work, of its share.
-    pub(crate) fn computed_len(&self, param: usize) -> usize {
+    /// Length of the gradient that this rank computes for a parameter.
+    pub(crate) fn gradient_len(&self, param: usize) -> usize {
         match &self.team {
-            Some(team) if self.is_cut(param) => width(&self.computed(param, team.ranks.rank())),
+            Some(team) if self.splits_gradient(param) => {
+                width(&self.gradient_ranges(param, team.ranks.rank()))
+            }
             _ => self.params[param].shape.len(),
         }
     }
 
-    /// The forms that this member computes with, from all weights of a parameter; `false` where it computes with all of them.
-    pub(super) fn make_own_readable(&mut self, param: usize, values: &[f32]) -> Result<bool> {
-        if self.is_cut(param) && self.params[param].shape.id.slot.is_vocabulary() {
-            return self.make_vocabulary_readable(param, values).map(|()| true);
+    /// Derives this member's GEMM weights from all weights of a parameter; `false` if it computes with all of them.
+    pub(super) fn materialize_own(&mut self, param: usize, values: &[f32]) -> Result<bool> {
+        if self.splits_gradient(param) && self.params[param].shape.id.slot.is_vocabulary() {
+            return self.materialize_vocabulary(param, values).map(|()| true);
         }
         let (Some(at), true) = (self.place_in_layer(), self.is_shared(param)) else { return Ok(false) };
         let _weights = Purpose::Weights.on(&self.backend);
@@ -358,13 +357,13 @@ impl Model {
         let columns = self.config.inputs(shape.id.slot, at);
         let mut derived = self.packed_weight(param, [width(&rows), shape.cols], &own)?;
         derived.whole = shape.rows;
-        let turned = self.turned_columns(param, columns, values)?;
-        (self.params[param].derived, self.params[param].turned) = (Some(derived), turned);
+        let transposed = self.transposed_columns(param, columns, values)?;
+        (self.params[param].derived, self.params[param].transposed) = (Some(derived), transposed);
         Ok(true)
     }
 
-    /// Rows of the transposed weight, where gradients are computed: what `dy W` multiplies with for some columns of its result.
-    pub(super) fn turned_columns(
+    /// The transpose of some columns of a weight, if gradients are computed: computes those columns of `dx = dy W`.
+    pub(super) fn transposed_columns(
         &self,
         param: usize,
         columns: Range<usize>,
@@ -376,15 +375,15 @@ impl Model {
             return Ok(None);
         }
         let width = columns.len();
-        let turned: Vec<f32> =
+        let transposed: Vec<f32> =
             columns.flat_map(|c| values[c..].iter().step_by(shape.cols)).copied().collect();
-        self.packed_weight(param, [width, shape.rows], &turned).map(Some)
+        self.packed_weight(param, [width, shape.rows], &transposed).map(Some)
     }
 
-    /// Some weights of a parameter in the form that products read, rounded as one rank rounds them.
+    /// A GEMM weight with these values, rounded as on one rank.
     pub(super) fn packed_weight(&self, param: usize, [n, k]: [usize; 2], values: &[f32]) -> Result<Weight> {
         let mut weight = self.backend.weight(n, k, self.dtype, false)?;
-        // Where a device holds weights within their masters, it rounds them in its own way; those under an adapter have none there.
+        // A device that stores weights inside their masters has its own rounding; weights under an adapter have no master there.
         let within = if self.is_base(param) { None } else { self.backend.rounded_master(&weight)? };
         match within {
             Some(mut rounded) => self.backend.write(&mut rounded, 0, values)?,
@@ -393,14 +392,14 @@ impl Model {
         Ok(weight)
     }
 
-    /// Some rows of a shared layer's transposed weight.
-    pub(super) fn turned(&self, param: usize) -> &Weight {
-        self.params[param].turned.as_ref().expect("a shared layer of a model that is trained")
+    /// This rank's part of a shared layer's transposed weight.
+    pub(super) fn transposed(&self, param: usize) -> &Weight {
+        self.params[param].transposed.as_ref().expect("a shared layer of a model that is trained")
     }
 }
 
-/// What the forms that a rank computes with depend on.
-fn forms(team: &Option<Team>) -> Option<(usize, usize, usize, bool)> {
+/// What a rank's derived weights depend on.
+fn derivation_key(team: &Option<Team>) -> Option<(usize, usize, usize, bool)> {
     team.as_ref().map(|t| (t.ranks.rank(), t.tp, t.sp, t.backward))
 }
 

@@ -1,15 +1,15 @@
-//! Vocabulary parallelism: the ranks of a team share the embedding and the language-model head by tokens of the vocabulary,
-//! whatever else they share.
+//! Vocabulary parallelism: all ranks of a team, whatever else they share, split embedding and language-model head by
+//! vocabulary rows.
 //!
-//! Each has the rows of some tokens, cut at the tiles that the head folds. Forward, a member computes its tiles, and the three
-//! numbers of each tile are exchanged and folded in tile order. The gradient of the hidden states is a sum over the vocabulary:
-//! each member computes some of its columns from the gathered gradient of the logits, with those columns of the head. So every
-//! number has the bits of one rank. Embeddings are rows that their owners send.
+//! Shards are whole tiles of the head. Forward, a member computes its tiles; the three statistics of each tile are exchanged and
+//! combined in tile order. The gradient of the hidden states sums over the vocabulary: each member computes some of its columns
+//! from the all-gathered gradient of the logits, with those columns of the head. So every result has the bits of one rank.
+//! Embedding rows are sent by their owners.
 
 use super::config::ModelConfig;
 use super::context::other_batch;
 use super::decoder::Tokens;
-use super::exchange::{Parcels, stretch};
+use super::exchange::{Parcels, contiguous};
 use super::gradient::{Gradient, Grads, added_to};
 use super::heads::{RowStats, Scored};
 use super::shard::{read_f32s, write_f32s};
@@ -23,16 +23,16 @@ use ferrl_kernels::comm::{ParcelPiece, part};
 use ferrl_kernels::{Buffer, DType, Purpose};
 use std::ops::Range;
 
-/// What the head says about rows over the whole vocabulary.
+/// Statistics of the head's rows over the whole vocabulary.
 pub(crate) struct Folded {
     pub lse: Buffer,
     pub entropy: Buffer,
-    /// Scaled logits of the tokens that were asked for.
+    /// Scaled logits of the requested tokens.
     pub found: Vec<f32>,
 }
 
 impl ModelConfig {
-    /// Tokens whose rows of embedding and head a member of a team has: whole tiles, so that some may have none.
+    /// The vocabulary rows of a member: whole tiles; may be empty.
     fn vocab_of(&self, (member, size): (usize, usize), tile: usize) -> Range<usize> {
         let tiles = part(self.vocab.div_ceil(tile), member, size);
         tiles.start * tile..(tiles.end * tile).min(self.vocab)
@@ -40,7 +40,7 @@ impl ModelConfig {
 }
 
 impl Team {
-    /// This rank's number among all of them, and theirs.
+    /// This rank's index in the whole team, and the team's size.
     pub(crate) fn member(&self) -> (usize, usize) {
         (self.ranks().rank(), self.ranks().size())
     }
@@ -52,7 +52,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// The first `count` numbers, removed from the front.
+/// Removes the first `count` numbers.
 fn take(bytes: &mut &[u8], count: usize) -> Result<Vec<f32>> {
     let (here, after) = bytes.split_at_checked(4 * count).ok_or_else(other_batch)?;
     let mut values = vec![0.0; count];
@@ -62,18 +62,18 @@ fn take(bytes: &mut &[u8], count: usize) -> Result<Vec<f32>> {
 }
 
 impl Model {
-    /// Tokens whose rows of embedding and head a member of a team has, by the tiles of the device.
+    /// The vocabulary rows of a team's member, in the device's tiles.
     pub(crate) fn vocab_of(&self, at: (usize, usize)) -> Range<usize> {
         self.config.vocab_of(at, self.backend.vocab_tile())
     }
 
-    /// The same in tiles.
+    /// Their number of tiles.
     fn vocab_tiles_of(&self, at: (usize, usize)) -> usize {
         self.vocab_of(at).len().div_ceil(self.backend.vocab_tile())
     }
 
-    /// The forms that this rank reads of embedding or head: its tokens' rows, and its columns of the head.
-    pub(super) fn make_vocabulary_readable(&mut self, param: usize, values: &[f32]) -> Result<()> {
+    /// Derives this rank's rows of embedding or head, and its columns of the head.
+    pub(super) fn materialize_vocabulary(&mut self, param: usize, values: &[f32]) -> Result<()> {
         let Some(at) = self.team().map(Team::member) else { return Ok(()) };
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
@@ -90,16 +90,17 @@ impl Model {
             derived.whole = shape.rows;
             self.params[param].derived = Some(derived);
         }
-        let mut turned = self.turned_columns(param, part(self.config.hidden, at.0, at.1), values)?;
-        turned.iter_mut().for_each(|turned| turned.whole = shape.cols);
-        self.params[param].turned = turned;
+        let mut transposed = self.transposed_columns(param, part(self.config.hidden, at.0, at.1), values)?;
+        transposed.iter_mut().for_each(|transposed| transposed.whole = shape.cols);
+        self.params[param].transposed = transposed;
         Ok(())
     }
 
-    /// Embeddings of this rank's tokens, from the members that have them.
+    /// Embeddings of this rank's tokens, sent by the members that own the rows.
     pub(super) fn embed_together(&self, team: &Team, all: &Tokens, x: &mut Buffer) -> Result<()> {
         let (b, (member, size), (tp, sp)) = (&*self.backend, team.member(), team.sizes());
-        let (ids, _) = all.list.as_ref().ok_or_else(|| Error::usage("tokens of another layout"))?;
+        let (ids, _) =
+            all.list.as_ref().ok_or_else(|| Error::usage("these tokens were uploaded without a team"))?;
         let wanted = |place: usize| &ids[part(ids.len(), place, sp)];
         let (own, hidden) = (self.vocab_of((member, size)), self.config.hidden);
         let mut rows_for = Vec::with_capacity(sp);
@@ -116,10 +117,10 @@ impl Model {
         let among = team.everyone();
         let parcel = |to: usize| {
             let rows = &rows_for[to / tp];
-            vec![(rows, stretch(rows.len()))]
+            vec![(rows, contiguous(rows.len()))]
         };
         let parcels = Parcels::Each((0..size).map(parcel).collect());
-        // Rows come in the order of their members, and of their tokens for each.
+        // Rows arrive by member, then by token.
         let from = |id: u32| (0..size).position(|m| self.vocab_of((m, size)).contains(&(id as usize)));
         let owners: Vec<usize> = wanted(member / tp).iter().map(|&id| from(id).unwrap_or_default()).collect();
         let count = |from: usize| owners.iter().filter(|owner| **owner == from).count();
@@ -131,7 +132,7 @@ impl Model {
         }
         let expected = |from: usize| vec![ParcelPiece::f32s(count(from) * hidden)];
         let mut inbox = self.exchange(&among, &[], parcels, expected)?;
-        let arrived = self.joined_pieces(&mut inbox, &among, DType::F32, |from| count(from) * hidden)?;
+        let arrived = self.concat_pieces(&mut inbox, &among, DType::F32, |from| count(from) * hidden)?;
         among.ranks.iter().try_for_each(|&from| inbox.end(from))?;
         if !places.is_empty() {
             b.gather_rows(&arrived, &b.indices(&places)?, hidden, x)?;
@@ -139,11 +140,12 @@ impl Model {
         Ok(())
     }
 
-    /// Adds the gradient of the rows of this rank's tokens; `dx` is that of all embeddings of the micro-batch.
+    /// Adds the gradient of this rank's vocabulary rows; `dx` is the gradient of all embeddings of the micro-batch.
     pub(super) fn embed_backward_together(&self, t: &Tokens, dx: &Buffer, grads: Grads<'_>) -> Result<()> {
         let (b, hidden) = (&*self.backend, self.config.hidden);
         let Some((team, sum)) = self.team().zip(grads[self.layout.embed].as_mut()) else { return Ok(()) };
-        let (ids, _) = t.list.as_ref().ok_or_else(|| Error::usage("tokens of another layout"))?;
+        let (ids, _) =
+            t.list.as_ref().ok_or_else(|| Error::usage("these tokens were uploaded without a team"))?;
         let own = self.vocab_of(team.member());
         let rows: Vec<u32> =
             (0..ids.len() as u32).filter(|&row| own.contains(&(ids[row as usize] as usize))).collect();
@@ -152,12 +154,12 @@ impl Model {
             return Ok(());
         }
         let tokens: Vec<u32> = rows.iter().map(|&row| ids[row as usize] - own.start as u32).collect();
-        let mut picked = b.alloc(dx.dtype(), rows.len() * hidden)?;
-        b.gather_rows(dx, &b.indices(&rows)?, hidden, &mut picked)?;
-        b.embed_backward(&b.indices(&tokens)?, &picked, self.config.embedding_scale, sum)
+        let mut pick_rows = b.alloc(dx.dtype(), rows.len() * hidden)?;
+        b.gather_rows(dx, &b.indices(&rows)?, hidden, &mut pick_rows)?;
+        b.embed_backward(&b.indices(&tokens)?, &pick_rows, self.config.embedding_scale, sum)
     }
 
-    /// The rows of this model's head for some tokens; `None` where there are none.
+    /// The head's rows for a range of tokens; `None` for an empty range.
     fn head_part(&self, tokens: &Range<usize>) -> Result<Option<VocabPart<'_>>> {
         if tokens.is_empty() {
             return Ok(None);
@@ -166,9 +168,8 @@ impl Model {
         Ok(Some(VocabPart { w: self.lm_head()?, first, from: tokens.start, to: tokens.end }))
     }
 
-    /// Statistics of rows of this model's hidden states over the whole vocabulary, of which each member computes its tiles, and
-    /// the scaled logits of tokens, as many for each row. `logits` takes those of this rank's tokens. All members call it
-    /// together.
+    /// Statistics of rows over the whole vocabulary, each member computing its tiles, and the scaled logits of the requested
+    /// tokens (equally many per row). `logits` receives the logits of this rank's tokens. Collective.
     pub(crate) fn fold_together(
         &self,
         team: &Team,
@@ -191,7 +192,7 @@ impl Model {
                 TileStats { tiles: &mut tiles, found: Some((&wanted, &mut found)), logits },
             )?;
         }
-        // A member folds some of the rows.
+        // Each member combines the tiles of some rows.
         let cut = |m: usize| {
             let before: usize = (0..m).map(tiles_of).sum();
             let numbers = 3 * before..3 * (before + tiles_of(m));
@@ -199,11 +200,11 @@ impl Model {
         };
         let (cuts, rows_of): (Vec<Ranges>, _) =
             ((0..size).map(cut).collect(), |m: usize| part(rows, m, size));
-        let all = self.rows_of_columns(&team.everyone(), (&cuts, rows), &tiles)?;
+        let all = self.exchange_columns_for_rows(&team.everyone(), (&cuts, rows), &tiles)?;
         let own = rows_of(member).len();
         let (mut lse, mut entropy) = (self.f32s(own)?, self.f32s(own)?);
         b.fold_tiles(&all, &mut lse, &mut entropy)?;
-        // The host needs these few: they are messages.
+        // The host needs these few numbers: sent as messages.
         let mut numbers = [self.read_f32s(&lse)?, self.read_f32s(&entropy)?].concat();
         let inside = |of: &Range<usize>, id: u32| of.contains(&(id as usize));
         let logits_here = self.read_f32s(&found)?;
@@ -221,16 +222,16 @@ impl Model {
         Ok(Folded { lse: self.upload(&lse)?, entropy: self.upload(&entropy)?, found })
     }
 
-    /// All logits of rows on the first rank, of which each has those of its tokens; none on the others. All members call it together.
+    /// Gathers all logits to the first rank. Collective.
     pub(crate) fn logits_on_first(&self, team: &Team, own: &Buffer, rows: usize) -> Result<Option<Buffer>> {
         let (member, size) = team.member();
         let cuts: Vec<Ranges> = (0..size).map(|m| vec![self.vocab_of((m, size))]).collect();
         let mut whole = if member == 0 { Some(self.f32s(rows * self.config.vocab)?) } else { None };
-        self.join_columns(&team.everyone(), &[0], (&cuts, rows), own, whole.as_mut())?;
+        self.exchange_columns(&team.everyone(), &[0], (&cuts, rows), own, whole.as_mut())?;
         Ok(whole)
     }
 
-    /// [`Model::score`] by all members of a team.
+    /// [`Model::score`] in a team. Collective.
     pub(super) fn score_together(
         &self,
         team: &Team,
@@ -260,7 +261,7 @@ impl Model {
         Ok((Scored { rows, targets, others, x, op, stats, count }, result))
     }
 
-    /// [`Model::score_backward`] by all members of a team.
+    /// [`Model::score_backward`] in a team. Collective.
     pub(super) fn score_backward_together(
         &self,
         team: &Team,
@@ -277,14 +278,14 @@ impl Model {
         let dw = dw.map(Gradient::written);
         let mut dx = self.activations(s.x.len())?;
         self.by_columns(team, &mut dx, |own, gather| {
-            let to = PartGrads { dx: own, dw, add, back: self.turned(head), gather };
+            let to = PartGrads { dx: own, dw, add, back: self.transposed(head), gather };
             self.backend.part_backward(input, others, &s.stats, flow, to)
         })?;
         self.backend.scatter_rows(&dx, &s.rows, self.config.hidden, dh)
     }
 
-    /// Calls `f` with this rank's columns of a gradient of hidden states and with what gathers the gradients of logits, and puts
-    /// the columns of all members together.
+    /// Calls `f` with this rank's columns of the gradient of the hidden states and with the all-gather of the logits' gradients,
+    /// then all-gathers the columns.
     fn by_columns(
         &self,
         team: &Team,
@@ -299,13 +300,13 @@ impl Model {
         let mut own = self.activations(rows * width(&columns[member]))?;
         f(&mut own, &mut |own, rows| {
             let mut all = self.backend.alloc(own.dtype(), rows * self.config.vocab)?;
-            self.join_columns(&among, &among.ranks, (&tokens, rows), own, Some(&mut all))?;
+            self.exchange_columns(&among, &among.ranks, (&tokens, rows), own, Some(&mut all))?;
             Ok(all)
         })?;
-        self.join_columns(&among, &among.ranks, (&columns, rows), &own, Some(dx))
+        self.exchange_columns(&among, &among.ranks, (&columns, rows), &own, Some(dx))
     }
 
-    /// KL(this || other) by all members of a team, which one of the two models or both are of.
+    /// KL(this || other) in a team, if at least one of the models belongs to it. Collective.
     pub(super) fn kl_together(
         &self,
         team: &Team,
@@ -341,13 +342,13 @@ impl Model {
         let cuts: Vec<Ranges> = (0..size).map(cut).collect();
         let (among, tiles) = (team.everyone(), cuts.iter().map(|cut| width(cut)).sum::<usize>());
         let mut all = self.f32s(rows * tiles)?;
-        self.join_columns(&among, &among.ranks, (&cuts, rows), &sums, Some(&mut all))?;
+        self.exchange_columns(&among, &among.ranks, (&cuts, rows), &sums, Some(&mut all))?;
         let mut kl = self.f32s(rows)?;
         self.backend.fold_kl(&all, &mut kl)?;
         self.read_f32s(&kl)
     }
 
-    /// Writes the gradient of [`Model::kl`] by hidden states `x` and adds that of the head, by all members of a team.
+    /// Writes the gradient of [`Model::kl`] with respect to the hidden states `x` and adds the head's. Collective.
     pub(super) fn kl_backward_together(
         &self,
         team: &Team,
@@ -367,7 +368,7 @@ impl Model {
         let sides = sides.map(|(ours, theirs)| [side(ours, x, &p.lse), side(theirs, y, &q.lse)]);
         let dw = added_to(b, &mut grads[head])?;
         self.by_columns(team, dx, |own, gather| {
-            let to = PartGrads { dx: own, dw, add: true, back: self.turned(head), gather };
+            let to = PartGrads { dx: own, dw, add: true, back: self.transposed(head), gather };
             b.kl_part_backward(op, sides, (&kl, &dkl), to)
         })
     }

@@ -1,6 +1,6 @@
-//! A model in memory: one f32 master per parameter, and the forms derived from it.
+//! A model in memory: an f32 master per parameter, and the weights derived from it for GEMMs.
 //!
-//! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
+//! Sampler and trainer read the same derived weights; `refresh` rebuilds them after an update and increments the version.
 
 use super::adapter::base::Nf4Base;
 use super::adapter::{Adapter, AdapterOptions, BaseHome, adapted_weights, frozen_params};
@@ -24,67 +24,81 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A decoder with its weights on a device.
 pub struct Model {
-    /// Where it lives.
+    /// The device.
     pub backend: Arc<dyn Backend>,
-    /// What it is made of.
+    /// The architecture.
     pub config: ModelConfig,
-    /// Compute type: of activations, and of what products multiply. Checkpoints are stored in a
-    /// [`StorageFormat`], masters in f32.
+    /// Compute type, of activations and GEMM weights. Masters are f32; checkpoints have a [`StorageFormat`].
     pub dtype: DType,
-    /// Every parameter, in the order of [`ModelConfig::params`], then those of an adapter.
+    /// Parameters, in the order of [`ModelConfig::params`], then the adapter's.
     pub params: Vec<Param>,
-    /// Counts updates of the weights.
+    /// Number of weight updates.
     pub version: u64,
     pub(super) layout: Layout,
-    /// An adapter, whose parameters follow those of the configuration in `params`.
+    /// The adapter; its parameters follow those of the configuration in `params`.
     pub(super) adapter: Option<Adapter>,
-    /// Its bases that are NF4, by parameter.
+    /// NF4 bases, by parameter.
     pub(super) bases: BTreeMap<usize, Nf4Base>,
     /// Whether gradients will be computed.
     pub(super) training: bool,
-    /// Whether of what products multiply no more is kept than they read.
+    /// Whether only the rounded weights are stored (no f32 master) where nothing reads the latter.
     rounds: bool,
-    /// What backward multiplies the load-balance loss of a sequence and layer with.
+    /// Coefficient of the load-balance loss (per sequence and layer) in backward.
     pub balance: f32,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
     context: usize,
-    /// How the weights are split over ranks, where they are.
+    /// How the weights are sharded over ranks, if they are.
     pub(super) split: Option<Split>,
-    /// The ranks that compute with this one, where there are any.
+    /// The team this rank computes with, if any.
     pub(super) team: Option<Team>,
-    /// No other model of this process has it.
+    /// Unique in this process.
     number: u64,
 }
 
-/// Models that were made.
+/// Next value of `Model::number`.
 static MODELS: AtomicU64 = AtomicU64::new(0);
 
 /// One parameter.
 pub struct Param {
-    /// Which it is, and its shape.
+    /// Id and shape.
     pub shape: ParamShape,
-    /// The one owner of the value, f32: of the weights in `own`.
+    /// The f32 master, the only owner of the values; holds the range `own`.
     pub master: Buffer,
-    /// All weights, or this rank's part of them.
+    /// This rank's shard; everything if not sharded.
     pub own: Range<usize>,
-    /// All weights in f32 where this rank owns a part of them and something reads them all.
+    /// The gathered f32 weights of a sharded parameter, if something other than a GEMM reads them.
     pub(super) whole: Option<Buffer>,
-    /// What linear layers multiply with, derived from the master.
+    /// The GEMM weight, derived from the master.
     pub(crate) derived: Option<Weight>,
-    /// What the gradient of a shared layer's input is computed with (`tensor.rs`).
-    pub(super) turned: Option<Weight>,
-    /// What this rank computes with alone, while it computes with a team, where that lies within the master.
-    pub(super) aside: Option<Weight>,
+    /// The transposed columns for the gradient of a tensor-parallel layer's input (`tensor.rs`).
+    pub(super) transposed: Option<Weight>,
+    /// The single-rank GEMM weight, kept while computing with a team on devices that store it inside the master.
+    pub(super) single_rank: Option<Weight>,
 }
 
-/// Cosines and sines for the first `positions` positions, of each rotation that the model has.
+impl Param {
+    /// A parameter that is not sharded.
+    pub(super) fn new(shape: ParamShape, master: Buffer, derived: Option<Weight>) -> Self {
+        Param {
+            shape,
+            master,
+            own: 0..shape.len(),
+            whole: None,
+            derived,
+            transposed: None,
+            single_rank: None,
+        }
+    }
+}
+
+/// RoPE tables: cosines and sines of the first `positions` positions.
 pub struct RotaryTables {
     positions: usize,
     global: RotaryTable,
     local: Option<RotaryTable>,
 }
 
-/// One rotation's.
+/// The table of one RoPE.
 pub(super) struct RotaryTable {
     /// Dimensions of a head that are rotated.
     pub dim: usize,
@@ -93,7 +107,7 @@ pub(super) struct RotaryTable {
 }
 
 impl RotaryTables {
-    /// Those of a layer; `None` where it does not rotate.
+    /// The table of a layer; `None` for NoPE.
     pub(super) fn of(&self, layer: LayerRope) -> Option<&RotaryTable> {
         match layer {
             LayerRope::Global => Some(&self.global),
@@ -101,21 +115,20 @@ impl RotaryTables {
             LayerRope::None => None,
         }
     }
-    /// Positions they have.
+    /// Number of positions.
     pub(crate) fn positions(&self) -> usize {
         self.positions
     }
 }
 
-/// What the model will be used for.
+/// How the model will be used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Compute type: of activations, and of what products multiply. Checkpoints are stored in a
-    /// [`StorageFormat`], masters in f32.
+    /// Compute type, of activations and GEMM weights. Masters are f32; checkpoints have a [`StorageFormat`].
     pub dtype: DType,
     /// Whether gradients will be computed.
     pub training: bool,
-    /// Longest sequence of the run, where the model's rotation depends on it; 0 means as in pre-training.
+    /// Longest sequence of the run, for LongRoPE; 0: the context of pre-training.
     pub context: usize,
 }
 
@@ -126,7 +139,7 @@ impl Default for Options {
 }
 
 impl Model {
-    /// Reads a model directory; an adapter becomes part of the weights.
+    /// Reads a model directory; an adapter is merged into the weights.
     pub fn load(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
         if let Some(own) = dir.adapter().filter(|own| own.options.base == BaseHome::Nf4) {
             let mut model = Model::load_adapted(backend, dir, options, &own.options, 0)?;
@@ -135,14 +148,13 @@ impl Model {
         }
         let mut model = Model::load_base(backend, dir, options, (None, None))?;
         if let Some(adapter) = dir.adapter() {
-            model.put_on(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
+            model.attach_adapter(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
             model.fold()?;
         }
         Ok(model)
     }
 
-    /// Reads a model directory and puts an adapter on the model: the directory's own, where it holds one with these options,
-    /// else a new one from `seed`.
+    /// Reads a model directory with an adapter: the directory's own if its options match, else a new one from `seed`.
     pub fn load_adapted(
         backend: Arc<dyn Backend>,
         dir: &ModelDir,
@@ -153,7 +165,7 @@ impl Model {
         Model::load_adapted_part(backend, dir, options, (wanted, seed), None)
     }
 
-    /// The same of which this rank keeps its part, where weights are split: one weight at a time is whole.
+    /// The same, keeping only this rank's shards; one full weight is in memory at a time.
     pub fn load_adapted_part(
         backend: Arc<dyn Backend>,
         dir: &ModelDir,
@@ -166,19 +178,19 @@ impl Model {
         }
         let mut model = Model::load_base(backend, dir, options, (Some(wanted), split.as_ref()))?;
         let base = model.params.len();
-        model.split = split; // so that nothing is merged before it is gathered
+        model.split = split; // defers merging to the gathers
         match dir.adapter() {
-            None => model.put_adapter(wanted, seed, |_| Ok(None))?,
-            Some(own) => model.put_adapter(wanted, seed, |module| own.values(module).map(Some))?,
+            None => model.attach_to_bases(wanted, seed, |_| Ok(None))?,
+            Some(own) => model.attach_to_bases(wanted, seed, |module| own.values(module).map(Some))?,
         }
         if let Some(split) = model.split.clone() {
-            (base..model.params.len()).try_for_each(|i| model.keep_part(i, &split))?;
+            (base..model.params.len()).try_for_each(|i| model.shard_param(i, &split))?;
         }
         Ok(model)
     }
 
-    /// The parameters of a directory; weights with an adapter are converted to its base format as they are read, and cut to this
-    /// rank's part where they are split.
+    /// The parameters of a directory; an adapter's base weights are converted to their storage format, and sharded, one at a
+    /// time.
     fn load_base(
         backend: Arc<dyn Backend>,
         dir: &ModelDir,
@@ -206,8 +218,8 @@ impl Model {
             };
             model.params.push(param);
             match split {
-                Some(split) if bases.contains(&next) => model.keep_base_part(next, split, home)?,
-                Some(split) => model.keep_part(next, split)?,
+                Some(split) if bases.contains(&next) => model.shard_base(next, split, home)?,
+                Some(split) => model.shard_param(next, split)?,
                 None => (),
             }
             next += 1;
@@ -217,8 +229,7 @@ impl Model {
         Ok(model)
     }
 
-    /// Reads this rank's part of a directory's parameters and nothing of the others'. A directory with an adapter is read whole
-    /// first.
+    /// Reads only this rank's shards of a directory's parameters. With an adapter, the directory is first read in full.
     pub fn load_split(
         backend: Arc<dyn Backend>,
         dir: &ModelDir,
@@ -242,19 +253,19 @@ impl Model {
         Ok(model)
     }
 
-    /// A parameter of which this rank has a part.
+    /// A sharded parameter, given this rank's values.
     fn own_part(&self, shape: ParamShape, own: Range<usize>, values: &[f32]) -> Result<Param> {
         let mut master = self.backend.alloc(DType::F32, own.len())?;
         self.backend.write(&mut master, 0, values)?;
-        Ok(Param { shape, master, own, whole: None, derived: None, turned: None, aside: None })
+        Ok(Param { own, ..Param::new(shape, master, None) })
     }
 
-    /// A random model, as `ferrl init` would write it.
+    /// A randomly initialised model, as `ferrl init` would write it.
     pub fn random(backend: Arc<dyn Backend>, init: &InitOptions, options: Options) -> Result<Model> {
         Model::random_stored(backend, init, options, StorageFormat::F32)
     }
 
-    /// A random model as files of that format would hold it.
+    /// The same, rounded as if it had been stored in a format.
     pub fn random_stored(
         backend: Arc<dyn Backend>,
         init: &InitOptions,
@@ -293,23 +304,22 @@ impl Model {
         })
     }
 
-    /// Its weights lie elsewhere from now on: what was captured with the old addresses is another model's.
+    /// Call after weights have moved: captured graphs hold the old addresses and belong to the old number.
     pub(super) fn renumber(&mut self) {
         self.number = MODELS.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Number of the model and version of its weights: what was computed with equal ones is the same.
+    /// `(number, version)`: equal values mean equal weights.
     pub(crate) fn weights(&self) -> (u64, u64) {
         (self.number, self.version)
     }
 
-    /// Which weights these are and where they lie, whatever their values: recorded work that names addresses is good for
-    /// one such place.
+    /// Identifies the addresses of the weights, whatever their values: a captured graph is valid for one value of this.
     pub(crate) fn place(&self) -> Vec<usize> {
-        let forms = self.params.iter().filter_map(|p| p.derived.as_ref());
-        let forms = forms.map(|w| std::ptr::from_ref(w.data()).addr());
+        let derived = self.params.iter().filter_map(|p| p.derived.as_ref());
+        let derived = derived.map(|w| std::ptr::from_ref(w.data()).addr());
         let masters = (0..self.params.len()).map(|i| std::ptr::from_ref(self.master(i).data()).addr());
-        [self.number as usize].into_iter().chain(masters).chain(forms).collect()
+        [self.number as usize].into_iter().chain(masters).chain(derived).collect()
     }
 
     fn push(&mut self, shape: ParamShape, values: Vec<f32>) -> Result<()> {
@@ -318,12 +328,12 @@ impl Model {
         Ok(())
     }
 
-    /// A parameter with these numbers.
+    /// A parameter with these values.
     pub(super) fn param(&self, shape: ParamShape, numbers: &ParamValues<'_>) -> Result<Param> {
         self.param_with(shape, numbers, !self.training)
     }
 
-    /// The same; where it is `frozen`, nothing trains it as long as it lies there.
+    /// The same; `frozen` parameters may be stored without an f32 master.
     pub(super) fn param_with(
         &self,
         shape: ParamShape,
@@ -338,12 +348,12 @@ impl Model {
         self.param_from(shape, rounds, |master| numbers.write(&*self.backend, master))
     }
 
-    /// Whether no more of a parameter is kept than products read. Tables are read in f32 too.
+    /// Whether only a parameter's rounded values are stored. Embedding tables are excluded: they are also read in f32.
     pub(super) fn rounds_to_read(&self, shape: &ParamShape) -> bool {
         self.rounds && !shape.id.slot.is_table()
     }
 
-    /// A parameter with the numbers that `write` writes; in two bytes a weight with `rounds`, where the device can.
+    /// A parameter whose values `write` writes; with `rounds`, stored in two bytes per weight where the device can.
     pub(super) fn param_from(
         &self,
         shape: ParamShape,
@@ -351,23 +361,24 @@ impl Model {
         write: impl FnOnce(&mut Buffer) -> Result<()>,
     ) -> Result<Param> {
         let _weights = Purpose::Weights.on(&self.backend);
-        let rounded = if rounds { self.rounded_forms(&shape)? } else { None };
-        let (mut derived, mut master) = rounded.map_or_else(|| self.forms(&shape, self.training), Ok)?;
+        let rounded = if rounds { self.alloc_rounded(&shape)? } else { None };
+        let (mut derived, mut master) =
+            rounded.map_or_else(|| self.alloc_weights(&shape, self.training), Ok)?;
         write(&mut master)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
-        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived, turned: None, aside: None })
+        Ok(Param::new(shape, master, derived))
     }
 
-    /// Whether the device holds it in two bytes a weight where nothing trains it and bf16 holds its numbers exactly.
+    /// Whether the device can store it in two bytes per weight while frozen (if bf16 holds the values exactly).
     pub(super) fn rounds_where_frozen(&self, shape: &ParamShape) -> bool {
         let read = self.config.is_multiplied(shape.id) || shape.id.slot.is_table();
         self.dtype == DType::Bf16 && self.backend.rounds_masters() && read && !shape.id.slot.is_f32()
     }
 
-    /// The same as [`Model::forms`] in two bytes a weight, for what is not trained; `None` where the device cannot.
-    fn rounded_forms(&self, shape: &ParamShape) -> Result<Option<(Option<Weight>, Buffer)>> {
+    /// [`Model::alloc_weights`] in two bytes per weight, for frozen parameters; `None` if the device cannot.
+    fn alloc_rounded(&self, shape: &ParamShape) -> Result<Option<(Option<Weight>, Buffer)>> {
         if !self.rounds_where_frozen(shape) {
             return Ok(None);
         }
@@ -376,7 +387,7 @@ impl Model {
         Ok(master.map(|master| (self.config.is_multiplied(shape.id).then_some(weight), master)))
     }
 
-    /// A weight as its own master, where no more of it is kept than products read.
+    /// A GEMM weight viewed as its own master, where no f32 master is stored.
     pub(super) fn rounded_view(&self, param: usize) -> Result<Option<Buffer>> {
         match &self.params[param].derived {
             Some(weight) if self.rounds && !self.training => self.backend.rounded_master(weight),
@@ -384,8 +395,12 @@ impl Model {
         }
     }
 
-    /// Room for what products read of a parameter, where they do (those of `backward` too), and for its weights in f32.
-    pub(super) fn forms(&self, shape: &ParamShape, backward: bool) -> Result<(Option<Weight>, Buffer)> {
+    /// Allocates a parameter's GEMM weight, if a GEMM reads it (`backward`: also its transpose), and its f32 master.
+    pub(super) fn alloc_weights(
+        &self,
+        shape: &ParamShape,
+        backward: bool,
+    ) -> Result<(Option<Weight>, Buffer)> {
         let dtype = if shape.id.slot.is_f32() { DType::F32 } else { self.dtype };
         let weight = || self.backend.weight(shape.rows, shape.cols, dtype, backward);
         let derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
@@ -393,7 +408,7 @@ impl Model {
         Ok((derived, shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?))
     }
 
-    /// Writes a Hugging Face directory; `source` is the one the model came from, whose other files are copied.
+    /// Writes a Hugging Face directory; non-weight files are copied from `source`.
     pub fn save(&self, dir: &Path, json: Option<&Value>, options: &SaveOptions<'_>) -> Result<()> {
         save_model(dir, &self.config, json, options, &mut |shape| {
             let param = self.find(shape.id).expect("the model has every parameter of its configuration");
@@ -401,13 +416,13 @@ impl Model {
         })
     }
 
-    /// A copy that computes what the original computes now, whole on every rank; no more is kept of it than that takes. All ranks
-    /// call it together where weights are split.
+    /// A full copy on every rank that computes what the original computes now, without f32 masters where possible. Collective if
+    /// weights are sharded.
     pub fn frozen_copy(&self) -> Result<Model> {
         self.copy(true)
     }
 
-    /// A copy with every bit of the masters, to start from again.
+    /// A copy with exact masters, to restore from.
     pub fn exact_copy(&self) -> Result<Model> {
         self.copy(false)
     }
@@ -433,8 +448,8 @@ impl Model {
         Model::empty(self.backend.clone(), self.config.clone(), options)
     }
 
-    /// The same, split over ranks as the original is; `number` tells it from other models of the run. None where the original
-    /// is whole or has an adapter.
+    /// A frozen copy sharded like the original; `number` is its index within the run. `None` if the original is not sharded or
+    /// has an adapter.
     pub fn frozen_part(&self, number: usize) -> Result<Option<Model>> {
         let Some(split) = self.split.as_ref().filter(|_| self.adapter.is_none()) else { return Ok(None) };
         let mut copy = self.frozen_twin()?;
@@ -447,7 +462,7 @@ impl Model {
         Ok(Some(copy))
     }
 
-    /// Rebuilds what is derived from the masters, after they changed.
+    /// Rebuilds the derived weights after the masters changed.
     pub fn refresh(&mut self) -> Result<()> {
         self.release_all();
         for (i, param) in self.params.iter_mut().enumerate() {
@@ -460,15 +475,15 @@ impl Model {
         Ok(())
     }
 
-    /// Makes sure that what changes the weights will find memory for `copies` copies of a parameter of each of these
-    /// lengths, one parameter at a time: freed memory is kept for later allocations.
-    pub(crate) fn room(&self, lengths: impl IntoIterator<Item = usize>, copies: usize) -> Result<()> {
+    /// Reserves memory for `copies` copies of a parameter of each of these lengths, one parameter at a time (the allocator keeps
+    /// freed memory), so that changing the weights cannot run out of memory halfway.
+    pub(crate) fn reserve(&self, lengths: impl IntoIterator<Item = usize>, copies: usize) -> Result<()> {
         let lengths: std::collections::BTreeSet<usize> = lengths.into_iter().collect();
         let all = lengths.into_iter().flat_map(|n| std::iter::repeat_n(n, copies));
         all.map(|n| self.backend.alloc(DType::F32, n)).collect::<Result<Vec<Buffer>>>().map(drop)
     }
 
-    /// The values of a parameter; where they are split, on rank 0 while the others [`serve`](super::serve::serve).
+    /// A parameter's values; if sharded, on rank 0 while the others [`serve`](super::serve::serve).
     pub fn read(&self, param: usize) -> Result<Vec<f32>> {
         let own = self.own_values(param)?;
         let Some(split) = &self.split else { return Ok(own) };
@@ -495,7 +510,7 @@ impl Model {
         self.params.is_empty()
     }
 
-    /// Cosines and sines for at least that many positions, where the model rotates.
+    /// RoPE tables for at least this many positions; `None` for learned positions.
     pub(crate) fn rotary(&self, positions: usize) -> Result<Option<Arc<RotaryTables>>> {
         let Position::Rotary(rope) = &self.config.position else { return Ok(None) };
         let mut slot: MutexGuard<'_, _> = lock(&self.rotary);
@@ -503,18 +518,19 @@ impl Model {
             return Ok(Some(tables.clone()));
         }
         let positions = positions.next_power_of_two().max(256);
-        let local = self.config.local_rope.as_ref().map(|rope| self.turns(rope, positions)).transpose()?;
-        let tables = Arc::new(RotaryTables { positions, global: self.turns(rope, positions)?, local });
+        let local =
+            self.config.local_rope.as_ref().map(|rope| self.rotary_table(rope, positions)).transpose()?;
+        let tables = Arc::new(RotaryTables { positions, global: self.rotary_table(rope, positions)?, local });
         *slot = Some(tables.clone());
         Ok(Some(tables))
     }
 
-    fn turns(&self, rope: &Rope, positions: usize) -> Result<RotaryTable> {
+    fn rotary_table(&self, rope: &Rope, positions: usize) -> Result<RotaryTable> {
         let (frequencies, gain) = rope.inv_freq(self.context);
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in 0..positions {
             for f in &frequencies {
-                // The product is rounded to f32 first, as transformers does.
+                // The product is rounded to f32 first, as in transformers.
                 let (s, c) = ferrl_kernels::math::sin_cos((position as f32 * f) as f64);
                 cos.push(c as f32 * gain);
                 sin.push(s as f32 * gain);
@@ -523,8 +539,8 @@ impl Model {
         Ok(RotaryTable { dim: rope.rotary_dim, cos: self.upload(&cos)?, sin: self.upload(&sin)? })
     }
 
-    /// Parameters whose gradient a backward adds to more than once: the weight of the language-model head, which is the
-    /// embedding where they are tied. A table of its own gets one sum a backward.
+    /// Parameters to whose gradient one backward adds more than once: the language-model head's weight (the embedding if tied).
+    /// An untied embedding is added to once per backward.
     pub(crate) fn summed_in_parts(&self) -> impl Iterator<Item = usize> {
         self.layout.head.map(|head| head.weight).into_iter()
     }

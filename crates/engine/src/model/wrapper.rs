@@ -1,6 +1,5 @@
-//! Checkpoints of models that see and hear, whose text part is one of the families: `config.json` holds that part's own
-//! configuration under `text_config`, and its tensors have a prefix. The text part is read as a model by itself; a saved
-//! model is that part alone, under the family's own names.
+//! Multimodal checkpoints whose text part is a supported family: `config.json` has the text configuration under `text_config`,
+//! and its tensors have a prefix. Only the text part is read, and saved under the family's own names.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +7,7 @@ use super::FAMILIES;
 use super::fields::Fields;
 use crate::Result;
 
-/// Fields of the whole that hold for its text part where it does not say otherwise.
+/// Top-level fields that apply to the text part unless it overrides them.
 const SHARED: [&str; 7] = [
     "tie_word_embeddings",
     "dtype",
@@ -19,10 +18,10 @@ const SHARED: [&str; 7] = [
     "transformers_version",
 ];
 
-/// Prefixes that the text part's tensors have in place of `model.`, as older and newer versions of transformers write them.
+/// Prefixes that replace `model.` for text tensors, in older and newer versions of transformers.
 const PREFIXES: [&str; 2] = ["language_model.model.", "model.language_model."];
 
-/// The configuration of the text part; `None` where the model has no other.
+/// The text configuration; `None` if the model is text-only.
 pub fn text_config(json: &Value) -> Result<Option<Value>> {
     let whole = Fields::new(json)?;
     let place = "config.json: text_config";
@@ -48,7 +47,7 @@ pub fn text_config(json: &Value) -> Result<Option<Value>> {
     Ok(Some(Value::Object(out)))
 }
 
-/// Names under which a tensor of the text part may be stored in the whole model.
+/// Names that a text tensor may have in a multimodal checkpoint.
 pub(crate) fn stored_names(name: &str) -> Vec<String> {
     if name == "lm_head.weight" {
         return vec!["language_model.lm_head.weight".into(), "model.lm_head.weight".into()];

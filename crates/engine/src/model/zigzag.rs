@@ -1,12 +1,12 @@
-//! Context parallelism beyond the key heads: ranks share the query rows of attention.
+//! Context parallelism with more ranks than key heads: ranks share the query rows of attention.
 //!
-//! Where there are more ranks than key heads, heads cannot be handed out. Instead every member gets the keys and values of all rows
-//! and computes some query rows of all heads (as Llama 3 was trained). Under the causal mask later rows cost more: a member has two
-//! chunks of every sequence, one from the front and its mirror image from the back. They are not the rows that it has of the
-//! residual stream, which lie in a row: queries go to the member that computes with them, and outputs return.
+//! Every member all-gathers keys and values and computes some query rows of all heads (as in Llama 3's training). Under the
+//! causal mask later rows cost more, so a member has two chunks of every sequence, one from the front and its mirror image from
+//! the back (zigzag). These differ from its contiguous rows of the residual stream: queries are sent to the member that
+//! computes with them, and outputs are sent back.
 //!
-//! Partial softmaxes are not merged, so forward has the bits of one rank. Backward has them too: a member gets what is
-//! needed of all rows, and computes the gradients of its chunks' queries, keys and values, each a whole sum.
+//! Partial softmaxes are never merged, so forward has the bits of one rank. So has backward: a member receives what it needs of
+//! all rows and computes the gradients of its chunks' queries, keys and values, each as one undivided sum.
 
 use super::context::other_batch;
 use super::exchange::{Parcels, piece};
@@ -18,7 +18,7 @@ use ferrl_kernels::backend::{Attention, AttentionSaved, RowShard, Segments};
 use ferrl_kernels::comm::{Block, part};
 use std::ops::Range;
 
-/// Which member has which rows of a micro-batch.
+/// Assignment of a micro-batch's rows to members.
 struct RowPlan<'a> {
     segments: &'a Segments,
     member: usize,
@@ -26,12 +26,12 @@ struct RowPlan<'a> {
 }
 
 impl RowPlan<'_> {
-    /// Rows of the residual stream that a member has.
+    /// A member's rows of the residual stream.
     fn stream(&self, member: usize) -> Range<usize> {
         part(self.segments.rows(), member, self.size)
     }
 
-    /// Rows of which a member computes attention.
+    /// A member's query rows of attention.
     fn zigzag(&self, member: usize) -> Ranges {
         let chunks = [member, 2 * self.size - 1 - member];
         let of = |rows: Range<usize>| {
@@ -52,7 +52,7 @@ impl RowPlan<'_> {
 }
 
 impl Model {
-    /// Whether ranks that share tokens share the query rows of attention; else they share its heads.
+    /// Whether attention is shared by query rows rather than heads.
     pub(super) fn shares_queries(&self) -> bool {
         let sizes = self.team().map(Team::sizes);
         sizes.is_some_and(|(tp, sp)| sp > 1 && !self.config.shares_heads(tp, sp))
@@ -63,7 +63,7 @@ impl Model {
         Ok(RowPlan { segments, member, size })
     }
 
-    /// Output and log-sum-exp of attention for this rank's rows of the stream. All members call it together.
+    /// Attention output and log-sum-exp for this rank's rows of the stream. Collective.
     pub(super) fn attention_by_rows(
         &self,
         op: Attention,
@@ -82,7 +82,7 @@ impl Model {
         Ok((att, lse))
     }
 
-    /// Gradients of this rank's rows of `qkv`, from what it has of the operands. All members call it together.
+    /// Gradients of this rank's rows of `qkv`, from its rows of the operands. Collective.
     pub(super) fn attention_by_rows_backward(
         &self,
         op: Attention,
@@ -94,8 +94,8 @@ impl Model {
         let ranges = plan.zigzag(plan.member);
         let shard = RowShard { segments, ranges: &ranges };
         let (queries, heads) = (op.heads.out_width(), op.heads.heads);
-        let (qkv, out) = (self.all_rows(own.qkv, width)?, self.all_rows(own.out, queries)?);
-        let (lse, dout) = (self.all_rows(own.lse, heads)?, self.all_rows(datt, queries)?);
+        let (qkv, out) = (self.all_gather_rows(own.qkv, width)?, self.all_gather_rows(own.out, queries)?);
+        let (lse, dout) = (self.all_gather_rows(own.lse, heads)?, self.all_gather_rows(datt, queries)?);
         let mut dqkv = self.activations(shard.rows() * width)?;
         let saved = AttentionSaved { qkv: &qkv, out: &out, lse: &lse };
         self.backend.attention_shard_backward(op, saved, &dout, shard, &mut dqkv)?;
@@ -104,7 +104,7 @@ impl Model {
         Ok(dqkv)
     }
 
-    /// From this rank's rows of `qkv` to the queries of its rows of attention, and keys and values of all rows.
+    /// From this rank's rows of `qkv` to the queries of its attention rows, and the keys and values of all rows.
     fn queries_for_rows(&self, op: Attention, plan: &RowPlan<'_>, qkv: &Buffer) -> Result<(Buffer, Buffer)> {
         let (dtype, among) = (qkv.dtype(), self.sharing_tokens()?);
         let (wide, queries, kv_width) = (op.heads.qkv_width(), op.heads.out_width(), op.heads.kv_width());
@@ -112,9 +112,9 @@ impl Model {
         let of = |columns| Block { rows: 0..stream.len(), width: wide, columns: vec![columns] };
         let mut q = self.backend.alloc(dtype, stream.len() * queries)?;
         of(0..queries).pack(&*self.backend, qkv, &mut q, 0)?;
-        // Those of each member behind those of the one before it.
+        // Grouped by receiving member.
         let to_members = (0..plan.size).flat_map(|to| plan.shared(plan.member, to)).flatten();
-        let q = self.picked(&q, to_members.map(|row| (row - stream.start) as u32), queries)?;
+        let q = self.pick_rows(&q, to_members.map(|row| (row - stream.start) as u32), queries)?;
         let counts = |from: usize, to: usize| width(&plan.shared(from, to));
         let parcel = |to: usize| {
             let before: usize = (0..to).map(|member| counts(plan.member, member)).sum();
@@ -125,13 +125,13 @@ impl Model {
         let parcels = Parcels::Each((0..plan.size).map(parcel).collect());
         let mut inbox =
             self.exchange(&among, &[], parcels, |from| lengths(from).map(|len| piece(dtype, len)).into())?;
-        let kv = self.joined_pieces(&mut inbox, &among, dtype, |from| lengths(from)[0])?;
-        let q = self.joined_pieces(&mut inbox, &among, dtype, |from| lengths(from)[1])?;
+        let kv = self.concat_pieces(&mut inbox, &among, dtype, |from| lengths(from)[0])?;
+        let q = self.concat_pieces(&mut inbox, &among, dtype, |from| lengths(from)[1])?;
         among.ranks.iter().try_for_each(|&from| inbox.end(from))?;
         Ok((q, kv))
     }
 
-    /// From this rank's rows of attention to its rows of the stream, for buffers given with the elements of a row.
+    /// From this rank's attention rows to its stream rows, for several buffers given with their row width.
     fn to_stream<const N: usize>(
         &self,
         plan: &RowPlan<'_>,
@@ -149,7 +149,7 @@ impl Model {
             own.iter().map(|&(b, wide)| piece(b.dtype(), counts(from, plan.member) * wide)).collect()
         };
         let mut inbox = self.exchange(&among, &[], parcels, expected)?;
-        // Where each row of the stream has come to, behind those of the members before.
+        // Position of each stream row among the received rows, which are grouped by sender.
         let stream = plan.stream(plan.member);
         let arrived = (0..plan.size).flat_map(|from| plan.shared(plan.member, from)).flatten();
         let mut places = vec![0; stream.len()];
@@ -157,8 +157,8 @@ impl Model {
         let mut buffers = Vec::with_capacity(N);
         for (buffer, wide) in own {
             let len = |from: usize| counts(from, plan.member) * wide;
-            let all = self.joined_pieces(&mut inbox, &among, buffer.dtype(), len)?;
-            buffers.push(self.picked(&all, places.iter().copied(), wide)?);
+            let all = self.concat_pieces(&mut inbox, &among, buffer.dtype(), len)?;
+            buffers.push(self.pick_rows(&all, places.iter().copied(), wide)?);
         }
         among.ranks.iter().try_for_each(|&from| inbox.end(from))?;
         buffers.try_into().map_err(|_| other_batch())

@@ -1,4 +1,4 @@
-//! What the JSON files beside `tokenizer.json` say about special tokens.
+//! Special tokens in the JSON files next to `tokenizer.json`.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ const CONFIG: &str = "tokenizer_config.json";
 const SPECIALS: &str = "special_tokens_map.json";
 const TEMPLATE: &str = "chat_template.jinja";
 
-/// The settings of a tokenizer; kept whole, so that saving loses nothing.
+/// The settings of a tokenizer, unmodified, so that saving loses nothing.
 #[derive(Clone, Default)]
 pub(crate) struct TokenizerConfig {
     settings: Map<String, Value>,
@@ -22,7 +22,7 @@ pub(crate) struct TokenizerConfig {
     template: Option<String>,
     pub bos_id: Option<u32>,
     pub pad_id: Option<u32>,
-    /// End-of-generation ids of the model's own settings, beside the tokenizer's `eos_token`.
+    /// EOS ids of the model's generation settings, in addition to the tokenizer's `eos_token`.
     pub eos_ids: Vec<u32>,
 }
 
@@ -33,7 +33,7 @@ impl TokenizerConfig {
         let generation = read_json(&dir.join("generation_config.json"))?;
         let model = read_json(&dir.join("config.json"))?;
         let template = read_text(&dir.join(TEMPLATE))?;
-        // A model's `bos_token_id` may name a token its tokenizer never uses, so it counts only without settings.
+        // A model's `bos_token_id` may be a token its tokenizer never uses, so it counts only without tokenizer settings.
         let alone = settings.is_none();
         let model = [generation.unwrap_or_default(), model.unwrap_or_default()];
         let first =
@@ -48,18 +48,18 @@ impl TokenizerConfig {
         })
     }
 
-    /// The settings of a tokenizer made here.
+    /// The settings of a newly trained tokenizer.
     pub fn fresh(settings: Value) -> Self {
         let settings = settings.as_object().cloned().unwrap_or_default();
         TokenizerConfig { settings, ..TokenizerConfig::default() }
     }
 
-    /// The name of the token with a role such as `eos_token`.
+    /// The token with a role such as `eos_token`.
     pub fn named(&self, role: &str) -> Option<&str> {
         [&self.settings, &self.specials].into_iter().find_map(|m| m.get(role).and_then(content))
     }
 
-    /// Tokens that the settings list with their ids (`added_tokens_decoder`), by id.
+    /// `added_tokens_decoder`: tokens with their ids.
     pub fn listed(&self) -> Vec<(u32, &Value)> {
         let listed = self.settings.get("added_tokens_decoder").and_then(Value::as_object);
         let mut listed: Vec<(u32, &Value)> =
@@ -68,7 +68,7 @@ impl TokenizerConfig {
         listed
     }
 
-    /// Every token the settings call special.
+    /// Every special token in the settings.
     pub fn specials(&self) -> impl Iterator<Item = AddedToken> + '_ {
         let listed = self.listed();
         let extra = ["additional_special_tokens", "extra_special_tokens"].into_iter().flat_map(|key| {
@@ -84,7 +84,7 @@ impl TokenizerConfig {
         listed.into_iter().filter_map(|(_, v)| added(v)).chain(roles).chain(extra)
     }
 
-    /// The files to write beside `tokenizer.json`.
+    /// The files to save next to `tokenizer.json`.
     pub fn files(&self) -> Vec<(&'static str, String)> {
         let mut settings = self.settings.clone();
         settings.entry("tokenizer_class").or_insert_with(|| json!("PreTrainedTokenizerFast"));
@@ -149,7 +149,7 @@ fn added(value: &Value) -> Option<AddedToken> {
     Some(token.lstrip(flag("lstrip")).rstrip(flag("rstrip")))
 }
 
-/// The tokens that a model directory's `generation_config.json`, or else its `config.json`, names as ends of generation.
+/// EOS ids in a model directory's `generation_config.json`, or else in its `config.json`.
 pub(crate) fn eos_ids(dir: &Path) -> Result<Vec<u32>> {
     let dir = &*crate::checkpoint::tokenizer_dir(dir);
     for file in ["generation_config.json", "config.json"] {

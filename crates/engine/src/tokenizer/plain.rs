@@ -1,9 +1,9 @@
-//! Encoding in which some or all of the text may not be read as special tokens.
+//! Encoding text in which some special-token strings must stay plain text.
 //!
-//! A twin of the tokenizer knows every special token under another name, one that cannot occur in the text:
-//! the id between two guard characters. The special tokens that are meant are replaced by those names and the
-//! twin then does everything else as the original would (merges across the plain text, stripping of spaces
-//! beside a token, the space some models put first), so nothing is cut into pieces that tokenize differently.
+//! A variant of the tokenizer has every special token under another name, one that cannot occur in the text: its id between two
+//! guard characters. Special tokens that are meant as such are replaced by these names; the variant then does everything as the
+//! original would (merges across plain text, stripping spaces next to a token, a leading space), so the text is not cut into
+//! pieces that would tokenize differently.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -14,11 +14,11 @@ use tokenizers::{AddedToken, AddedVocabulary};
 use super::{Encoded, HfTokenizer, Tokenizer};
 use crate::{Error, Result};
 
-/// Code points that Unicode reserves as never being characters; one that the text does not hold is the guard.
+/// Unicode noncharacters; one that the text does not contain serves as guard.
 pub(crate) const GUARDS: [char; 8] =
     ['\u{FDD0}', '\u{FDD1}', '\u{FDD2}', '\u{FDD3}', '\u{FDD4}', '\u{FDD5}', '\u{FDD6}', '\u{FDD7}'];
 
-/// A guard character that `text` does not hold.
+/// A guard character that `text` does not contain.
 pub(super) fn free_guard(text: &str) -> Result<char> {
     GUARDS.into_iter().find(|&g| !text.contains(g)).ok_or_else(|| {
         Error::data("the text holds every one of the code points U+FDD0 to U+FDD7")
@@ -26,13 +26,13 @@ pub(super) fn free_guard(text: &str) -> Result<char> {
     })
 }
 
-/// The twin that reads special tokens only under their guarded names.
+/// The variant that knows special tokens only under their guarded names.
 #[derive(Clone)]
 pub(super) struct PlainTokenizer {
     inner: HfTokenizer,
     guard: char,
     scanner: Scanner,
-    /// Ids of the twin's added tokens, as the original numbers them.
+    /// Maps ids of the variant's added tokens to the original's.
     original: HashMap<u32, u32>,
     special_ids: HashSet<u32>,
 }
@@ -66,7 +66,7 @@ impl PlainTokenizer {
             }
             original.insert(new, *id);
         }
-        // The one special token plain text may give: what the model writes for characters it does not know.
+        // The one special token that plain text may produce: the unknown token.
         let unknown = match inner.get_model() {
             ModelWrapper::BPE(model) => model.unk_token.as_deref(),
             ModelWrapper::WordPiece(model) => Some(model.unk_token.as_str()),
@@ -78,10 +78,10 @@ impl PlainTokenizer {
         Ok(PlainTokenizer { inner, guard, scanner: tokenizer.scanner.clone(), original, special_ids })
     }
 
-    /// Encodes `text`, reading as special tokens only those outside the `plain` spans.
+    /// Encodes `text`; special tokens are parsed only outside the `plain` spans.
     pub fn encode(&self, text: &str, plain: &[Range<usize>]) -> Result<Encoded> {
         let mut renamed = String::with_capacity(text.len());
-        let mut cuts = vec![(0, 0)]; // where in `renamed` a stretch of `text` starts
+        let mut cuts = vec![(0, 0)]; // pairs of positions in `renamed` and `text`
         let mut at = 0;
         for (range, id) in self.scanner.find(text, plain) {
             renamed.push_str(&text[at..range.start]);
@@ -124,17 +124,17 @@ fn guarded(id: u32, guard: char) -> String {
     format!("{guard}{id}{guard}")
 }
 
-/// The position in the text of a position in the renamed text.
+/// Maps a position in the renamed text to the original text.
 fn unmap(cuts: &[(usize, usize)], at: usize) -> usize {
     let i = cuts.partition_point(|c| c.0 <= at).max(1) - 1;
     let limit = cuts.get(i + 1).map_or(usize::MAX, |c| c.1);
     (cuts[i].1 + (at - cuts[i].0)).min(limit)
 }
 
-/// Finds added tokens in text by the rule the tokenizer has: leftmost first, then longest.
+/// Finds added tokens by the tokenizer's rule: leftmost, then longest.
 #[derive(Clone)]
 pub(super) struct Scanner {
-    /// With their ids, longest name first.
+    /// Tokens with ids, longest name first.
     tokens: Vec<(AddedToken, u32)>,
     starts: HashSet<u8>,
 }
@@ -149,13 +149,13 @@ impl Scanner {
         Scanner { tokens, starts }
     }
 
-    /// Special tokens of `text` that touch no `plain` span; an empty span is a barrier no token may cross.
+    /// Special tokens in `text` that touch no `plain` span; an empty span is a barrier that no token may cross.
     pub fn find(&self, text: &str, plain: &[Range<usize>]) -> Vec<(Range<usize>, u32)> {
         let all = self.added(text, plain).into_iter();
         all.filter(|(_, token, _)| token.special).map(|(range, _, id)| (range, id)).collect()
     }
 
-    /// What added tokens leave of `text` for the model to read, without the spaces that they swallow beside them.
+    /// The rest of `text` after removing added tokens and the spaces they swallow.
     pub fn rest(&self, text: &str, plain: &[Range<usize>]) -> Vec<Range<usize>> {
         let (mut rest, mut at, mut swallowed) = (Vec::new(), 0, false);
         for (range, token, _) in self.added(text, plain) {
@@ -166,7 +166,7 @@ impl Scanner {
         rest
     }
 
-    /// All added tokens of `text`, in order; special ones only where they touch no `plain` span.
+    /// All added tokens in `text`, in order; special ones only if they touch no `plain` span.
     fn added(&self, text: &str, plain: &[Range<usize>]) -> Vec<(Range<usize>, &AddedToken, u32)> {
         let mut found = Vec::new();
         let mut at = 0;
@@ -186,7 +186,7 @@ impl Scanner {
     }
 }
 
-/// A range of the text without the spaces at its start, at its end, or both.
+/// Trims spaces from the start or end of a range.
 fn trimmed(text: &str, range: Range<usize>, start: bool, end: bool) -> Range<usize> {
     let part = &text[range.clone()];
     let left = if start { part.len() - part.trim_start().len() } else { 0 };

@@ -1,7 +1,7 @@
-//! Added tokens that stand only in `tokenizer_config.json`, with ids that the vocabulary gives to unused tokens.
+//! Added tokens that exist only in `tokenizer_config.json`, under the ids of unused vocabulary entries.
 //!
-//! InternLM2 names `<|im_end|>` in `added_tokens_decoder` as id 92542, where `tokenizer.json` has `[UNUSED_TOKEN_145]`. Added
-//! as new tokens they would get ids beyond the model's embeddings; so the unused names are replaced in the vocabulary.
+//! E.g. InternLM2's `added_tokens_decoder` has `<|im_end|>` as id 92542, where `tokenizer.json` has `[UNUSED_TOKEN_145]`. Adding
+//! them as new tokens would give them ids beyond the embedding; instead the vocabulary entries are renamed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::HfTokenizer;
 use super::config::{TokenizerConfig, content};
 
-/// The text of `tokenizer.json` with the unused tokens renamed; nothing where none has to be.
+/// The text of `tokenizer.json` with unused tokens renamed; `None` if none needs to be.
 pub(super) fn vocabulary(inner: &HfTokenizer, text: &str, config: &TokenizerConfig) -> Option<String> {
     let stands_in = |(id, value): (u32, &Value)| {
         let name = content(value)?;
@@ -45,13 +45,13 @@ pub(super) fn vocabulary(inner: &HfTokenizer, text: &str, config: &TokenizerConf
     Some(json.to_string())
 }
 
-/// Whether a token is there to be given a meaning later, by its name.
+/// Whether a token's name marks it as reserved.
 fn is_unused(name: &str) -> bool {
     let name = name.to_lowercase();
     ["unused", "reserved", "extra_", "placeholder"].iter().any(|word| name.contains(word))
 }
 
-/// Every token that a merge reads or makes: renaming one would change how text is read.
+/// Every token that takes part in a merge: renaming one would change tokenization.
 fn merged(merges: &Value) -> HashSet<String> {
     let mut used = HashSet::new();
     for merge in merges.as_array().into_iter().flatten() {

@@ -1,18 +1,18 @@
-//! Decoding one token at a time.
+//! Streaming decoding.
 
 use super::Tokenizer;
 use crate::{Error, Result};
 
-/// Gives text out as soon as no later token can change it.
+/// Returns text as soon as no later token can change it.
 ///
-/// All pieces together, with that of [`StreamDecoder::finish`], are exactly [`Tokenizer::decode`] of all ids.
+/// The concatenation of all pieces, including that of [`StreamDecoder::finish`], equals [`Tokenizer::decode`] of all ids.
 #[derive(Debug)]
 pub struct StreamDecoder<'a> {
     tokenizer: &'a Tokenizer,
     skip_special: bool,
-    /// The ids whose text is not final yet, after one whose text is: it gives them their context.
+    /// Ids whose text is not final yet, after one final id for context.
     window: Vec<u32>,
-    /// How many bytes of the window's text have been given out.
+    /// Bytes of the window's text already returned.
     given: usize,
 }
 
@@ -21,7 +21,7 @@ impl<'a> StreamDecoder<'a> {
         StreamDecoder { tokenizer, skip_special, window: Vec::new(), given: 0 }
     }
 
-    /// Takes the next id and returns the text that has become final, often empty within a character.
+    /// Adds an id and returns the text that is now final (empty within a multi-byte character).
     pub fn push(&mut self, id: u32) -> Result<String> {
         let Some(token) = self.tokenizer.token(id) else { return Ok(String::new()) };
         if self.skip_special && self.tokenizer.is_special(id) {
@@ -29,10 +29,10 @@ impl<'a> StreamDecoder<'a> {
         }
         self.window.push(id);
         if self.tokenizer.byte_fallback && is_byte(&token) {
-            return Ok(String::new()); // a run of bytes is read as a whole, once it ends
+            return Ok(String::new()); // a run of byte tokens is decoded as a whole, once it ends
         }
         let text = self.tokenizer.decode(&self.window, self.skip_special)?;
-        // A replacement character at the end may be the beginning of a character.
+        // A trailing replacement character may be the start of a multi-byte character.
         let stable = text.strip_suffix('\u{FFFD}').unwrap_or(&text).len();
         let piece = self.take(&text, stable)?;
         if stable == text.len() && self.window.len() > 1 {
@@ -45,7 +45,7 @@ impl<'a> StreamDecoder<'a> {
         Ok(piece)
     }
 
-    /// Ends the stream and returns what was held back, such as the replacement for half a character.
+    /// Ends the stream and returns the remaining text, e.g. the replacement character for an incomplete one.
     pub fn finish(mut self) -> Result<String> {
         let text = self.tokenizer.decode(&self.window, self.skip_special)?;
         let end = text.len();

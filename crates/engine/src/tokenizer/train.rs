@@ -1,4 +1,4 @@
-//! New tokenizers from text, the same bytes for the same text.
+//! Trains tokenizers, deterministically.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,7 +16,7 @@ use super::config::TokenizerConfig;
 use super::{HfTokenizer, Tokenizer};
 use crate::{Error, Result};
 
-/// Words with the space before them, single digits, runs of signs, line ends, spaces.
+/// Pre-tokenization: words with the space before them, single digits, runs of symbols, newlines, spaces.
 const WORDS: &str = r" ?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 const CHATML: &str = "{%- for message in messages %}\
@@ -26,7 +26,7 @@ const CHATML: &str = "{%- for message in messages %}\
 {{- '<|im_start|>assistant\\n' }}\
 {%- endif %}";
 
-/// Which name, if present among the specials, gets which role; the first match wins.
+/// Roles of special tokens by name; the first match is used.
 const ROLES: [(&str, &[&str]); 4] = [
     ("bos_token", &["<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>"]),
     ("eos_token", &["<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"]),
@@ -87,7 +87,7 @@ pub fn train_chars(texts: impl Iterator<Item = String>, specials: &[String]) -> 
     Tokenizer::assemble(inner, settings(specials))
 }
 
-/// The settings file of a tokenizer made here.
+/// The settings file of a newly trained tokenizer.
 fn settings(specials: &[String]) -> TokenizerConfig {
     let mut value =
         json!({ "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false });

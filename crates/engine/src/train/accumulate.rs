@@ -1,7 +1,6 @@
-//! The gradient of an update while its batches are added up, and whether it is whole.
+//! Gradient accumulation over the batches of an update, and whether it is complete.
 //!
-//! A batch that fails invalidates the update, whose sum is then incomplete. The trainer remembers that, so that no weight
-//! changes by it.
+//! If a batch fails, the accumulated gradient is incomplete; the trainer records that, so that no weight is updated from it.
 
 use super::{ModelTrainer, StatGrads};
 use crate::model::decoder::Layers;
@@ -9,25 +8,27 @@ use crate::model::gradient::{Gradient, Grads};
 use crate::{Error, Result};
 use ferrl_kernels::{Backend, Purpose};
 
-/// What the gradients are the sum of.
+/// State of the accumulated gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sum {
-    /// Of no batch.
+pub(super) enum Accumulated {
+    /// No batch has been added.
     Nothing,
-    /// Of every batch that was begun.
+    /// Every batch that was started has been added.
     Whole,
     /// A batch failed after others had been added.
     Broken,
 }
 
-impl Sum {
-    /// The error of an update, if the sum is not whole.
+impl Accumulated {
+    /// The error of an update whose gradient is not complete.
     pub(super) fn check(self, waits: bool) -> Result<()> {
         let what = match self {
-            Sum::Whole if !waits => return Ok(()),
-            Sum::Whole => "an update while the last forward waits for its backward",
-            Sum::Nothing => "an update without a gradient: no backward has succeeded since the last one",
-            Sum::Broken => "an update by a part of its gradient: a batch failed",
+            Accumulated::Whole if !waits => return Ok(()),
+            Accumulated::Whole => "an update while the last forward waits for its backward",
+            Accumulated::Nothing => {
+                "an update without a gradient: no backward has succeeded since the last one"
+            }
+            Accumulated::Broken => "an update with an incomplete gradient: a batch failed",
         };
         Err(Error::usage(format!("{what}; the weights were not changed"))
             .fix("forward and backward of every batch again, after zero_grads"))
@@ -35,29 +36,28 @@ impl Sum {
 }
 
 impl ModelTrainer {
-    /// Does something for a batch whose gradient belongs to the update. Where it fails, so does the update: a first batch
-    /// leaves nothing behind, a later one an incomplete sum.
+    /// Runs `f` for a batch of the update. If it fails, so does the update: after a first batch nothing is left, after a later
+    /// one an incomplete gradient.
     pub(super) fn for_update<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let done = f(self);
         if done.is_err() {
             self.pending = None;
             match self.sum {
-                Sum::Nothing => self.zero_grads(),
-                Sum::Whole | Sum::Broken => self.sum = Sum::Broken,
+                Accumulated::Nothing => self.zero_grads(),
+                Accumulated::Whole | Accumulated::Broken => self.sum = Accumulated::Broken,
             }
         }
         done
     }
 
-    /// Calls `f` with the slots that a batch's gradient is added to, then adds what was summed apart to the totals. The
-    /// slots are returned on errors too.
+    /// Calls `f` with the accumulators for a batch, then adds the separate ones to the totals, also after an error.
     ///
-    /// The head's weight, which a backward adds to more than once, is summed apart where it was added to before.
+    /// The language-model head's weight, to which one backward adds more than once, has a separate accumulator per batch.
     pub(super) fn accumulate<T>(
         &mut self,
         f: impl FnOnce(&mut dyn Layers, Grads<'_>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        if self.sum == Sum::Broken {
+        if self.sum == Accumulated::Broken {
             self.sum.check(false)?;
         }
         if self.model.team().is_some() {
@@ -82,30 +82,29 @@ impl ModelTrainer {
             }
         }
         if let Ok(Some(_)) = &done {
-            self.sum = Sum::Whole;
+            self.sum = Accumulated::Whole;
         }
         done
     }
 
-    /// Discards the gradients added since the last update, and a forward that waits for its backward.
+    /// Discards the accumulated gradient, and a forward whose backward is pending.
     pub fn zero_grads(&mut self) {
         match self.model.split_over() {
             Some(_) => self.grads.iter_mut().for_each(|slot| *slot = None),
             None => self.grads.iter_mut().flatten().for_each(Gradient::clear),
         }
         (self.pending, self.totals) = (None, None);
-        self.sum = Sum::Nothing;
+        self.sum = Accumulated::Nothing;
     }
 
-    /// Memory for the gradient of a parameter, unless it is frozen; for this rank's part if weights are sharded.
+    /// Allocates the gradient of a parameter, or of this rank's shard; `None` if it is frozen.
     pub(super) fn slot(&self, param: usize) -> Result<Option<Gradient>> {
         let len = self.model.params[param].own.len();
         let _gradients = Purpose::Gradients.on(&self.model.backend);
         self.optimizer.trains(param).then(|| Gradient::new(&*self.model.backend, len)).transpose()
     }
 
-    /// A parameter may hold several tensors of which some are frozen: their gradients do not count. What was not added to
-    /// becomes zero.
+    /// Zeroes the gradient of frozen tensors inside a fused parameter. Parameters that got no gradient become zero.
     pub(super) fn mask_frozen(&mut self) -> Result<()> {
         for (i, slot) in self.grads.iter_mut().enumerate() {
             let Some(slot) = slot else { continue };
@@ -123,7 +122,7 @@ impl ModelTrainer {
     }
 }
 
-/// Adds the sum of a batch to the total, in one addition.
+/// Adds a batch's accumulator to the total, in one addition per element.
 fn add(backend: &dyn Backend, part: &Gradient, total: &mut Gradient) -> Result<()> {
     if part.is_empty() {
         return Ok(());
@@ -131,20 +130,20 @@ fn add(backend: &dyn Backend, part: &Gradient, total: &mut Gradient) -> Result<(
     backend.axpy(1.0, part.buffer(), total.added_to(backend)?)
 }
 
-/// What a loss's gradients must be: one number for each row, finite, and of something that the model has.
-pub(super) struct Fits {
+/// Expected shape of a loss's gradients: one finite number per row, for statistics that the model has.
+pub(super) struct ExpectedGrads {
     /// Input positions of the batch.
     pub tokens: usize,
-    /// Other tokens at each.
+    /// Additional scored tokens per position.
     pub others: usize,
     /// Whether there is a value (or score) head.
     pub value: bool,
-    /// Whether the last forward compared two models.
+    /// Whether the last forward computed a KL to another model.
     pub compared: bool,
 }
 
-impl Fits {
-    /// Refuses gradients that do not.
+impl ExpectedGrads {
+    /// Refuses gradients that do not match.
     pub(super) fn check(&self, g: &StatGrads) -> Result<()> {
         let (n, j) = (self.tokens, self.others);
         let columns = [
@@ -157,14 +156,14 @@ impl Fits {
         for (name, column, rows) in columns {
             if !column.is_empty() && column.len() != rows {
                 return Err(Error::data(format!(
-                    "the loss's gradient by {name} has {} numbers, the batch {rows} rows",
+                    "the loss's gradient with respect to {name} has {} numbers, the batch {rows} rows",
                     column.len()
                 ))
                 .fix("one number for each row, or none at all for zero"));
             }
             if let Some(at) = column.iter().position(|x| !x.is_finite()) {
                 return Err(Error::numerics(format!(
-                    "the loss's gradient by {name} is not finite at row {at}"
+                    "the loss's gradient with respect to {name} is not finite at row {at}"
                 ))
                 .fix("check the columns that the loss reads at that row"));
             }
@@ -172,8 +171,10 @@ impl Fits {
         let lost = [("value", &g.value, self.value), ("kl", &g.kl, self.compared)];
         for (name, column, there) in lost {
             if !there && column.iter().any(|&x| x != 0.0) {
-                return Err(Error::usage(format!("a gradient by {name}, which the forward did not compute"))
-                    .fix("a model with a value head for values, forward_against for the KL"));
+                return Err(Error::usage(format!(
+                    "a gradient with respect to {name}, which the forward did not compute"
+                ))
+                .fix("a model with a value head for values, forward_against for the KL"));
             }
         }
         Ok(())

@@ -1,8 +1,7 @@
 //! Input and output of the trainer: tokens of whole sequences, statistics per token.
 //!
-//! Indexing: a statistic at input position `i` of a sequence is about what comes after token `i`. `logp[i]` and
-//! `entropy[i]` belong to token `i + 1` (at the last position there is none, and they are 0); `value[i]` is of the
-//! state after token `i` and exists at every position.
+//! Indexing: a statistic at input position `i` concerns what follows token `i`. `logp[i]` and `entropy[i]` belong to token
+//! `i + 1` (0 at a sequence's last position); `value[i]` is of the state after token `i` and exists at every position.
 
 use crate::model::ModelConfig;
 use crate::{Error, Result};
@@ -13,22 +12,22 @@ use ferrl_kernels::backend::Segments;
 pub struct BatchSequence {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// Whether the token at each position is a target whose logp is wanted; empty means all but the first.
+    /// Whether the token at each position is a scored target; empty means all but the first.
     pub scored: Vec<bool>,
-    /// Other tokens whose logp is wanted at each position, `others_per_row` for every position; may be empty.
+    /// Additional tokens whose logp is computed at each position, `others_per_row` per position; may be empty.
     pub others: Vec<u32>,
 }
 
-/// Sequences computed together.
+/// Packed sequences, computed together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// End to end, in this order.
+    /// Concatenated in this order.
     pub sequences: Vec<BatchSequence>,
-    /// Other tokens at each position.
+    /// Additional scored tokens per position.
     pub others_per_row: usize,
 }
 
-/// Numbers per input position, all sequences end to end.
+/// One number per input position, all sequences concatenated.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Log-probability of the next token.
@@ -37,20 +36,20 @@ pub struct Stats {
     pub entropy: Vec<f32>,
     /// Value or score; empty for a model without such a head.
     pub value: Vec<f32>,
-    /// Log-probabilities of the other tokens, `others_per_row` for each position.
+    /// Log-probabilities of the additional tokens, `others_per_row` per position.
     pub others: Vec<f32>,
-    /// KL to another model over the whole vocabulary; empty unless the two were compared.
+    /// KL to another model over the whole vocabulary; empty unless computed.
     pub kl: Vec<f32>,
 }
 
 impl Stats {
-    /// Whether there is nothing but log-probabilities.
+    /// Whether it holds log-probabilities only.
     pub fn is_logp_alone(&self) -> bool {
         [&self.entropy, &self.value, &self.others, &self.kl].iter().all(|column| column.is_empty())
     }
 }
 
-/// d loss / d each number of [`Stats`], in its layout; an empty vector means zero.
+/// d loss / d each element of [`Stats`], in its layout; an empty vector is zero.
 pub type StatGrads = Stats;
 
 impl BatchSequence {
@@ -74,7 +73,7 @@ impl Batch {
         Segments::of(self.sequences.iter().map(|s| s.ids.len()))
     }
 
-    /// Refuses what cannot be computed.
+    /// Refuses a malformed batch.
     pub(super) fn check(&self, config: &ModelConfig) -> Result<()> {
         if self.sequences.is_empty() {
             return Err(Error::data("a batch without sequences").fix("leave empty batches out"));
@@ -98,7 +97,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Rows that predict a target, with the targets and the other tokens asked for there.
+    /// Rows that predict a target, their targets, and the additional tokens of each.
     pub(super) fn scored_rows(&self) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
         let (mut rows, mut targets, mut others) = (Vec::new(), Vec::new(), Vec::new());
         let mut start = 0;
@@ -127,8 +126,8 @@ impl Batch {
     }
 }
 
-/// Cuts sequences into micro-batches of at most `budget` tokens, in order: a function of the lengths and the
-/// budget alone, so that neither threads nor ranks change what is summed with what.
+/// Cuts sequences into micro-batches of at most `budget` tokens, in order: a function of lengths and budget only, so that the
+/// order of summation depends on neither threads nor ranks.
 pub fn plan(lengths: &[usize], budget: usize) -> Result<Vec<std::ops::Range<usize>>> {
     let mut cuts = Vec::new();
     let (mut start, mut tokens) = (0, 0);

@@ -1,5 +1,4 @@
-//! How far one model's next-token distributions are from another's, over the whole vocabulary: KL(p || q) at every scored
-//! position.
+//! Full-vocabulary KL(p || q) between two models at every scored position.
 
 use super::{Batch, ModelTrainer, StatGrads, Stats};
 use crate::model::decoder::{Keep, PastKv};
@@ -7,7 +6,7 @@ use crate::model::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
 
-/// KL(p || q) per input position; 0 where no token is scored.
+/// KL(p || q) per input position; 0 at unscored positions.
 pub fn kl(p: &Model, q: &Model, batch: &Batch, temperature: f32) -> Result<Vec<f32>> {
     comparable(p, q)?;
     let rows = batch.scored_rows().0;
@@ -15,7 +14,7 @@ pub fn kl(p: &Model, q: &Model, batch: &Batch, temperature: f32) -> Result<Vec<f
     between((p, &x), (q, &y), &rows, batch.tokens(), temperature)
 }
 
-/// Whether the two can be compared token by token.
+/// Refuses models whose distributions cannot be compared token by token.
 pub fn comparable(p: &Model, q: &Model) -> Result<()> {
     let (ours, theirs) = (p.config.vocab, q.config.vocab);
     if ours != theirs {
@@ -34,7 +33,7 @@ pub fn comparable(p: &Model, q: &Model) -> Result<()> {
     Ok(())
 }
 
-/// Hidden states of the scored rows, in their order.
+/// Hidden states of the scored rows.
 fn scored_states(model: &Model, batch: &Batch, rows: &[u32]) -> Result<Buffer> {
     batch.check(&model.config)?;
     let (ids, positions) = batch.flat();
@@ -59,7 +58,7 @@ fn between(
 }
 
 impl ModelTrainer {
-    /// As [`ModelTrainer::forward`], and the statistics' `kl` is KL(this model || other).
+    /// [`ModelTrainer::forward`], plus `kl`: KL(this model || other).
     pub fn forward_against(&mut self, batch: &Batch, other: &Model) -> Result<Stats> {
         self.for_update(|t| t.compared(batch, other))
     }
@@ -79,7 +78,7 @@ impl ModelTrainer {
         Ok(stats)
     }
 
-    /// As [`ModelTrainer::backward`], for the last [`ModelTrainer::forward_against`] and the same other model.
+    /// [`ModelTrainer::backward`] for the last [`ModelTrainer::forward_against`] with the same other model.
     pub fn backward_against(&mut self, batch: &Batch, grads: &StatGrads, other: &Model) -> Result<()> {
         self.for_update(|t| t.backward_with(batch, grads, Some(other)))
     }

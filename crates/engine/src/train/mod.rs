@@ -1,8 +1,8 @@
 //! Training: `forward` returns statistics per token, `backward` takes their gradients, `update` changes the weights.
 //!
-//! An update is cut into micro-batches by [`plan`]. Each micro-batch's gradient is summed from zero and added to
-//! the total in the order of the micro-batches, so it does not matter where each was computed. Most parameters get
-//! one gradient in a backward, by an operation that adds a whole sum in one addition: it goes into the total at once.
+//! [`plan`] cuts an update into micro-batches. Each micro-batch's gradient is summed from zero, then added to the total in
+//! micro-batch order, so it does not matter which rank computed it. Most parameters get their gradient in one operation per
+//! backward, which adds it to the total directly.
 
 mod accumulate;
 mod batch;
@@ -28,7 +28,7 @@ use crate::model::heads::{RowStats, Scored};
 use crate::model::weights::Model;
 use crate::model::{ExpertLoad, Slot};
 use crate::{Error, Result};
-use accumulate::{Fits, Sum};
+use accumulate::{Accumulated, ExpectedGrads};
 use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::Segments;
 
@@ -36,29 +36,29 @@ use ferrl_kernels::backend::Segments;
 pub struct ModelTrainer {
     /// The model; sample from it at any time.
     pub model: Model,
-    /// Turns gradients into steps.
+    /// Gradient to weight update.
     pub optimizer: Optimizer,
     /// Activation checkpointing: backward recomputes layers, to save memory.
     pub recompute: bool,
-    /// Whether ranks that split the weights exchange while they compute. It changes no bit; all ranks have the same.
+    /// Whether ZeRO-3 communication overlaps with computation. The results have the same bits; must be equal on all ranks.
     pub overlap: bool,
-    /// Divides the logits: the temperature that the batch was sampled at, 1 for data that was not sampled.
+    /// Divides the logits: the sampling temperature of the batch, or 1.
     pub temperature: f32,
     grads: Vec<Option<Gradient>>,
-    /// What `grads` are the sum of.
-    sum: Sum,
-    /// This rank's part of the sum over the rounds so far, where several ranks compute it.
+    /// State of the accumulated `grads`.
+    sum: Accumulated,
+    /// This rank's shard of the gradient accumulated over rounds, with data parallelism.
     totals: Option<ranks::Totals>,
-    /// What [`ModelTrainer::at_start`] goes back to.
+    /// Weights that [`ModelTrainer::at_start`] restores.
     start: start::Start,
     pending: Option<PendingBackward>,
-    /// How tokens went to the experts of each layer that has any, over the batches since [`ModelTrainer::take_load`].
+    /// Expert load per MoE layer, over the batches since [`ModelTrainer::take_load`].
     load: Vec<ExpertLoad>,
 }
 
-/// A forward pass that waits for its backward.
+/// A forward whose backward is pending.
 struct PendingBackward {
-    /// Of all sequences, to know them again.
+    /// All token ids, to check that backward gets the same batch.
     ids: Vec<u32>,
     tokens: Tokens,
     segments: Segments,
@@ -66,12 +66,12 @@ struct PendingBackward {
     h: Buffer,
     scored: Option<Scored>,
     rows: Vec<u32>,
-    /// The scored rows of the model this one is compared with.
+    /// Hidden states of the scored rows in the model compared with.
     other: Option<Buffer>,
 }
 
 impl ModelTrainer {
-    /// The model must have been made for training.
+    /// `model` must have been loaded for training.
     pub fn new(model: Model, options: OptimizerOptions) -> Result<Self> {
         let optimizer = Optimizer::new(&model, options)?;
         let mut trainer = ModelTrainer {
@@ -81,14 +81,14 @@ impl ModelTrainer {
             overlap: true,
             temperature: 1.0,
             grads: Vec::new(),
-            sum: Sum::Nothing,
+            sum: Accumulated::Nothing,
             totals: None,
             start: Vec::new(),
             pending: None,
             load: Vec::new(),
         };
         let slots = (0..trainer.model.params.len()).map(|i| match trainer.model.split_over() {
-            Some(_) => Ok(None), // layer by layer, as backward comes to them
+            Some(_) => Ok(None), // allocated layer by layer in backward
             None => trainer.slot(i),
         });
         trainer.grads = slots.collect::<Result<_>>()?;
@@ -108,13 +108,13 @@ impl ModelTrainer {
         Ok(stats)
     }
 
-    /// Statistics per token; stores nothing.
+    /// Statistics per token, without storing activations.
     pub fn stats(&self, batch: &Batch) -> Result<Stats> {
         stats(&self.model, batch, self.temperature)
     }
 
-    /// Adds this batch's gradient to the update's. `grads` belong to the last [`ModelTrainer::forward`]. After an error the
-    /// update has to be computed again from its first batch ([`ModelTrainer::zero_grads`]).
+    /// Accumulates the batch's gradient. `grads` are with respect to the statistics of the last [`ModelTrainer::forward`].
+    /// After an error, the update must be recomputed from its first batch ([`ModelTrainer::zero_grads`]).
     pub fn backward(&mut self, batch: &Batch, grads: &StatGrads) -> Result<()> {
         self.for_update(|t| t.backward_with(batch, grads, None))
     }
@@ -125,7 +125,7 @@ impl ModelTrainer {
             Error::usage("a backward that does not follow the forward of the same batch")
                 .fix("forward, then backward, batch by batch")
         })?;
-        self.fits(batch, p.other.is_some() && other.is_some()).check(grads)?;
+        self.expected_grads(batch, p.other.is_some() && other.is_some()).check(grads)?;
         let temperature = self.temperature;
         add_load(&mut self.load, &p.kept);
         self.accumulate(|layers, sum| {
@@ -150,8 +150,8 @@ impl ModelTrainer {
         Ok(())
     }
 
-    /// [`ModelTrainer::forward`] and [`ModelTrainer::backward`] in one, for a loss whose gradients are precomputed: the same bits, and
-    /// where they are of logp alone the head computes its logits once instead of twice (one-pass head).
+    /// [`ModelTrainer::forward`] and [`ModelTrainer::backward`] in one, for precomputed gradients: the same bits. If the
+    /// gradients are of logp only, the head computes its logits once instead of twice (one-pass head).
     pub fn forward_backward(&mut self, batch: &Batch, grads: &StatGrads) -> Result<Stats> {
         self.for_update(|t| {
             if let Some(stats) = t.one_pass_head(batch, grads, None)? {
@@ -163,8 +163,8 @@ impl ModelTrainer {
         })
     }
 
-    /// As [`ModelTrainer::forward_backward`], for gradients that were precomputed from the log-probabilities `logp`. `None`
-    /// where forward gives others, in any bit, or where nothing is gained: no gradient has been added then.
+    /// [`ModelTrainer::forward_backward`] for gradients precomputed from the log-probabilities `logp`. `None`, without having
+    /// accumulated anything, if forward computes other bits than `logp` or if one pass saves nothing.
     pub fn one_pass(&mut self, batch: &Batch, grads: &StatGrads, logp: &[f32]) -> Result<Option<Stats>> {
         self.for_update(|t| t.one_pass_head(batch, grads, Some(logp)))
     }
@@ -176,13 +176,13 @@ impl ModelTrainer {
         logp: Option<&[f32]>,
     ) -> Result<Option<Stats>> {
         let usual = self.model.config.head.has_lm() && grads.is_logp_alone() && batch.others_per_row == 0;
-        // Ranks that share the weights take the same passes, which gradients that turn out unusable would change.
+        // All ranks of a sharded model must make the same passes; a rank whose gradients turn out unusable would make others.
         if !usual || self.model.split_over().is_some() || self.model.team().is_some() {
             return Ok(None);
         }
-        self.fits(batch, false).check(grads)?;
+        self.expected_grads(batch, false).check(grads)?;
         let (mut stats, p) = hidden(&mut &self.model, batch, self.keep())?;
-        // Found while the device computes.
+        // Computed on the host while the device works.
         let (rows, targets, _) = batch.scored_rows();
         if rows.is_empty() {
             return Ok(None);
@@ -198,7 +198,7 @@ impl ModelTrainer {
             check_finite(model, start, batch, &stats, &p)?;
             let same = |logp: &[f32]| stats.logp.iter().zip(logp).all(|(a, b)| a.to_bits() == b.to_bits());
             if !logp.is_none_or(same) {
-                // Only the head was added to, and apart from its total.
+                // Only the head's separate accumulator was added to.
                 model.summed_in_parts().for_each(|i| sum[i].iter_mut().for_each(Gradient::clear));
                 return Ok(None);
             }
@@ -210,7 +210,7 @@ impl ModelTrainer {
         done
     }
 
-    /// How the tokens of the batches since the last call went to the experts, layer by layer; empty for a model without.
+    /// Expert load of the batches since the last call, per MoE layer.
     pub fn take_load(&mut self) -> Vec<ExpertLoad> {
         std::mem::take(&mut self.load)
     }
@@ -219,18 +219,18 @@ impl ModelTrainer {
         if self.recompute { Keep::Inputs } else { Keep::All }
     }
 
-    /// What gradients of this batch must be.
-    fn fits(&self, batch: &Batch, compared: bool) -> Fits {
+    /// The shape that gradients of this batch must have.
+    fn expected_grads(&self, batch: &Batch, compared: bool) -> ExpectedGrads {
         let value = self.model.config.head.has_value();
-        Fits { tokens: batch.tokens(), others: batch.others_per_row, value, compared }
+        ExpectedGrads { tokens: batch.tokens(), others: batch.others_per_row, value, compared }
     }
 
     fn check_finite(&self, batch: &Batch, stats: &Stats, p: &PendingBackward) -> Result<()> {
         check_finite(&self.model, self.optimizer.steps == 0, batch, stats, p)
     }
 
-    /// Changes the weights by the gradients added since the last update. On an error nothing has changed: weights,
-    /// version, moments and average are as before, and so are the gradients.
+    /// Updates the weights by the accumulated gradient. After an error nothing has changed: weights, version, moments, EMA and
+    /// gradient are as before.
     pub fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
         self.sum.check(self.pending.is_some())?;
         self.mask_frozen()?;
@@ -239,7 +239,7 @@ impl ModelTrainer {
         Ok(report)
     }
 
-    /// As [`ModelTrainer::update`], but only the value (or score) head changes, and only its gradient counts.
+    /// [`ModelTrainer::update`] of the value (or score) head only.
     pub fn update_head(&mut self, learning_rate: f64) -> Result<UpdateReport> {
         let trunk: Vec<bool> = self.model.params.iter().map(|p| p.shape.id.slot != Slot::Value).collect();
         if trunk.iter().all(|&trunk| trunk) {
@@ -257,10 +257,10 @@ impl ModelTrainer {
         report
     }
 
-    /// Takes the weights of a model of the same shape and begins training anew.
+    /// Copies the weights of a model of the same shape and resets the optimizer.
     pub fn restart_from(&mut self, start: &Model) -> Result<()> {
-        self.model.room(self.model.params.iter().map(|p| p.shape.len()), 1)?;
-        // A base as NF4 never changes.
+        self.model.reserve(self.model.params.iter().map(|p| p.shape.len()), 1)?;
+        // An NF4 base never changes.
         let changes: Vec<bool> = (0..start.params.len()).map(|i| !self.model.is_nf4(i)).collect();
         let pairs = self.model.params.iter_mut().zip(&start.params).zip(changes);
         for ((param, own), _) in pairs.filter(|(_, changes)| *changes) {
@@ -271,7 +271,7 @@ impl ModelTrainer {
         self.model.refresh()
     }
 
-    /// The gradient of a parameter so far; `None` where it is frozen.
+    /// The accumulated gradient of a parameter; `None` if it is frozen.
     pub fn gradient(&self, param: usize) -> Result<Option<Vec<f32>>> {
         let Some(slot) = &self.grads[param] else { return Ok(None) };
         if slot.is_empty() {
@@ -281,14 +281,14 @@ impl ModelTrainer {
     }
 }
 
-/// Adds a batch's.
+/// Adds the expert load of a batch.
 fn add_load(to: &mut Vec<ExpertLoad>, kept: &Activations) {
     let batch: Vec<&ExpertLoad> = kept.loads().collect();
     to.resize(batch.len(), ExpertLoad::default());
     to.iter_mut().zip(batch).for_each(|(sum, load)| sum.add(load));
 }
 
-/// Statistics per token of any model, trained or not.
+/// Statistics per token of any model.
 pub fn stats(model: &Model, batch: &Batch, temperature: f32) -> Result<Stats> {
     Ok(run(&mut &*model, batch, temperature, Keep::Nothing)?.0)
 }
@@ -311,7 +311,7 @@ fn run(
     Ok((stats, p))
 }
 
-/// Everything below the language-model head: values, and zeros where its numbers go.
+/// Everything below the language-model head; its statistics are zero so far.
 fn hidden(layers: &mut dyn Layers, batch: &Batch, keep: Keep) -> Result<(Stats, PendingBackward)> {
     batch.check(&layers.model().config)?;
     let segments = batch.segments();
@@ -328,7 +328,7 @@ fn hidden(layers: &mut dyn Layers, batch: &Batch, keep: Keep) -> Result<(Stats, 
     ))
 }
 
-/// Puts the numbers of the scored rows in their places.
+/// Scatters the statistics of the scored rows.
 fn place_rows(stats: &mut Stats, rows: &[u32], r: &RowStats, others: usize) {
     for (i, &row) in rows.iter().enumerate() {
         let row = row as usize;
@@ -339,7 +339,7 @@ fn place_rows(stats: &mut Stats, rows: &[u32], r: &RowStats, others: usize) {
     }
 }
 
-/// The gradients of the scored rows; what flows into other rows is an error of the caller.
+/// Gathers the gradients of the scored rows; the caller must not pass gradients for others.
 fn pick_rows(g: &StatGrads, rows: &[u32], others: usize) -> RowStats {
     let pick = |column: &[f32]| -> Vec<f32> {
         rows.iter().map(|&r| column.get(r as usize).copied().unwrap_or(0.0)).collect()
@@ -352,8 +352,7 @@ fn pick_rows(g: &StatGrads, rows: &[u32], others: usize) -> RowStats {
     out
 }
 
-/// Names the first statistic that is not finite, if any; `start` where the weights are still the ones that
-/// were loaded.
+/// An error that names the first non-finite statistic, if any; `start` if the weights are still those that were loaded.
 fn check_finite(model: &Model, start: bool, batch: &Batch, stats: &Stats, p: &PendingBackward) -> Result<()> {
     let columns = [("logp", &stats.logp), ("entropy", &stats.entropy), ("value", &stats.value)];
     let bad = columns.iter().find_map(|(name, c)| Some((name, c.iter().position(|x| !x.is_finite())?)));
@@ -369,7 +368,7 @@ fn check_finite(model: &Model, start: bool, batch: &Batch, stats: &Stats, p: &Pe
     let sequence = p.segments.starts.partition_point(|&s| s <= row) - 1;
     let at = row - p.segments.starts[sequence];
     let first = match model.split_over() {
-        Some(_) => "a layer".into(), // the other ranks do not take part in another pass
+        Some(_) => "a layer".into(), // finding it takes another pass, which the other ranks do not make
         None => model.first_bad_activation(&p.tokens, &p.segments)?.unwrap_or_else(|| "the head".into()),
     };
     let fix = if start { "compute in f32" } else { "a lower learning rate, or compute in f32" };

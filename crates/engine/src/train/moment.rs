@@ -1,7 +1,7 @@
-//! How an optimizer's numbers of a parameter are stored: f32, or 8-bit codes in blocks that share a magnitude.
+//! Storage of optimizer state: f32, or block-wise 8-bit codes with an absmax per block.
 //!
-//! Codes are for matrices inside layers, which are nearly all of a large model. Tables, heads, norms, biases, adapters and
-//! short parameters keep f32: a row of a table that rarely has a gradient shares no block with others, and the rest is small.
+//! Only matrices inside layers, which are nearly all of a large model, are 8-bit. Embeddings keep f32 because a row that rarely
+//! gets a gradient must not share a block's scale with others; heads, norms, biases, adapters and short parameters are small.
 
 use crate::Result;
 use crate::model::{ParamKind, ParamShape};
@@ -12,32 +12,32 @@ use std::ops::Range;
 /// Parameters with fewer weights keep f32 moments, as in bitsandbytes.
 const SMALLEST: usize = 4096;
 
-/// The optimizer's buffers of a parameter, in the order in which checkpoints have them.
+/// A parameter's optimizer buffers, in checkpoint order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateKind {
-    /// First moment, or SGD's velocity: numbers or codes.
+    /// First moment, or SGD's momentum buffer: values or codes.
     First,
-    /// Second moment: numbers or codes.
+    /// Second moment: values or codes.
     Second,
-    /// Average of the weights.
+    /// EMA of the weights.
     Average,
-    /// Largest magnitude of each block of the first moment, where it is codes.
+    /// Absmax of each block of the first moment, if 8-bit.
     FirstAbsmax,
-    /// The same of the second moment.
+    /// Absmax of each block of the second moment, if 8-bit.
     SecondAbsmax,
 }
 
-/// How the moments of a parameter are stored.
+/// Storage of a parameter's moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MomentStorage {
-    /// As 8-bit codes.
+    /// 8-bit codes.
     pub coded: bool,
-    /// In the machine's memory.
+    /// In host memory.
     pub offload: bool,
 }
 
 impl StateKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [StateKind; 5] = [
         StateKind::First,
         StateKind::Second,
@@ -57,7 +57,7 @@ impl StateKind {
         }
     }
 
-    /// The numbers that belong to these weights.
+    /// The elements of this buffer that belong to a range of weights.
     pub fn range(self, weights: &Range<usize>) -> Range<usize> {
         match self {
             StateKind::FirstAbsmax | StateKind::SecondAbsmax => {
@@ -67,7 +67,7 @@ impl StateKind {
         }
     }
 
-    /// How its numbers are stored where moments are codes, or not.
+    /// Its element type, given whether moments are 8-bit.
     pub fn dtype(self, coded: bool) -> DType {
         match self {
             StateKind::First | StateKind::Second if coded => DType::U8,
@@ -75,31 +75,31 @@ impl StateKind {
         }
     }
 
-    /// Memory for `len` of its numbers.
-    pub(super) fn room(self, backend: &dyn Backend, numbers: usize, stored: MomentStorage) -> Result<Buffer> {
+    /// Allocates a buffer of `len` elements.
+    pub(super) fn alloc(self, backend: &dyn Backend, len: usize, stored: MomentStorage) -> Result<Buffer> {
         let dtype = self.dtype(stored.coded);
-        // The average is read whenever the averaged model is; moments once a step.
+        // The EMA is read whenever the averaged model is used; moments once per step.
         match stored.offload && self != StateKind::Average {
-            true => backend.alloc_host(dtype, numbers),
-            false => backend.alloc(dtype, numbers),
+            true => backend.alloc_host(dtype, len),
+            false => backend.alloc(dtype, len),
         }
     }
 
-    /// Zero moments of `len` weights.
+    /// Zero moments for `len` weights.
     pub(super) fn zeros(
         self,
         backend: &dyn Backend,
         weights: usize,
         stored: MomentStorage,
     ) -> Result<Buffer> {
-        let mut buffer = self.room(backend, self.range(&(0..weights)).len(), stored)?;
+        let mut buffer = self.alloc(backend, self.range(&(0..weights)).len(), stored)?;
         let zero = if self == StateKind::First && stored.coded { f32::from(SIGNED.code(0.0)) } else { 0.0 };
         backend.fill(&mut buffer, zero)?;
         Ok(buffer)
     }
 }
 
-/// Whether 8-bit AdamW has codes for the moments of a parameter, of which these elements are trained.
+/// Whether 8-bit AdamW quantises the moments of a parameter, of which the elements `trained` are trained.
 pub fn is_coded(shape: &ParamShape, trained: &[Range<usize>]) -> bool {
     let whole = |r: &Range<usize>| {
         r.start.is_multiple_of(BLOCK) && (r.end.is_multiple_of(BLOCK) || r.end == shape.len())

@@ -1,4 +1,4 @@
-//! From gradients to weights: what is trained, clipping, AdamW or SGD, an average of the weights.
+//! From gradients to weights: trainable parameters, clipping, AdamW or SGD, EMA.
 
 use super::moment::{MomentStorage, StateKind, is_coded};
 use crate::model::gradient::Gradient;
@@ -9,15 +9,14 @@ use ferrl_kernels::backend::{AdamW, AdamWParam, Sgd};
 use ferrl_kernels::{Buffer, DType, Purpose};
 use std::ops::Range;
 
-/// Settings of an optimizer; the learning rate comes with each step.
+/// Settings of an optimizer; the learning rate is passed to each step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerOptions {
-    /// AdamW, or SGD where given.
+    /// AdamW or SGD.
     pub rule: Rule,
-    /// AdamW's moments of large matrices are 8-bit codes.
+    /// 8-bit AdamW: moments of large matrices are block-wise 8-bit codes.
     pub coded: bool,
-    /// Moments are in the machine's memory; steps read and write them through the bus. Without effect on the bits, and on
-    /// devices that compute there.
+    /// Offload moments to host memory; steps read and write them over the bus. Same bits; no effect where the device is the host.
     pub offload: bool,
     /// Weight decay, decoupled for AdamW; norms and biases have none.
     pub weight_decay: f64,
@@ -25,12 +24,11 @@ pub struct OptimizerOptions {
     pub max_grad_norm: Option<f32>,
     /// EMA decay; `None` disables the EMA of the weights.
     pub ema: Option<f32>,
-    /// Tensors, by the name they have in the model's files, that are not trained: `model.embed_tokens`,
-    /// `model.layers.0.`, `q_proj`; every tensor whose name contains one of these.
+    /// Frozen tensors, by any part of their name in the checkpoint: `model.embed_tokens`, `model.layers.0.`, `q_proj`.
     pub frozen: Vec<String>,
 }
 
-/// How a gradient becomes a step.
+/// Update rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// Adam with decoupled weight decay.
@@ -39,12 +37,12 @@ pub enum Rule {
         beta1: f64,
         /// decay of the second moment
         beta2: f64,
-        /// added to the root of the second moment
+        /// added to the square root of the second moment
         eps: f64,
     },
-    /// Gradient descent.
+    /// SGD.
     Sgd {
-        /// decay of the velocity
+        /// momentum
         momentum: f64,
     },
 }
@@ -63,21 +61,21 @@ impl Default for OptimizerOptions {
     }
 }
 
-/// State of an optimizer.
+/// Optimizer and its state.
 pub struct Optimizer {
     options: OptimizerOptions,
     /// Steps taken.
     pub steps: u64,
-    /// For each parameter the elements that are trained.
+    /// Trained elements of each parameter.
     pub(super) trained: Vec<Vec<Range<usize>>>,
-    /// Of each parameter, by [`StateKind`].
+    /// Buffers of each parameter.
     state: Vec<ParamState>,
 }
 
-/// The buffers of a parameter, by [`StateKind`].
+/// A parameter's buffers, by [`StateKind`].
 type ParamState = [Option<Buffer>; StateKind::ALL.len()];
 
-/// What an update did.
+/// Result of an update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateReport {
     /// Global gradient norm before clipping.
@@ -87,7 +85,7 @@ pub struct UpdateReport {
 }
 
 impl Optimizer {
-    /// For the parameters of a model.
+    /// An optimizer for a model.
     pub fn new(model: &Model, options: OptimizerOptions) -> Result<Self> {
         let n = model.params.len();
         let trained = match model.adapter() {
@@ -98,7 +96,7 @@ impl Optimizer {
         Ok(Optimizer { options, steps: 0, trained, state })
     }
 
-    /// Resets steps, moments and averages.
+    /// Resets steps, moments and EMA.
     pub fn restart(&mut self) {
         self.steps = 0;
         self.state.iter_mut().for_each(|state| *state = ParamState::default());
@@ -109,7 +107,7 @@ impl Optimizer {
         !self.trained[param].is_empty()
     }
 
-    /// Keeps this rank's parts of what belongs to a model that has been split.
+    /// Keeps this rank's shards of the state of a model that has just been sharded.
     pub(super) fn split(&mut self, model: &Model) -> Result<()> {
         for i in 0..self.state.len() {
             for kind in StateKind::ALL {
@@ -122,31 +120,31 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The elements of a parameter's own part that are trained.
+    /// Trained elements of this rank's shard of a parameter.
     pub(super) fn trained_here(&self, model: &Model, param: usize) -> Vec<Range<usize>> {
         let own = &model.params[param].own;
         let here = self.trained[param].iter().map(|r| r.start.max(own.start)..r.end.min(own.end));
         here.filter(|r| !r.is_empty()).map(|r| r.start - own.start..r.end - own.start).collect()
     }
 
-    /// Clips the gradient, takes a step, and derives the compute weights from the masters. After an error nothing has changed: a gradient that is not finite, or
-    /// memory that is missing, is found before the first weight moves.
+    /// Clips the gradient, takes a step, and derives the GEMM weights from the masters. After an error nothing has changed:
+    /// non-finite gradients and missing memory are detected before the first weight changes.
     pub fn update(&mut self, model: &mut Model, grads: &[Option<Gradient>], lr: f64) -> Result<UpdateReport> {
         let grad_norm = self.norm(model, grads)?;
         let scale = match self.options.max_grad_norm {
-            // The margin is PyTorch's: clip_grad_norm_ divides by norm + 1e-6.
+            // As PyTorch's clip_grad_norm_, which divides by norm + 1e-6.
             Some(max) => (max as f64 / (grad_norm + 1e-6)).min(1.0) as f32,
             None => 1.0,
         };
         let _moments = Purpose::Optimizer.on(&model.backend.clone());
-        let fresh = self.make_room(model, grads)?;
-        let averages = self.put_moments(fresh);
+        let new_state = self.allocate(model, grads)?;
+        let averages = self.install_moments(new_state);
         if let Some(split) = model.split_over() {
-            split.ranks().all_gather(&[])?; // every rank has room, so every rank moves its weights
+            split.ranks().all_gather(&[])?; // barrier: every rank has its memory, so every rank updates
             model.release_all();
         }
         if let Err(e) = self.step(model, grads, lr, scale) {
-            self.take_moments(&averages);
+            self.remove_moments(&averages);
             return Err(e);
         }
         model.merge()?;
@@ -158,7 +156,7 @@ impl Optimizer {
         Ok(UpdateReport { grad_norm, learning_rate: lr })
     }
 
-    /// The weights and their moments one step further.
+    /// Updates weights and moments.
     fn step(
         &mut self,
         model: &mut Model,
@@ -175,9 +173,9 @@ impl Optimizer {
         }
     }
 
-    /// Everything that an update needs memory for, before it changes anything: moments (zeros) and averages that are
-    /// missing, and room for the copies that some devices work on.
-    fn make_room(&self, model: &Model, grads: &[Option<Gradient>]) -> Result<Vec<Fresh>> {
+    /// Allocates everything that an update needs before it changes anything: missing moments (zeros) and EMAs, and scratch memory
+    /// on devices that update out of place.
+    fn allocate(&self, model: &Model, grads: &[Option<Gradient>]) -> Result<Vec<NewState>> {
         let (backend, average) = (&*model.backend, self.options.ema.is_some());
         let copies = if matches!(self.options.rule, Rule::Sgd { .. }) { 1 } else { 0 };
         let moved: Vec<usize> = (0..grads.len()).filter(|&i| grads[i].is_some() && self.trains(i)).collect();
@@ -191,15 +189,15 @@ impl Optimizer {
             }
             let average = average && old[StateKind::Average as usize].is_none();
             let average = average.then(|| backend.alloc(DType::F32, n)).transpose()?;
-            all.push(Fresh { param, moments, average });
+            all.push(NewState { param, moments, average });
         }
         let copies = if average { copies.max(2) } else { copies };
-        model.room(moved.iter().map(|&i| model.params[i].master.len()), copies)?;
-        model.merge_room()?;
+        model.reserve(moved.iter().map(|&i| model.params[i].master.len()), copies)?;
+        model.reserve_for_merge()?;
         Ok(all)
     }
 
-    /// What the rule keeps of a parameter.
+    /// State that the rule keeps for a parameter.
     fn moments(&self, coded: bool) -> &'static [StateKind] {
         use StateKind::{First, FirstAbsmax, Second, SecondAbsmax};
         match self.options.rule {
@@ -214,32 +212,32 @@ impl Optimizer {
         MomentStorage { coded: self.is_coded(model, param), offload: self.options.offload }
     }
 
-    /// Whether a parameter's moments are codes.
+    /// Whether a parameter's moments are 8-bit.
     pub fn is_coded(&self, model: &Model, param: usize) -> bool {
         self.options.coded && is_coded(&model.params[param].shape, &self.trained[param])
     }
 
-    /// Puts new moments in their places; of each parameter, what was new, and room for its average where it has none.
-    fn put_moments(&mut self, fresh: Vec<Fresh>) -> Vec<Placed> {
-        let mut placed = Vec::new();
-        for Fresh { param, moments, average } in fresh {
+    /// Installs new moments; returns what was new for each parameter, and its EMA buffer if that is new.
+    fn install_moments(&mut self, new_state: Vec<NewState>) -> Vec<Installed> {
+        let mut installed = Vec::new();
+        for NewState { param, moments, average } in new_state {
             let new = moments.iter().map(|(kind, _)| *kind).collect();
             for (kind, moment) in moments {
                 self.state[param][kind as usize] = Some(moment);
             }
-            placed.push(Placed { param, new, average });
+            installed.push(Installed { param, new, average });
         }
-        placed
+        installed
     }
 
-    /// Takes them away again.
-    fn take_moments(&mut self, placed: &[Placed]) {
-        for Placed { param, new, .. } in placed {
+    /// Removes new moments after a failed update.
+    fn remove_moments(&mut self, installed: &[Installed]) {
+        for Installed { param, new, .. } in installed {
             new.iter().for_each(|&kind| self.state[*param][kind as usize] = None);
         }
     }
 
-    /// Decay of a parameter's weights.
+    /// Weight decay of a parameter.
     fn decay(&self, param: &Param) -> f64 {
         if param.shape.id.is_vector() { 0.0 } else { self.options.weight_decay }
     }
@@ -254,7 +252,7 @@ impl Optimizer {
             let [first, second, _, first_absmax, second_absmax] = state.each_mut().map(Option::as_mut);
             let (Some(grad), Some(first), Some(second)) = (grad, first, second) else { continue };
             if ranges.is_empty() {
-                continue; // another rank's
+                continue; // owned by another rank
             }
             steps.push(AdamWParam {
                 op: AdamW { weight_decay, ..op },
@@ -288,12 +286,12 @@ impl Optimizer {
         Ok(())
     }
 
-    /// `average -= (1 - keep) * (average - weight)`; a first average is the weight.
+    /// `average -= (1 - keep) * (average - weight)`; a new average is a copy of the weight.
     fn move_averages(
         &mut self,
         model: &Model,
         grads: &[Option<Gradient>],
-        placed: Vec<Placed>,
+        installed: Vec<Installed>,
         keep: f32,
     ) -> Result<()> {
         let backend = &*model.backend;
@@ -305,7 +303,7 @@ impl Optimizer {
             backend.axpy(-1.0, &param.master, &mut gap)?;
             backend.axpy(keep - 1.0, &gap, average)?;
         }
-        for Placed { param, average, .. } in placed {
+        for Installed { param, average, .. } in installed {
             let Some(mut average) = average else { continue };
             let master = &model.params[param].master;
             backend.copy(master, 0, &mut average, 0, master.len())?;
@@ -314,17 +312,17 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The averaged weights of a parameter, or its weights where there is no average.
+    /// The EMA of a parameter, or its weights without EMA.
     pub fn average<'a>(&'a self, model: &'a Model, param: usize) -> &'a Buffer {
         self.state[param][StateKind::Average as usize].as_ref().unwrap_or(&model.params[param].master)
     }
 
-    /// For checkpoints: a parameter's buffers, by [`StateKind`].
+    /// A parameter's buffers, by [`StateKind`], for checkpoints.
     pub fn buffers(&self, param: usize) -> [Option<&Buffer>; StateKind::ALL.len()] {
         self.state[param].each_ref().map(Option::as_ref)
     }
 
-    /// Puts back what a checkpoint holds of one: all of it, or this rank's part where the model is split.
+    /// Restores a buffer from a checkpoint: this rank's shard of it.
     pub fn put_own(
         &mut self,
         model: &Model,
@@ -337,7 +335,7 @@ impl Optimizer {
         self.state[param][kind as usize] = match own {
             None => None,
             Some(values) => {
-                let mut buffer = kind.room(&*model.backend, values.len(), stored)?;
+                let mut buffer = kind.alloc(&*model.backend, values.len(), stored)?;
                 model.backend.write(&mut buffer, 0, values)?;
                 Some(buffer)
             }
@@ -366,7 +364,7 @@ impl Optimizer {
     }
 }
 
-/// The first element of a gradient that is a NaN or infinity, on any rank, and its parameter.
+/// The first non-finite element of the gradient on any rank, as (parameter, element).
 fn first_non_finite(model: &Model, grads: &[Option<Gradient>]) -> Result<Option<(usize, usize)>> {
     let mut found = None;
     for (i, grad) in grads.iter().enumerate() {
@@ -387,26 +385,26 @@ fn first_non_finite(model: &Model, grads: &[Option<Gradient>]) -> Result<Option<
     Ok(found.min())
 }
 
-/// Memory of a parameter that an update is the first to need.
-struct Fresh {
+/// Buffers allocated for the first update of a parameter.
+struct NewState {
     param: usize,
     moments: Vec<(StateKind, Buffer)>,
     average: Option<Buffer>,
 }
 
-/// The result of an update: which moments are new, and the average that is not stored yet.
-struct Placed {
+/// What [`Optimizer::install_moments`] installed, and the EMA buffer not yet in use.
+struct Installed {
     param: usize,
     new: Vec<StateKind>,
     average: Option<Buffer>,
 }
 
-/// How many weights of a model are trained; a name in `frozen` that no tensor has is an error.
+/// Number of trained weights; an entry of `frozen` that matches no tensor is an error.
 pub fn trained_weights(config: &ModelConfig, frozen: &[String]) -> Result<usize> {
     Ok(trained_parts(config, frozen)?.iter().flatten().map(ExactSizeIterator::len).sum())
 }
 
-/// For each parameter, the elements whose tensor is not frozen.
+/// Elements of each parameter whose tensor is not frozen.
 fn trained_parts(config: &ModelConfig, frozen: &[String]) -> Result<Vec<Vec<Range<usize>>>> {
     let tensors: Vec<Tensor> = family(config.family)?.tensors(config);
     let mut used = vec![false; frozen.len()];
@@ -418,7 +416,7 @@ fn trained_parts(config: &ModelConfig, frozen: &[String]) -> Result<Vec<Vec<Rang
             let hits = frozen.iter().enumerate().filter(|(_, f)| part.name.contains(f.as_str()));
             let hits: Vec<usize> = hits.map(|(i, _)| i).collect();
             hits.iter().for_each(|&i| used[i] = true);
-            // Adjacent tensors are one range.
+            // Merge adjacent ranges.
             match ranges.last_mut() {
                 _ if !hits.is_empty() => {}
                 Some(last) if last.end == at => last.end = at + len,

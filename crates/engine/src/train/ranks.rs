@@ -1,26 +1,25 @@
-//! The gradient of an update whose micro-batches are computed by several ranks.
+//! Data parallelism: the micro-batches of an update are computed by several ranks.
 //!
-//! Micro-batch `i` belongs to rank `i mod p`. After each round of `p` micro-batches every rank gets its part of the `p` gradients
-//! and adds them to its part of the total in the order of the micro-batches; after the last round the parts are gathered. That
-//! is the sum of one process, addition by addition, so the weights have the same bits for any number of ranks.
+//! Rank `i mod p` computes micro-batch `i`. After each round of `p` micro-batches, an all-to-all gives every rank its shard of
+//! the `p` gradients, which it adds to its shard of the total in micro-batch order; after the last round the shards are
+//! all-gathered. Addition by addition this is the sum of one process, so the weights have the same bits on any number of ranks.
 
 use super::ModelTrainer;
-use super::accumulate::Sum;
+use super::accumulate::Accumulated;
 use crate::Result;
 use crate::model::Model;
 use crate::model::gradient::Gradient;
 use crate::model::shard::buckets;
-use ferrl_kernels::comm::{ComingParcels, Inbox, Outbox, ParcelContents, ParcelPiece, Route, part};
+use ferrl_kernels::comm::{Inbox, Outbox, ParcelContents, ParcelPiece, PendingParcels, Route, part};
 use ferrl_kernels::{Buffer, DType, Purpose, Ranks};
 use std::ops::Range;
 
-/// This rank's part of every parameter's gradient; absent as long as nothing was added to it.
+/// This rank's shard of every parameter's accumulated gradient; `None` until something was added.
 pub(super) type Totals = Vec<Option<Buffer>>;
 
 impl ModelTrainer {
-    /// Adds the gradients of a round: those of this rank's backward, where it had a micro-batch, and of the others'. All ranks
-    /// call it together. Alone there is nothing to do: a backward adds to the total itself. Nor is there where weights are
-    /// split: gradients have gone to their ranks layer by layer.
+    /// Adds the gradients of a round: this rank's, if it had a micro-batch, and the other ranks'. Collective. No-op on a single
+    /// rank, where backward accumulates directly, and under ZeRO-3, where gradients are reduced layer by layer.
     pub fn add_round(&mut self, ranks: &Ranks) -> Result<()> {
         let (split, in_team) = (self.model.split_over().cloned(), self.model.team().is_some());
         if ranks.is_alone() || split.is_some() && !in_team {
@@ -42,11 +41,11 @@ impl ModelTrainer {
         self.totals.take().unwrap_or_else(|| self.model.params.iter().map(|_| None).collect())
     }
 
-    /// After the last round: the whole gradient, on every rank; of the rank's own weights where they are split.
+    /// After the last round: the complete gradient on every rank, or this rank's shard under ZeRO-3.
     pub fn gather_gradient(&mut self, ranks: &Ranks) -> Result<()> {
         let Some(totals) = self.totals.take() else { return Ok(()) };
         if self.model.split_over().is_some() {
-            return self.keep_own(totals);
+            return self.store_shards(totals);
         }
         let all: Vec<usize> = (0..self.grads.len()).collect();
         let part_of = |i: usize, rank: usize| part(self.model.params[i].shape.len(), rank, ranks.size());
@@ -80,14 +79,14 @@ impl ModelTrainer {
             }
         }
         drop(totals);
-        // The update and the next rollouts need other sizes than forward and backward, whose memory would lie beside theirs.
+        // Update and rollout allocate other sizes than forward and backward: release the latter's cached memory first.
         self.model.backend.trim();
-        self.sum = Sum::Whole;
+        self.sum = Accumulated::Whole;
         Ok(())
     }
 
-    /// The sums of this rank's own weights, where an update finds them.
-    fn keep_own(&mut self, totals: Totals) -> Result<()> {
+    /// Moves the totals of this rank's shards to where an update reads them.
+    fn store_shards(&mut self, totals: Totals) -> Result<()> {
         for (i, total) in totals.into_iter().enumerate() {
             self.grads[i] = match total.filter(|_| self.optimizer.trains(i)) {
                 Some(total) => Some(Gradient::of(total)),
@@ -96,20 +95,20 @@ impl ModelTrainer {
         }
         // As above.
         self.model.backend.trim();
-        self.sum = Sum::Whole;
+        self.sum = Accumulated::Whole;
         Ok(())
     }
 }
 
-/// Which of a parameter's weights a rank sums up, by parameter, length and rank.
+/// The range of a parameter that a rank accumulates, by parameter, length and rank.
 type OwnedRange<'a> = &'a dyn Fn(usize, usize, usize) -> Range<usize>;
 
-/// How gradients reach the ranks that sum them up.
+/// Reduce-scatter of gradients in micro-batch order.
 pub(super) struct GradientExchange<'a> {
     model: &'a Model,
     ranks: &'a Ranks,
     parts: OwnedRange<'a>,
-    /// Ranks that have computed the gradient of a micro-batch together.
+    /// Ranks per team; a team computes a micro-batch's gradient together.
     team: usize,
 }
 
@@ -119,35 +118,35 @@ impl<'a> GradientExchange<'a> {
         GradientExchange { model, ranks, parts, team }
     }
 
-    /// Adds this rank's part of every micro-batch's gradients of these parameters to the totals, in the order of the ranks.
+    /// Adds this rank's shard of every micro-batch's gradients of these parameters to the totals, in rank order.
     pub fn add(&self, params: &[usize], grads: &[Option<Gradient>], totals: &mut Totals) -> Result<()> {
         for bucket in buckets(params, |i| self.model.params[i].shape.len()) {
             let _gradients = Purpose::Gradients.on(&self.model.backend);
             let outbox = self.pack(bucket, grads)?;
             let inbox = self.ranks.exchange_parcels(outbox, &self.expected(bucket))?;
-            self.add_arrived(bucket, inbox, totals)?;
+            self.add_received(bucket, inbox, totals)?;
         }
         Ok(())
     }
 
-    /// Starts to send gradients to the ranks that sum them; [`GradientExchange::finish`] waits and adds the sums.
-    pub fn begin(&self, params: Vec<usize>, grads: &[Option<Gradient>]) -> Result<Leaving> {
+    /// Starts sending gradients to the ranks that accumulate them; [`GradientExchange::finish`] waits and adds.
+    pub fn begin(&self, params: Vec<usize>, grads: &[Option<Gradient>]) -> Result<PendingReduce> {
         let _gradients = Purpose::Gradients.on(&self.model.backend);
         let coming = self.ranks.begin_parcels(self.pack(&params, grads)?, &self.expected(&params))?;
-        Ok(Leaving { params, coming })
+        Ok(PendingReduce { params, coming })
     }
 
-    /// The end of it.
-    pub fn finish(&self, leaving: Leaving, totals: &mut Totals) -> Result<()> {
-        self.add_arrived(&leaving.params, self.ranks.receive(leaving.coming)?, totals)
+    /// Waits for the gradients and adds them.
+    pub fn finish(&self, pending_reduce: PendingReduce, totals: &mut Totals) -> Result<()> {
+        self.add_received(&pending_reduce.params, self.ranks.receive(pending_reduce.coming)?, totals)
     }
 
-    /// Gradients in the order of the micro-batches: of one from one rank, or from the members of the team that computed it.
-    fn add_arrived(&self, params: &[usize], mut inbox: Inbox, totals: &mut Totals) -> Result<()> {
+    /// Adds received gradients in micro-batch order: each from one rank, or from the members of a team.
+    fn add_received(&self, params: &[usize], mut inbox: Inbox, totals: &mut Totals) -> Result<()> {
         let _gradients = Purpose::Gradients.on(&self.model.backend);
         for first in (0..self.ranks.size()).step_by(self.team) {
             if self.team > 1 {
-                self.add_joined(params, first, &mut inbox, totals)?;
+                self.add_from_team(params, first, &mut inbox, totals)?;
                 continue;
             }
             let there = inbox.note(first, params.len())?;
@@ -159,7 +158,7 @@ impl<'a> GradientExchange<'a> {
         Ok(())
     }
 
-    /// The first is written, the others are added.
+    /// The first contribution is written, later ones are added.
     fn add_part(&self, inbox: &mut Inbox, from: usize, len: usize, total: &mut Option<Buffer>) -> Result<()> {
         let Some(total) = total else {
             let mut first = self.model.backend.alloc(DType::F32, len)?;
@@ -170,8 +169,8 @@ impl<'a> GradientExchange<'a> {
         inbox.add(from, total)
     }
 
-    /// Adds a micro-batch's gradients, of which each member of the team from rank `first` on has sent some pieces.
-    fn add_joined(
+    /// Adds a micro-batch's gradients, sent in pieces by the members of the team that starts at rank `first`.
+    fn add_from_team(
         &self,
         params: &[usize],
         first: usize,
@@ -211,15 +210,15 @@ impl<'a> GradientExchange<'a> {
         (self.parts)(param, self.model.params[param].shape.len(), rank)
     }
 
-    /// What a member of a team has of the gradients that rank `to` sums up.
+    /// The pieces of `to`'s shard that a member of a team holds.
     fn pieces(&self, param: usize, member: usize, to: usize) -> Vec<GradientPiece> {
         let part = self.part(param, to);
-        let cut = self.model.is_cut(param);
+        let cut = self.model.splits_gradient(param);
         let (mut at, mut all) = (0, Vec::new());
-        for has in self.model.computed(param, member) {
+        for has in self.model.gradient_ranges(param, member) {
             let (start, end) = (has.start.max(part.start), has.end.min(part.end));
             if start < end {
-                // A gradient that every member has all of lies there whole.
+                // A gradient that every member computes is stored in full.
                 let held = if cut { at + start - has.start } else { start };
                 all.push(GradientPiece { held, element: start, len: end - start });
             }
@@ -228,8 +227,8 @@ impl<'a> GradientExchange<'a> {
         all
     }
 
-    /// This rank's gradients for the ranks that sum them up: a byte for each parameter, 1 where it has a gradient, then the
-    /// gradients of these.
+    /// This rank's gradients for the ranks that accumulate them: a presence byte per parameter, then the gradients that are
+    /// present.
     fn pack(&self, params: &[usize], grads: &[Option<Gradient>]) -> Result<Outbox> {
         let member = self.ranks.rank() % self.team;
         let there: Vec<Option<&Gradient>> =
@@ -254,7 +253,7 @@ impl<'a> GradientExchange<'a> {
         Ok(outbox)
     }
 
-    /// What each rank sends here where every parameter has a gradient.
+    /// Pieces that each rank sends here if every parameter has a gradient.
     fn expected(&self, params: &[usize]) -> Vec<Vec<ParcelPiece>> {
         let from = |rank: usize| {
             let of = |&i: &usize| self.pieces(i, rank % self.team, self.ranks.rank());
@@ -270,15 +269,15 @@ impl<'a> GradientExchange<'a> {
     }
 }
 
-/// Gradients of some parameters on their way to the ranks that sum them up.
-pub(super) struct Leaving {
+/// Gradients being sent to the ranks that accumulate them.
+pub(super) struct PendingReduce {
     params: Vec<usize>,
-    coming: ComingParcels,
+    coming: PendingParcels,
 }
 
-/// Numbers of a gradient that go from one rank to another.
+/// A contiguous piece of a gradient in transfer.
 struct GradientPiece {
-    /// Where they begin in the sender's gradient, and among all weights of the parameter.
+    /// Start in the sender's buffer, and in the parameter.
     held: usize,
     element: usize,
     len: usize,

@@ -1,15 +1,15 @@
-//! Learning rates over time.
+//! Learning rate schedules.
 
 use crate::{Error, Result, nearest};
 
-/// How the learning rate falls after the warm-up.
+/// Decay of the learning rate after warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
-    /// It does not.
+    /// No decay.
     Constant,
-    /// In a straight line.
+    /// Linear.
     Linear,
-    /// Along half a cosine.
+    /// Half a cosine.
     Cosine,
 }
 
@@ -17,7 +17,7 @@ impl Decay {
     const ALL: [(&'static str, Decay); 3] =
         [("constant", Decay::Constant), ("linear", Decay::Linear), ("cosine", Decay::Cosine)];
 
-    /// The decay of that name.
+    /// The decay with this name.
     pub fn named(name: &str) -> Result<Decay> {
         let names = Decay::ALL.map(|(n, _)| n);
         Decay::ALL.iter().find(|(n, _)| *n == name).map(|&(_, d)| d).ok_or_else(|| {
@@ -28,28 +28,28 @@ impl Decay {
     }
 }
 
-/// A learning rate for every step: up in a line over the warm-up, then down to `min_ratio` of the peak.
+/// Linear warm-up to the peak, then decay to `min_ratio` of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
-    /// The peak.
+    /// Peak learning rate.
     pub lr: f64,
-    /// Steps from nothing to the peak.
+    /// Warm-up steps.
     pub warmup_steps: u64,
-    /// Steps of the whole run, warm-up included.
+    /// Steps of the whole run, including warm-up.
     pub total_steps: u64,
-    /// How it falls.
+    /// Shape of the decay.
     pub decay: Decay,
-    /// Where it ends, as a share of the peak.
+    /// Final learning rate as a fraction of the peak.
     pub min_ratio: f64,
 }
 
 impl Schedule {
-    /// The same rate at every step.
+    /// A constant learning rate.
     pub fn constant(lr: f64) -> Self {
         Schedule { lr, warmup_steps: 0, total_steps: 0, decay: Decay::Constant, min_ratio: 0.0 }
     }
 
-    /// The rate of a step, counting from 0.
+    /// The learning rate of a step, counting from 0.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return self.lr * step as f64 / self.warmup_steps as f64;

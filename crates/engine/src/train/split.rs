@@ -1,52 +1,52 @@
-//! Training a model whose weights are split over ranks (ZeRO-3).
+//! Training with ZeRO-3: weights, gradients and optimizer state are sharded over ranks.
 //!
-//! Forward gathers a layer before it computes it and gives it back after; so does backward, from the last layer to the first,
-//! and a layer's gradients go to the ranks that own them as soon as they are complete. The next layer's weights come, and the last
-//! one's gradients leave, while a layer is computed ([`ModelTrainer::overlap`]). What is outside the layers stays from forward to the
-//! update. Every rank takes the same passes at the same time; a rank without a micro-batch in a round takes
-//! part in them with nothing of its own ([`ModelTrainer::idle_forward`], [`ModelTrainer::idle_backward`]).
+//! Forward gathers a layer before computing it and frees it afterwards; so does backward, from the last layer to the first, and
+//! sends a layer's gradients to the ranks that own them as soon as they are complete. With [`ModelTrainer::overlap`], the next
+//! layer's weights are prefetched and the previous layer's gradients sent while a layer is computed. Parameters outside the
+//! layers stay gathered from forward to the update. The exchanges are collective: a rank without a micro-batch in a round makes
+//! the same ones with empty contributions ([`ModelTrainer::idle_forward`], [`ModelTrainer::idle_backward`]).
 
 use super::ModelTrainer;
-use super::accumulate::Sum;
+use super::accumulate::Accumulated;
 use super::moment::StateKind;
-use super::ranks::{GradientExchange, Leaving, Totals};
+use super::ranks::{GradientExchange, PendingReduce, Totals};
 use crate::Result;
 use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
-use crate::model::shard::{Coming, Split};
+use crate::model::shard::{PendingGather, Split};
 use crate::model::weights::Model;
 use ferrl_kernels::{Purpose, Ranks};
 use std::ops::Range;
 
-/// A model that has one layer at a time.
+/// A sharded model of which one layer at a time is gathered.
 struct Gathered<'a> {
     model: &'a mut Model,
     split: Split,
     /// Whether each parameter is trained.
     trained: &'a [bool],
     totals: &'a mut Totals,
-    /// Whether layers are taken from the last to the first, and their gradients are wanted.
+    /// Whether this is the backward pass: layers in reverse order, with gradients.
     backward: bool,
-    /// Whether exchanges go on while layers are computed.
+    /// Whether communication overlaps with computation.
     overlap: bool,
-    /// The layer to come.
-    coming: Option<(usize, Coming)>,
-    /// The gradients of the layer before.
-    leaving: Option<Leaving>,
+    /// The prefetched layer.
+    prefetched: Option<(usize, PendingGather)>,
+    /// The previous layer's gradients in transfer.
+    pending_reduce: Option<PendingReduce>,
 }
 
 impl Gathered<'_> {
-    /// What is outside the layers, for forward and the backward after it.
-    fn outer(&mut self) -> Result<()> {
+    /// Gathers the parameters outside the layers, for forward and the backward after it.
+    fn gather_outer(&mut self) -> Result<()> {
         self.model.gather(self.model.outer_params(), true)
     }
 
-    /// Whether backward reads a layer: in it, and before it the last layer of forward, which stays.
-    fn goes_back(&self, layer: usize) -> bool {
+    /// Whether the layer is gathered for backward: in backward, and in forward the last layer, which stays gathered.
+    fn for_backward(&self, layer: usize) -> bool {
         self.backward || layer + 1 == self.model.config.layers
     }
 
-    /// The layer whose turn is next.
+    /// The layer that comes next.
     fn next(&self, layer: usize) -> Option<usize> {
         match self.backward {
             true => layer.checked_sub(1),
@@ -54,33 +54,35 @@ impl Gathered<'_> {
         }
     }
 
-    fn layer_gathered(&mut self, layer: usize) -> Result<()> {
-        let backward = self.goes_back(layer);
-        match self.coming.take() {
-            Some((number, coming)) if number == layer => self.model.finish_gather(coming, backward)?,
+    fn gather_layer(&mut self, layer: usize) -> Result<()> {
+        let backward = self.for_backward(layer);
+        match self.prefetched.take() {
+            Some((number, prefetched)) if number == layer => {
+                self.model.finish_gather(prefetched, backward)?
+            }
             _ => self.model.gather(self.model.layer_params(layer), backward)?,
         }
         let Some(next) = self.next(layer).filter(|_| self.overlap) else { return Ok(()) };
-        let coming = self.model.begin_gather(&self.model.layer_params(next), self.goes_back(next))?;
-        self.coming = coming.map(|coming| (next, coming));
+        let prefetched = self.model.begin_gather(&self.model.layer_params(next), self.for_backward(next))?;
+        self.prefetched = prefetched.map(|prefetched| (next, prefetched));
         Ok(())
     }
 
-    /// Calls `f` with how gradients reach their ranks.
+    /// Calls `f` with the gradient exchange.
     fn exchanged<T>(&mut self, f: impl FnOnce(&GradientExchange<'_>, &mut Totals) -> Result<T>) -> Result<T> {
         let split = &self.split;
         let parts = |param: usize, len: usize, rank: usize| split.part(param, len, rank);
         f(&GradientExchange::new(self.model, split.ranks(), &parts), self.totals)
     }
 
-    /// Waits for gradients that are on their way.
-    fn settle(&mut self) -> Result<()> {
-        let Some(leaving) = self.leaving.take() else { return Ok(()) };
-        self.exchanged(|exchange, totals| exchange.finish(leaving, totals))
+    /// Waits for gradients in transfer.
+    fn wait_for_reduce(&mut self) -> Result<()> {
+        let Some(pending_reduce) = self.pending_reduce.take() else { return Ok(()) };
+        self.exchanged(|exchange, totals| exchange.finish(pending_reduce, totals))
     }
 
-    /// Room for the gradients of parameters that are trained.
-    fn slots(&self, params: &[usize], grads: Grads<'_>) -> Result<()> {
+    /// Allocates the gradients of trained parameters.
+    fn alloc_grads(&self, params: &[usize], grads: Grads<'_>) -> Result<()> {
         let _gradients = Purpose::Gradients.on(&self.model.backend);
         for &i in params.iter().filter(|&&i| self.trained[i]) {
             grads[i] = Some(Gradient::new(&*self.model.backend, self.model.params[i].shape.len())?);
@@ -88,19 +90,19 @@ impl Gathered<'_> {
         Ok(())
     }
 
-    /// Sends gradients to the ranks that own the weights.
+    /// Sends gradients to the ranks that own the weights, and frees them.
     fn send(&mut self, params: &[usize], grads: Grads<'_>) -> Result<()> {
-        self.settle()?;
+        self.wait_for_reduce()?;
         self.exchanged(|exchange, totals| exchange.add(params, grads, totals))?;
         params.iter().for_each(|&i| grads[i] = None);
         Ok(())
     }
 
-    /// Begins to send a layer's, once those of the layer before have arrived.
-    fn begin_to_send(&mut self, params: Vec<usize>, grads: Grads<'_>) -> Result<()> {
-        self.settle()?;
-        let leaving = self.exchanged(|exchange, _| exchange.begin(params.clone(), grads))?;
-        self.leaving = Some(leaving);
+    /// Starts sending a layer's gradients, once those of the previous layer have arrived.
+    fn begin_send(&mut self, params: Vec<usize>, grads: Grads<'_>) -> Result<()> {
+        self.wait_for_reduce()?;
+        let pending_reduce = self.exchanged(|exchange, _| exchange.begin(params.clone(), grads))?;
+        self.pending_reduce = Some(pending_reduce);
         params.iter().for_each(|&i| grads[i] = None);
         Ok(())
     }
@@ -115,24 +117,23 @@ impl Layers for Gathered<'_> {
         for other in [layer.checked_sub(1), Some(layer + 1)].into_iter().flatten() {
             self.model.release(self.model.layer_params(other));
         }
-        self.layer_gathered(layer)?;
+        self.gather_layer(layer)?;
         Ok(self.model)
     }
 
     fn backward_begins(&mut self, layer: usize, grads: Grads<'_>) -> Result<()> {
         self.backward = true;
-        self.slots(&self.model.layer_params(layer), grads)
+        self.alloc_grads(&self.model.layer_params(layer), grads)
     }
 
     fn backward_ends(&mut self, layer: usize, grads: Grads<'_>) -> Result<()> {
         let params = self.model.layer_params(layer);
-        if self.overlap { self.begin_to_send(params, grads) } else { self.send(&params, grads) }
+        if self.overlap { self.begin_send(params, grads) } else { self.send(&params, grads) }
     }
 }
 
 impl ModelTrainer {
-    /// Keeps this rank's part of weights, moments and average, of `copies` whole copies over all ranks. `number` tells the
-    /// models of a run apart.
+    /// Shards weights, moments and EMA over all ranks, in `copies` full replicas. `number` is the model's index within the run.
     pub fn split(&mut self, ranks: &Ranks, copies: usize, number: usize) -> Result<()> {
         self.model.split(Split::new(ranks, copies, number)?)?;
         self.optimizer.split(&self.model)?;
@@ -143,7 +144,7 @@ impl ModelTrainer {
         Ok(())
     }
 
-    /// Calls `f` with the model's layers and the list of its gradients.
+    /// Calls `f` with the model's layers and gradients.
     pub(super) fn with_layers<T>(
         &mut self,
         f: impl FnOnce(&mut dyn Layers, Grads<'_>) -> Result<T>,
@@ -152,7 +153,7 @@ impl ModelTrainer {
             return f(&mut &self.model, &mut self.grads);
         }
         self.with_gathered(|layers, grads| {
-            layers.outer()?;
+            layers.gather_outer()?;
             f(layers, grads)
         })
     }
@@ -168,61 +169,60 @@ impl ModelTrainer {
             totals: &mut totals,
             backward: false,
             overlap,
-            coming: None,
-            leaving: None,
+            prefetched: None,
+            pending_reduce: None,
         };
         let done = f(&mut layers, &mut self.grads);
         self.totals = Some(totals);
         done
     }
 
-    /// As `accumulate`, where gradients leave layer by layer.
+    /// As `accumulate`, with gradients sent layer by layer.
     pub(super) fn accumulate_split<T>(
         &mut self,
         f: impl FnOnce(&mut dyn Layers, Grads<'_>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         let done = self.with_gathered(|layers, grads| {
             let outer = layers.model.outer_params();
-            layers.slots(&outer, grads)?;
+            layers.alloc_grads(&outer, grads)?;
             let done = f(layers, grads)?;
             layers.send(&outer, grads)?;
             Ok(done)
         });
         if done.is_ok() {
-            self.sum = Sum::Whole;
+            self.sum = Accumulated::Whole;
         }
         done
     }
 
-    /// As `accumulate`, where a team computes the gradient together: each rank some of it, which the next round's end takes.
+    /// As `accumulate` in a team: each rank computes part of the gradient, which [`ModelTrainer::add_round`] exchanges.
     pub(super) fn accumulate_in_team<T>(
         &mut self,
         f: impl FnOnce(&mut dyn Layers, Grads<'_>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         let _gradients = Purpose::Gradients.on(&self.model.backend);
         for i in 0..self.grads.len() {
-            let room = || Gradient::new(&*self.model.backend, self.model.computed_len(i));
+            let room = || Gradient::new(&*self.model.backend, self.model.gradient_len(i));
             self.grads[i] = self.optimizer.trains(i).then(room).transpose()?;
         }
         let done = f(&mut &self.model, &mut self.grads);
         if done.is_ok() {
-            self.sum = Sum::Whole;
+            self.sum = Accumulated::Whole;
         }
         done
     }
 
-    /// Before the passes of an update: gathers what a team computes with. Nothing elsewhere: layers are gathered as their turn
-    /// comes, or are there. All ranks call it together.
+    /// Call before the passes of an update: gathers a team's weights. No-op without a team. Collective.
     pub fn prepare(&mut self) -> Result<()> {
         if self.model.team().is_some() { self.model.gather_all() } else { Ok(()) }
     }
 
-    /// Whether other ranks' passes need this one: layers are gathered from all of them as their turn comes.
+    /// Whether this rank must take part in other ranks' passes because they gather layers from it.
     fn takes_part(&self) -> bool {
         self.model.split_over().is_some() && self.model.team().is_none()
     }
 
-    /// Takes part in the others' forward, without a micro-batch. Nothing where weights are whole.
+    /// Takes part in the other ranks' forward without a micro-batch. No-op without ZeRO-3.
     pub fn idle_forward(&mut self) -> Result<()> {
         if !self.takes_part() {
             return Ok(());
@@ -232,7 +232,7 @@ impl ModelTrainer {
         })
     }
 
-    /// Takes part in the others' backward, without a micro-batch.
+    /// Takes part in the other ranks' backward without a micro-batch.
     pub fn idle_backward(&mut self) -> Result<()> {
         if !self.takes_part() {
             return Ok(());
@@ -247,8 +247,8 @@ impl ModelTrainer {
         })
     }
 
-    /// A tensor of the state, whole: see [`StateTensor::kind`](crate::model::serve::StateTensor::kind). Where it is split, on rank 0, while the others
-    /// [`serve`](crate::model::serve::serve).
+    /// A full tensor of the state (see [`StateTensor::kind`](crate::model::serve::StateTensor::kind)). If sharded: on rank 0,
+    /// while the others [`serve`](crate::model::serve::serve).
     pub fn state_tensor(&self, param: usize, kind: usize) -> Result<Option<Vec<f32>>> {
         let Some(own) = self.own_state(param, kind)? else { return Ok(None) };
         let Some(split) = self.model.split_over() else { return Ok(Some(own)) };
@@ -257,7 +257,7 @@ impl ModelTrainer {
         split.collect((param, kind), self.model.params[param].shape.len(), &own, ranges).map(Some)
     }
 
-    /// This rank's part of it.
+    /// This rank's shard of it.
     pub fn own_state(&self, param: usize, kind: usize) -> Result<Option<Vec<f32>>> {
         match kind.checked_sub(1) {
             None => self.model.own_values(param).map(Some),

@@ -1,24 +1,23 @@
-//! The policy as it started, computed with for nothing: where an adapter is trained, what it started from is the base and
-//! the few numbers that are trained.
+//! The initial policy at no memory cost: with an adapter it is the base plus a copy of the few initial trained values.
 
 use super::ModelTrainer;
 use crate::Result;
 use crate::model::Model;
 
-/// First values of the parameters that are trained, by their index.
+/// Initial values of trained parameters, by index.
 pub(super) type Start = Vec<(usize, Vec<f32>)>;
 
 impl ModelTrainer {
-    /// Remembers the weights as they are, for [`ModelTrainer::at_start`] and [`ModelTrainer::restart`]. It takes a copy of what is
-    /// trained, so it is meant for adapters. Where weights are split each rank has its part.
+    /// Saves the trained values for [`ModelTrainer::at_start`] and [`ModelTrainer::restart`]: meant for adapters, whose trained
+    /// values are few. Under ZeRO-3 each rank saves its shards.
     pub fn keep_start(&mut self) -> Result<()> {
         let trained = (0..self.model.params.len()).filter(|&i| self.optimizer.trains(i));
         self.start = trained.map(|i| Ok((i, self.model.own_values(i)?))).collect::<Result<_>>()?;
         Ok(())
     }
 
-    /// Calls `f` with the model as it was, then restores the same bits. All ranks call it together where weights are
-    /// split; they are gathered meanwhile and afterwards.
+    /// Calls `f` with the initial model, then restores the current one bit for bit. Collective under ZeRO-3; weights are gathered
+    /// for `f` and again afterwards.
     pub fn at_start<T>(&mut self, f: impl FnOnce(&Model) -> Result<T>) -> Result<T> {
         let now: Start =
             self.start.iter().map(|(i, _)| Ok((*i, self.model.own_values(*i)?))).collect::<Result<_>>()?;
@@ -33,7 +32,7 @@ impl ModelTrainer {
         done
     }
 
-    /// Takes the first weights again and begins training anew.
+    /// Restores the initial weights and resets the optimizer.
     pub fn restart(&mut self) -> Result<()> {
         let start = std::mem::take(&mut self.start);
         let done = self.put(&start);
@@ -42,7 +41,7 @@ impl ModelTrainer {
         done
     }
 
-    /// Whether a checkpoint needs the parameter: all but the base of an adapter.
+    /// Whether checkpoints store the parameter: all except an adapter's base.
     pub fn is_stored(&self, param: usize) -> bool {
         self.model.adapter().is_none() || self.optimizer.trains(param)
     }

@@ -1,28 +1,28 @@
 //! Vectors the size of the parameters, for methods that need more than the gradient (TRPO).
 
 use super::ModelTrainer;
-use super::accumulate::Sum;
+use super::accumulate::Accumulated;
 use crate::model::gradient::Gradient;
 use crate::{Error, Result};
 use ferrl_kernels::{Buffer, DType};
 
-/// One number for each trained weight; what is inside is the device's affair.
+/// One number per trained weight, in the device's layout.
 pub struct ParamVector(pub(super) Vec<Option<Buffer>>);
 
 impl ModelTrainer {
-    /// Zeros.
+    /// A zero vector.
     pub fn vector(&self) -> Result<ParamVector> {
         let zeros = (0..self.model.params.len()).map(|i| self.slot(i)).collect::<Result<_>>()?;
         self.summed(zeros)
     }
 
-    /// The accumulated gradient, taken out: the next backward starts from zero.
+    /// Moves the accumulated gradient out; the next backward starts from zero.
     pub fn take_gradient(&mut self) -> Result<ParamVector> {
-        if self.sum != Sum::Nothing {
+        if self.sum != Accumulated::Nothing {
             self.sum.check(self.pending.is_some())?;
         }
         self.mask_frozen()?;
-        // Where weights are split, backward makes room when it needs it.
+        // Under ZeRO-3, backward allocates gradients when it needs them.
         let whole = self.model.split_over().is_none();
         let slot = |i: usize| if whole { self.slot(i) } else { Ok(None) };
         let fresh = (0..self.model.params.len()).map(slot).collect::<Result<_>>()?;
@@ -36,13 +36,13 @@ impl ModelTrainer {
         Ok(ParamVector(slots.into_iter().map(one).collect::<Result<_>>()?))
     }
 
-    /// Puts a vector in the gradient's place.
+    /// Replaces the accumulated gradient.
     pub fn set_gradient(&mut self, v: ParamVector) {
         self.grads = v.0.into_iter().map(|b| b.map(Gradient::of)).collect();
-        (self.sum, self.pending) = (Sum::Whole, None);
+        (self.sum, self.pending) = (Accumulated::Whole, None);
     }
 
-    /// Sum of products.
+    /// Dot product.
     pub fn dot(&self, a: &ParamVector, b: &ParamVector) -> Result<f64> {
         let both = a.0.iter().zip(&b.0).enumerate();
         let pairs: Vec<_> = both.filter_map(|(i, (a, b))| Some((i, a.as_ref()?, b.as_ref()?))).collect();
@@ -59,14 +59,14 @@ impl ModelTrainer {
         Ok(())
     }
 
-    /// Moves the weights by `a * v` for good. The optimizer does not notice.
+    /// `weights += a * v`, bypassing the optimizer.
     pub fn shift(&mut self, a: f32, v: &ParamVector) -> Result<()> {
-        self.model.room(v.lengths(), 1)?;
-        self.moved(a, v)
+        self.model.reserve(v.lengths(), 1)?;
+        self.shift_weights(a, v)
     }
 
-    /// The weights by `a * v` further. Nothing but the device itself can fail where there is room.
-    fn moved(&mut self, a: f32, v: &ParamVector) -> Result<()> {
+    /// `weights += a * v`. The memory it needs is reserved first, so that only a device failure can stop it halfway.
+    fn shift_weights(&mut self, a: f32, v: &ParamVector) -> Result<()> {
         let backend = self.model.backend.clone();
         for (param, v) in self.model.params.iter_mut().zip(&v.0) {
             if let Some(v) = v {
@@ -76,7 +76,7 @@ impl ModelTrainer {
         self.model.refresh()
     }
 
-    /// Moves the weights by `eps * v` while `f` runs, which computes no gradients, then puts back the very bits they had.
+    /// Calls `f`, which computes no gradients, at `weights + eps * v`, then restores the weights bit for bit.
     pub fn perturbed<T>(
         &mut self,
         eps: f32,
@@ -88,7 +88,7 @@ impl ModelTrainer {
         }
         let backend = self.model.backend.clone();
         let version = self.model.version;
-        // All that may fail comes before the first weight moves.
+        // Everything that can fail comes before the first weight changes.
         let mut saved = Vec::new();
         for (param, v) in self.model.params.iter().zip(&v.0) {
             let copy = v.as_ref().map(|v| -> Result<Buffer> {
@@ -98,11 +98,12 @@ impl ModelTrainer {
             });
             saved.push(copy.transpose()?);
         }
-        self.model.room(v.lengths(), 1)?;
-        let result = self.moved(eps, v).and_then(|()| self.model.gather_to_read()).and_then(|()| f(self));
+        self.model.reserve(v.lengths(), 1)?;
+        let result =
+            self.shift_weights(eps, v).and_then(|()| self.model.gather_to_read()).and_then(|()| f(self));
         for (param, saved) in self.model.params.iter_mut().zip(saved) {
             if let Some(saved) = saved {
-                // Into the same memory: recorded work on a card reads the weights where they were.
+                // Into the same memory: captured CUDA graphs hold the weights' addresses.
                 backend.copy(&saved, 0, &mut param.master, 0, saved.len())?;
             }
         }
@@ -113,7 +114,7 @@ impl ModelTrainer {
 }
 
 impl ParamVector {
-    /// Of the parameters that are trained.
+    /// Lengths of the trained parameters.
     fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().flatten().map(Buffer::len)
     }

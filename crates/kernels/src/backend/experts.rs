@@ -1,4 +1,4 @@
-//! What a mixture of experts adds: outputs of several experts become one row again.
+//! Mixture of experts: combining the outputs of several experts per token.
 
 use super::VectorOps;
 use crate::buffer::Buffer;
@@ -7,15 +7,15 @@ use crate::error::Result;
 use crate::operands::*;
 use crate::shapes;
 
-/// Weighted sums of rows picked by index.
+/// Weighted sums of gathered rows.
 pub trait ExpertOps: VectorOps {
-    /// `out[t] = sum over j of weights[t, j] * src[rows[t, j]]`, in f32 and in the order of `j`.
+    /// `out[t] = sum_j weights[t, j] * src[rows[t, j]]`, in f32, in order of `j`.
     fn mix_rows(&self, mix: RowMix<'_>, src: &Buffer, out: &mut Buffer) -> Result<()> {
-        shapes::mix_rows(self.as_home(), mix, src, out)?;
+        shapes::mix_rows(self.as_info(), mix, src, out)?;
         composed::mix_rows(self, mix, src, out)
     }
-    /// `dsrc[rows[t, j]] = weights[t, j] * dout[t]` and `dweights[t, j] = dout[t] . src[rows[t, j]]`. Every row of `src` is
-    /// in `rows` once.
+    /// `dsrc[rows[t, j]] = weights[t, j] * dout[t]` and `dweights[t, j] = dout[t] . src[rows[t, j]]`. Every row of `src` occurs
+    /// once in `rows`.
     fn mix_rows_backward(
         &self,
         mix: RowMix<'_>,
@@ -24,7 +24,7 @@ pub trait ExpertOps: VectorOps {
         dsrc: &mut Buffer,
         dweights: &mut Buffer,
     ) -> Result<()> {
-        shapes::mix_rows_backward(self.as_home(), mix, [src, dout], [dsrc, dweights])?;
+        shapes::mix_rows_backward(self.as_info(), mix, [src, dout], [dsrc, dweights])?;
         composed::mix_rows_backward(self, mix, [src, dout], [dsrc, dweights])
     }
 }

@@ -1,4 +1,4 @@
-//! Work that is captured once and launched again as a whole.
+//! Graph capture and replay.
 
 use super::CacheOps;
 use crate::error::Result;
@@ -6,19 +6,18 @@ use crate::operands::*;
 
 /// Graph capture, and whether operations run asynchronously.
 pub trait GraphOps: CacheOps {
-    /// Whether operations return before their work is done, so that the host can prepare the next step meanwhile.
+    /// Whether operations return before they complete, so that the host can prepare the next step meanwhile.
     fn runs_async(&self) -> bool {
         false
     }
-    /// Whether [`GraphOps::repeat`] captures, so that few distinct batch sizes pay.
+    /// Whether [`GraphOps::repeat`] captures graphs, so that rounding to few distinct batch sizes pays off.
     fn captures(&self) -> bool {
         false
     }
-    /// Runs `body`, or launches the graph that was captured from it. A device that captures runs it as it is the first time
-    /// (everything is then compiled, planned and in memory), captures it the second time, and from then on launches the
-    /// graph without calling it. `rows` are the rows of its paged operations in a batch of `batch` rows, one new token for
-    /// each sequence. As long as `graph` lives, `body` has the same operations, what they read and write stays where it
-    /// is, and none copies to or from the host.
+    /// Runs `body`, or replays the graph captured from it. A device that captures runs `body` eagerly the first time (which
+    /// compiles, plans and allocates), captures it the second time, and afterwards replays the graph without calling it. `rows`
+    /// are the rows of its paged operations in a batch of `batch` rows, one new token per sequence. While `graph` lives, `body`
+    /// must have the same operations on buffers at the same addresses, none of which copies to or from the host.
     fn repeat(
         &self,
         _graph: &mut Graph,

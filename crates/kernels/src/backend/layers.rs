@@ -1,4 +1,4 @@
-//! Layers that see one row at a time: embeddings, norms, linear layers, activations.
+//! Row-wise layers: embeddings, norms, linear layers, activations.
 
 use super::VectorOps;
 use crate::buffer::{Buffer, DType, Weight};
@@ -11,12 +11,12 @@ use crate::shapes;
 pub trait EmbeddingOps: VectorOps {
     /// `out[i] = scale * table[ids[i]]`, in f32; `+=` with `add`.
     fn embed(&self, ids: &Buffer, table: &Buffer, scale: f32, add: bool, out: &mut Buffer) -> Result<()> {
-        shapes::embed(self.as_home(), ids, table, out)?;
+        shapes::embed(self.as_info(), ids, table, out)?;
         composed::embed(self, ids, table, scale, add, out)
     }
-    /// `dtable[ids[i]] += scale * dout[i]`, in row order for each id.
+    /// `dtable[ids[i]] += scale * dout[i]`, in row order per id.
     fn embed_backward(&self, ids: &Buffer, dout: &Buffer, scale: f32, dtable: &mut Buffer) -> Result<()> {
-        shapes::embed_backward(self.as_home(), ids, dout, dtable)?;
+        shapes::embed_backward(self.as_info(), ids, dout, dtable)?;
         composed::embed_backward(self, ids, dout, scale, dtable)
     }
 }
@@ -34,7 +34,7 @@ pub trait NormOps: VectorOps {
         sum: &mut Buffer,
         y: &mut Buffer,
     ) -> Result<()> {
-        shapes::add_norm(self.as_home(), norm, x, delta, [sum, y])?;
+        shapes::add_norm(self.as_info(), norm, x, delta, [sum, y])?;
         composed::add_norm(self, norm, x, delta, [sum, y])
     }
     /// Gradients of the input and of the parameters.
@@ -46,9 +46,9 @@ pub trait NormOps: VectorOps {
         dx: Target<'_>,
         grads: NormGrads<'_>,
     ) -> Result<()>;
-    /// Recomputes `norm` or `add_norm`, and `norm_backward` in the same operation: the same bits.
+    /// `norm` or `add_norm`, recomputed, fused with `norm_backward`; the same bits.
     fn norm_recompute(&self, norm: Normed<'_>, of: NormInput<'_>, backward: NormRecompute<'_>) -> Result<()> {
-        shapes::norm_recompute(self.as_home(), norm, of, &backward)?;
+        shapes::norm_recompute(self.as_info(), norm, of, &backward)?;
         let NormInput { x, delta } = of;
         let NormRecompute { dy, y, dx, rounded, grads } = backward;
         match delta {
@@ -69,14 +69,14 @@ pub trait NormOps: VectorOps {
     }
 }
 
-/// RMSNorm or LayerNorm of queries and keys.
+/// QK norm: RMSNorm or LayerNorm of queries and keys.
 pub trait HeadNormOps: NormOps {
     /// Normalises the query heads with `q_weight` and the key heads with `k_weight`; values are copied.
     fn head_norm(&self, norm: HeadNorm<'_>, qkv: &Buffer, out: &mut Buffer) -> Result<()> {
-        shapes::head_norm(self.as_home(), norm, qkv, out)?;
+        shapes::head_norm(self.as_info(), norm, qkv, out)?;
         composed::head_norm(self, norm, qkv, out)
     }
-    /// `dqkv` holds the gradient of the output and becomes that of the input; adds to the gradients of `q_weight` and
+    /// In place: `dqkv` holds the gradient of the output and becomes that of the input. Adds to the gradients of `q_weight` and
     /// `k_weight`.
     fn head_norm_backward(
         &self,
@@ -86,31 +86,30 @@ pub trait HeadNormOps: NormOps {
         dweights: [Option<&mut Buffer>; 2],
     ) -> Result<()> {
         let sums = dweights.each_ref().map(|d| d.as_deref());
-        shapes::head_norm_backward(self.as_home(), norm, qkv, dqkv, sums)?;
+        shapes::head_norm_backward(self.as_info(), norm, qkv, dqkv, sums)?;
         composed::head_norm_backward(self, norm, qkv, dqkv, dweights)
     }
 }
 
-/// Linear layers, and the form of a weight that their products read.
+/// Linear layers and their weights.
 pub trait LinearOps: VectorOps {
-    /// Room for an `[n, k]` weight that multiplies rows of type `compute`; with `backward` also what `linear_dx` needs. A
-    /// storage format of fewer bits is chosen here, and read by the products of this trait.
+    /// Allocates an `[n, k]` weight for rows of type `compute`; `backward` if `linear_dx` will read it, too. The backend
+    /// chooses the storage format.
     fn weight(&self, n: usize, k: usize, compute: DType, backward: bool) -> Result<Weight>;
-    /// Room for the f32 master of a weight, where the device holds both in the memory of one; to change the one is to change
-    /// the other then.
+    /// The f32 master of a weight, on devices that store both in the same memory: changing one changes the other.
     fn master(&self, weight: &Weight) -> Result<Option<Buffer>> {
-        shapes::master(self.as_home(), weight).map(|()| None)
+        shapes::master(self.as_info(), weight).map(|()| None)
     }
-    /// Whether a weight of bf16 can be its own master ([`LinearOps::rounded_master`]).
+    /// Whether a bf16 weight can be its own master ([`LinearOps::rounded_master`]).
     fn rounds_masters(&self) -> bool {
         false
     }
-    /// The weight itself as the master of a model that is not trained, where the device can: what is written is rounded, and
-    /// no bits are kept beside the weight's own.
+    /// The weight itself viewed as master of a model that is not trained, where the device supports it: writes round, and no
+    /// extra bits are stored.
     fn rounded_master(&self, weight: &Weight) -> Result<Option<Buffer>> {
-        shapes::master(self.as_home(), weight).map(|()| None)
+        shapes::master(self.as_info(), weight).map(|()| None)
     }
-    /// Derives it from the f32 master.
+    /// Derives the weight from the f32 master.
     fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()>;
     /// `y = x · wᵀ + bias`
     fn linear(&self, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()>;
@@ -122,7 +121,7 @@ pub trait LinearOps: VectorOps {
 
 /// Activations of a feed-forward network.
 pub trait ActivationOps: VectorOps {
-    /// `x` is `[rows, 2 * width]` for the gated ones (all gates of a row, then all ups), else `[rows, width]`.
+    /// `x` is `[rows, 2 * width]` for gated activations (a row's gates, then its ups), else `[rows, width]`.
     fn activation(&self, op: Activation, width: usize, x: &Buffer, y: &mut Buffer) -> Result<()>;
     /// Writes `dx`.
     fn activation_backward(
@@ -133,7 +132,7 @@ pub trait ActivationOps: VectorOps {
         dy: &Buffer,
         dx: &mut Buffer,
     ) -> Result<()>;
-    /// Recomputes `activation` into `dy` and writes the gradient of its input into `x`, in place: the same bits.
+    /// Recomputes `activation` into `dy` and overwrites `x` with the gradient of the input; the same bits.
     fn activation_recompute(
         &self,
         op: Activation,
@@ -141,7 +140,7 @@ pub trait ActivationOps: VectorOps {
         x: &mut Buffer,
         dy: &mut Buffer,
     ) -> Result<()> {
-        shapes::activation_recompute(self.as_home(), op, width, x, dy)?;
+        shapes::activation_recompute(self.as_info(), op, width, x, dy)?;
         let (mut y, mut dx) = (self.alloc(dy.dtype(), dy.len())?, self.alloc(x.dtype(), x.len())?);
         self.activation(op, width, x, &mut y)?;
         self.activation_backward(op, width, x, dy, &mut dx)?;

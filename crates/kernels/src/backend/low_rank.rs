@@ -1,4 +1,4 @@
-//! Low-rank additions to weights (LoRA): `w + bᵀ a` on some rows of `w`, and the gradients of the two factors.
+//! LoRA: `w + bᵀ a` on some rows of `w`, and the gradients of the two factors.
 
 use super::LinearOps;
 use crate::buffer::{Buffer, Weight};
@@ -7,25 +7,26 @@ use crate::error::Result;
 use crate::operands::*;
 use crate::shapes;
 
-/// Weights with low-rank additions, and the gradients of these.
+/// Merging LoRA updates into weights, and the gradients of their factors.
 pub trait LowRankOps: LinearOps {
-    /// `out = base + bᵀ a` in f32, of every part; `base` elsewhere. Each sum is a chain over the rank, added to the base at once.
+    /// `out = base + bᵀ a` in f32 on the rows of each part; `base` elsewhere. `bᵀ a` is an FMA chain over the rank, then added
+    /// to the base once.
     fn adapted(&self, base: &Buffer, parts: &[LowRank<'_>], out: &mut Buffer) -> Result<()> {
-        shapes::adapted(self.as_home(), base, parts, out)?;
+        shapes::adapted(self.as_info(), base, parts, out)?;
         composed::adapted(self, base, parts, out)
     }
-    /// [`LowRankOps::adapted`], rounded to what products read: the same bits.
+    /// [`LowRankOps::adapted`], rounded to a GEMM weight: the same bits.
     fn load_adapted(&self, base: &Buffer, parts: &[LowRank<'_>], weight: &mut Weight) -> Result<()> {
-        shapes::load_adapted(self.as_home(), base, parts, weight)?;
+        shapes::load_adapted(self.as_info(), base, parts, weight)?;
         composed::load_adapted(self, base, parts, weight)
     }
-    /// Whether [`LowRankOps::load_adapted`] works on copies of the weight in f32: two at most, and one of each part's rows.
+    /// Whether [`LowRankOps::load_adapted`] needs f32 scratch: at most two copies of the weight and one of each part's rows.
     fn merges_in_copies(&self, _weight: &Weight) -> bool {
         true
     }
-    /// The gradient `(x wᵀ)ᵀ y` of one factor, over all rows of `x` and `y`, of which columns may be left out.
+    /// The gradient `(x wᵀ)ᵀ y` of one factor, summed over all rows of `x` and `y`, of which column ranges may be used.
     fn low_rank_dw(&self, of: LowRankGrad<'_>, grads: LinearGrads<'_>) -> Result<()> {
-        shapes::low_rank_dw(self.as_home(), of, &grads)?;
+        shapes::low_rank_dw(self.as_info(), of, &grads)?;
         composed::low_rank_dw(self, of, grads)
     }
 }

@@ -1,13 +1,13 @@
-//! What a device must be able to do: about fifty coarse operations, each backward beside its forward.
+//! The interface of a device: about fifty coarse operations, each backward next to its forward.
 //!
-//! Rules every backend keeps:
-//! - **Row invariance.** A forward result for a token depends on that token's sequence alone: the same bits
-//!   alone or in any batch, at any place in it, with any number of threads.
-//! - **Fixed-order sums.** Gradients are the same bits under any number of threads.
-//! - Sums are kept in f32 whatever the storage type; `f32` and `bf16` name the storage of activations ("compute
-//!   type"). The residual stream, statistics, master weights and gradients of weights are always f32.
-//! - Operands that do not fit (lengths, types, indices, memory of another device) are errors, found before anything is
-//!   computed: `shapes` has what each operation asks for.
+//! Rules for every backend:
+//! - **Row invariance.** A forward result for a token depends only on that token's sequence: the same bits alone or in any batch,
+//! at any place in it, with any number of threads.
+//! - **Fixed-order sums.** Gradients have the same bits with any number of threads.
+//! - Accumulators are f32 whatever the storage type; `f32` and `bf16` are the storage types of activations ("compute type"). The
+//! residual stream, statistics, master weights and gradients of weights are always f32.
+//! - Operands that do not fit (lengths, types, indices, memory of another device) are errors, detected before anything is
+//! computed: `shapes` has the requirements of each operation.
 
 mod attention;
 mod experts;
@@ -26,7 +26,7 @@ pub use graph::GraphOps;
 pub use head::{DivergenceOps, HeadOps, SampleOps};
 pub use layers::{ActivationOps, EmbeddingOps, HeadNormOps, LinearOps, NormOps};
 pub use low_rank::LowRankOps;
-pub use memory::{DOT_CHUNK, Home, MemoryOps, VectorOps};
+pub use memory::{DOT_CHUNK, DeviceInfo, MemoryOps, VectorOps};
 pub use optimizer::OptimizerOps;
 pub use vocab::VocabOps;
 
@@ -34,7 +34,7 @@ use crate::Card;
 use crate::buffer::DType;
 use crate::error::{Error, Result};
 
-/// A device: all kinds of operations together.
+/// A device: all operations together.
 pub trait Backend:
     MemoryOps
     + VectorOps
@@ -58,14 +58,14 @@ pub trait Backend:
     + Send
     + Sync
 {
-    /// One line for people: device, instruction set, threads.
+    /// One line for users: device, instruction set, threads.
     fn describe(&self) -> String;
-    /// Whether rows are invariant to the bit: they are unless [`Backend::set_exact`] said that they need not be.
+    /// Whether rows are bitwise invariant to their batch (the default; see [`Backend::set_exact`]).
     fn is_exact(&self) -> bool {
         true
     }
-    /// Without exactness a row's bits may depend on the batch it is in, where that is faster; the same work still gives
-    /// the same bits every time. An error where nothing would be gained.
+    /// With `false`, a row's bits may depend on its batch where that is faster; repeating the same work still gives the same
+    /// bits. An error on devices where it would gain nothing.
     fn set_exact(&self, exact: bool) -> Result<()> {
         if exact {
             return Ok(());
@@ -73,18 +73,17 @@ pub trait Backend:
         Err(Error::usage("inexact arithmetic changes nothing on this device, where exactness costs nothing")
             .fix("leave it out, or compute on another device"))
     }
-    /// Waits until everything that was started is done. Operations give their results in order without it; it is for
-    /// clocks and for errors.
+    /// Waits until all launched work is complete. Results are ordered without it; it is for timing and for reporting errors.
     fn wait(&self) -> Result<()> {
         Ok(())
     }
-    /// The most multiply-adds the device can do in that type, in GFLOP/s: the yardstick for benches.
+    /// Peak GFLOP/s of multiply-adds in a type, the reference for benchmarks.
     fn peak_gflops(&self, dtype: DType) -> f64;
-    /// Tokens of a batch that keep the device busy; larger ones only take memory.
+    /// Batch tokens that saturate the device; larger batches only take memory.
     fn busy_tokens(&self) -> usize {
         2048
     }
-    /// The card, for libraries that move its memory; `None` where the device is none.
+    /// The GPU, for communication libraries that access its memory; `None` for other devices.
     fn as_card(&self) -> Option<&Card> {
         None
     }

@@ -1,15 +1,15 @@
-//! Updates of parameters from their gradients.
+//! Optimizer steps.
 
 use super::LinearOps;
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::operands::*;
 
-/// Updates of parameters.
+/// Optimizer steps.
 pub trait OptimizerOps: LinearOps {
-    /// Updates parameters, their state, and the forms derived from them where there are any.
+    /// Updates parameters, their moments, and the weights derived from them.
     fn adamw(&self, params: &mut [AdamWParam<'_>]) -> Result<()>;
-    /// Elements `range` of a parameter and of its velocity (absent without momentum).
+    /// Updates elements `range` of a parameter and of its momentum buffer (absent without momentum).
     fn sgd(
         &self,
         op: Sgd,

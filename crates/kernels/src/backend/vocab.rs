@@ -1,4 +1,4 @@
-//! A head whose vocabulary several ranks share: each computes some tiles, their numbers are exchanged and folded in tile order.
+//! The vocabulary-parallel head: each rank computes some tiles; tile statistics are exchanged and combined in tile order.
 
 use super::{HeadOps, SampleOps};
 use crate::buffer::Buffer;
@@ -7,20 +7,20 @@ use crate::error::Result;
 use crate::operands::*;
 use crate::shapes;
 
-/// The language-model head by parts of its vocabulary. All parts together give the bits of [`HeadOps`],
+/// The language-model head on parts of the vocabulary. All parts together give the bits of [`HeadOps`],
 /// [`DivergenceOps`](super::DivergenceOps) and [`SampleOps`].
 pub trait VocabOps: HeadOps + SampleOps {
-    /// Numbers of every tile of a part, and the scaled logits that are wanted.
+    /// Statistics of every tile of a part, and requested scaled logits.
     fn tile_stats(&self, op: LogpHead, x: &Buffer, part: VocabPart<'_>, to: TileStats<'_>) -> Result<()> {
-        shapes::tile_stats(self.as_home(), x, part, &to)?;
+        shapes::tile_stats(self.as_info(), x, part, &to)?;
         composed::tile_stats(self, op, x, part, to)
     }
-    /// From the numbers of all tiles of the vocabulary, `[rows, tiles, 3]`, to what they make up.
+    /// Combines the statistics of all tiles of the vocabulary, `[rows, tiles, 3]`.
     fn fold_tiles(&self, tiles: &Buffer, lse: &mut Buffer, entropy: &mut Buffer) -> Result<()> {
-        shapes::fold_tiles(self.as_home(), tiles, [lse, entropy])?;
+        shapes::fold_tiles(self.as_info(), tiles, [lse, entropy])?;
         composed::fold_tiles(self, tiles, lse, entropy)
     }
-    /// Gradients of hidden states and of a part's weight, from those of the row's numbers.
+    /// Gradients of hidden states and of a part's weight from those of the row statistics.
     fn part_backward(
         &self,
         head: PartInput<'_>,
@@ -29,20 +29,20 @@ pub trait VocabOps: HeadOps + SampleOps {
         grads: &LogpGrads<'_>,
         to: PartGrads<'_>,
     ) -> Result<()> {
-        shapes::part_backward(self.as_home(), head, others, stats, grads, &to)?;
+        shapes::part_backward(self.as_info(), head, others, stats, grads, &to)?;
         composed::part_backward(self, head, others, (stats, grads), to)
     }
-    /// The sum over each tile of `p (log p - log q)`, `[rows, tiles]` f32.
+    /// Per tile, the sum of `p (log p - log q)`: `[rows, tiles]` f32.
     fn kl_tiles(&self, op: LogpHead, p: PartSide<'_>, q: PartSide<'_>, sums: &mut Buffer) -> Result<()> {
-        shapes::kl_tiles(self.as_home(), p, q, sums)?;
+        shapes::kl_tiles(self.as_info(), p, q, sums)?;
         composed::kl_tiles(self, op, p, q, sums)
     }
-    /// From the sums of all tiles of the vocabulary, `[rows, tiles]`, to KL(p || q).
+    /// KL(p || q) from the sums of all tiles of the vocabulary, `[rows, tiles]`.
     fn fold_kl(&self, tiles: &Buffer, kl: &mut Buffer) -> Result<()> {
-        shapes::fold_kl(self.as_home(), tiles, kl)?;
+        shapes::fold_kl(self.as_info(), tiles, kl)?;
         composed::fold_kl(self, tiles, kl)
     }
-    /// Gradient of the KL with respect to `p`, which is `kl` in each row; no `sides` where this rank has no tokens.
+    /// Gradient of the KL with respect to `p`, given each row's `kl`; `sides` is `None` on a rank without tokens.
     fn kl_part_backward(
         &self,
         op: LogpHead,
@@ -50,15 +50,15 @@ pub trait VocabOps: HeadOps + SampleOps {
         (kl, dkl): (&Buffer, &Buffer),
         to: PartGrads<'_>,
     ) -> Result<()> {
-        shapes::kl_part_backward(self.as_home(), sides, [kl, dkl], &to)?;
+        shapes::kl_part_backward(self.as_info(), sides, [kl, dkl], &to)?;
         composed::kl_part_backward(self, op, sides, (kl, dkl), to)
     }
-    /// Whether draws that go through the parts one after the other choose the tokens that [`SampleOps::sample`] chooses; elsewhere the
-    /// logits of a row are put together first.
+    /// Whether sampling part by part chooses the same tokens as [`SampleOps::sample`]; otherwise the logits of a row must be
+    /// gathered first.
     fn draws_by_parts(&self) -> bool {
         true
     }
-    /// Continues draws through the logits of a part, whose tokens are counted from `first`: see [`SampleOps::sample`].
+    /// Continues sampling through the logits of a part whose first token is `first`: see [`SampleOps::sample`].
     fn sample_part(
         &self,
         (logits, first): (&Buffer, usize),
@@ -66,7 +66,7 @@ pub trait VocabOps: HeadOps + SampleOps {
         uniform: &[f32],
         draws: &mut [Draw],
     ) -> Result<()> {
-        shapes::sample(self.as_home(), logits, lse, uniform)?;
+        shapes::sample(self.as_info(), logits, lse, uniform)?;
         composed::sample_part(self, (logits, first), lse, uniform, draws)
     }
 }

@@ -1,16 +1,15 @@
-//! Attention: near the CPU's; and the same bits alone, in a batch, in chunks and token by token from a cache.
+//! Attention: close to the CPU's; same bits alone, in a batch, in chunks, and token by token from the cache.
 
-use super::{Check, download, random, stored, unwritten, upload};
+use super::{Check, download, nan_filled, random, stored, upload};
 use crate::backend::{Attention, AttentionSaved, Backend, Heads, PagedRows, PagedSequence, Segments};
 use crate::buffer::DType;
 use crate::error::Result;
 use crate::philox::philox4x32;
 
-/// Heads (of queries, of keys, width of a head), softcap, window, lengths of sequences.
+/// Heads (of queries, of keys, head width), soft cap, window, sequence lengths.
 type Shape = ([usize; 3], Option<f32>, Option<usize>, &'static [usize]);
 
-/// The shapes of known models, every kind of option, widths that tensor cores do not serve, more heads to a key head
-/// than a tile has rows.
+/// Shapes of known models, every option, widths that tensor cores do not support, more heads per key head than a tile has rows.
 const SHAPES: &[Shape] = &[
     ([14, 2, 64], None, None, &[1, 200, 63, 65]),
     ([16, 8, 128], None, None, &[130, 0, 40]),
@@ -43,8 +42,8 @@ fn forward(
     lengths: &[usize],
 ) -> Result<[Vec<f32>; 2]> {
     let segments = Segments::of(lengths.iter().copied());
-    let mut out = unwritten(b, dtype, segments.rows() * op.heads.out_width())?;
-    let mut lse = unwritten(b, DType::F32, segments.rows() * op.heads.heads)?;
+    let mut out = nan_filled(b, dtype, segments.rows() * op.heads.out_width())?;
+    let mut lse = nan_filled(b, DType::F32, segments.rows() * op.heads.heads)?;
     b.attention(op, &upload(b, dtype, qkv)?, &segments, &mut out, &mut lse)?;
     Ok([download(b, &out)?, download(b, &lse)?])
 }
@@ -58,7 +57,7 @@ fn backward(
     lengths: &[usize],
 ) -> Result<Vec<f32>> {
     let segments = Segments::of(lengths.iter().copied());
-    let mut dqkv = unwritten(b, dtype, qkv.len())?;
+    let mut dqkv = nan_filled(b, dtype, qkv.len())?;
     let (q, o, d) = (upload(b, dtype, qkv)?, upload(b, dtype, out)?, upload(b, dtype, dout)?);
     b.attention_backward(
         op,
@@ -84,7 +83,7 @@ fn columns(heads: Heads, qkv: &[f32], part: usize) -> Vec<f32> {
     qkv.chunks(heads.qkv_width()).flat_map(|row| row[range.clone()].iter().copied()).collect()
 }
 
-/// Near the CPU's.
+/// Close to the CPU's.
 pub fn results(check: &mut Check<'_>) -> Result<()> {
     for &(heads, softcap, window, lengths) in SHAPES {
         let op = operation(heads, softcap, window);
@@ -94,19 +93,19 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
             let dout = stored(dtype, &random(2, rows * op.heads.out_width()));
             let want = forward(check.cpu, op, dtype, &qkv, lengths)?;
             let got = forward(check.card, op, dtype, &qkv, lengths)?;
-            // In bf16 the weights are rounded before they meet the values.
+            // In bf16 the weights are rounded before they are multiplied by the values.
             let (fine, coarse) = if dtype == DType::F32 { (5e-6, 5e-5) } else { (1.5e-2, 4e-2) };
             check.close(name(&op, dtype, "out"), &got[0], &want[0], fine);
             check.close(name(&op, dtype, "lse"), &got[1], &want[1], 5e-6);
-            // Each from its own forward: errors of the kept values count.
+            // Each from its own forward: errors of the stored values count.
             let want = backward(check.cpu, op, dtype, (&qkv, &want), &dout, lengths)?;
             let first = backward(check.card, op, dtype, (&qkv, &got), &dout, lengths)?;
-            // Those of keys and values are sums over the heads of a group and measured by their own size. Where a token
-            // sees itself alone, those of queries and keys are nothing but rounding.
+            // Gradients of keys and values are sums over the heads of a group and have a scale of their own. If a token attends
+            // to itself only, those of queries and keys are pure rounding noise.
             for (part, what) in ["gradient of q", "gradient of k", "gradient of v"].into_iter().enumerate() {
                 let [first, part] = [&first, &want].map(|x| columns(op.heads, x, part));
                 let beside = if op.window == Some(1) { &want } else { &part };
-                check.close_beside(name(&op, dtype, what), &first, &part, beside, coarse);
+                check.close_within(name(&op, dtype, what), &first, &part, beside, coarse);
             }
             let again = backward(check.card, op, dtype, (&qkv, &got), &dout, lengths)?;
             check.same(name(&op, dtype, "gradient again"), &first, &again);
@@ -115,7 +114,7 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The same bits everywhere.
+/// Same bits in any batch.
 pub fn bits(check: &mut Check<'_>) -> Result<()> {
     for (i, &(heads, softcap, window, lengths)) in SHAPES.iter().enumerate() {
         let op = operation(heads, softcap, window);
@@ -141,8 +140,8 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Feeds the sequences to a cache in the same batches, at most `most` tokens of each at a time, in blocks that are neither in
-/// order nor stay where they are, of a cache full of NaN.
+/// Feeds the sequences through a cache full of NaN, at most `most` tokens of each at a time, in shuffled blocks that are moved
+/// between steps.
 fn paged(
     b: &dyn Backend,
     op: Attention,
@@ -165,7 +164,7 @@ fn paged(
         free.swap(i, below(i + 1));
     }
     let mut blocks: Vec<Vec<u32>> = needed.iter().map(|n| free.drain(..*n).collect()).collect();
-    let mut cache = unwritten(b, dtype, b.cache_len(op.heads, total))?;
+    let mut cache = nan_filled(b, dtype, b.cache_len(op.heads, total))?;
     let mut done = vec![0; lengths.len()];
     let mut result = vec![f32::NAN; segments.rows() * ow];
     while done.iter().zip(lengths).any(|(d, l)| d < l) {
@@ -189,7 +188,7 @@ fn paged(
             done[s] += count;
         }
         let x = upload(b, dtype, &x)?;
-        let mut out = unwritten(b, dtype, x.len() / width * ow)?;
+        let mut out = nan_filled(b, dtype, x.len() / width * ow)?;
         b.cache_write(op.heads, &x, &rows, &mut cache)?;
         b.attention_paged(op, &x, &rows, &cache, &mut out)?;
         let out = download(b, &out)?;

@@ -1,16 +1,16 @@
-//! Products of decoding: every number of rows from one to 64, and some beyond, gives each row the bits it has among many.
+//! Decode GEMM: for every number of rows from 1 to 64, and some beyond, each row has the bits it has among many.
 
-use super::{Check, download, random, unwritten, upload, weight};
+use super::{Check, download, nan_filled, random, upload, weight};
 use crate::buffer::DType;
 use crate::error::Result;
 
-/// Features and length of the sums: a long k, more features than blocks, features that do not fill the last tile. Small: a CPU
-/// without vector instructions goes through them too.
+/// Features and reduction length: a long k, more features than blocks, a partial last tile. Small, because CPUs without vector
+/// instructions run them, too.
 const SHAPES: [(usize, usize); 3] = [(40, 18944), (1040, 1024), (88, 8960)];
-/// The same from the 8 MiB on at which weights stream on a card (cuda/gemm/stream.rs), and where they do not fit its caches.
+/// From 8 MiB on, where weights stream on a GPU (cuda/gemm/stream.rs), and beyond its caches.
 const ON_CARDS: [(usize, usize); 6] =
     [(256, 18944), (4128, 1024), (472, 8960), (672, 18944), (12320, 1024), (1416, 8960)];
-/// Rows of which the others are a part.
+/// Rows of the reference batch.
 const MANY: usize = 300;
 const ROWS: [usize; 13] = [1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 48, 64, 65];
 
@@ -25,7 +25,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
         let x = random(2, MANY * k);
         for out in [DType::F32, DType::Bf16] {
             let product = |rows: usize| -> Result<Vec<f32>> {
-                let (x, mut y) = (upload(b, DType::Bf16, &x[..rows * k])?, unwritten(b, out, rows * n)?);
+                let (x, mut y) = (upload(b, DType::Bf16, &x[..rows * k])?, nan_filled(b, out, rows * n)?);
                 b.linear(&x, &w, None, &mut y)?;
                 download(b, &y)
             };

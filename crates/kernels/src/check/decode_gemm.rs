@@ -1,6 +1,6 @@
-//! Decode GEMMs: the same bits as the operations they fuse, on the same device.
+//! Fused decode GEMMs: same bits as the operations they fuse, on the same device.
 
-use super::{Check, download, random, unwritten, upload, weight};
+use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{
     Activation, Affine, Backend, Heads, Norm, Normed, PagedRows, PagedSequence, QkvLayer, Rotation,
 };
@@ -14,7 +14,7 @@ const SHAPES: &[(usize, Heads, usize, bool, bool, Activation)] = &[
     (256, Heads { heads: 4, kv_heads: 4, head_dim: 64 }, 320, true, true, Activation::GeluGated),
     (192, Heads { heads: 3, kv_heads: 1, head_dim: 32 }, 512, false, false, Activation::SiluGated),
     (96, Heads { heads: 2, kv_heads: 1, head_dim: 48 }, 64, true, true, Activation::Gelu),
-    // Weights that stream: of qkv and gate and up, and of a long k.
+    // Weights that stream: of qkv, of gate and up, and with a long k.
     (3584, Heads { heads: 28, kv_heads: 4, head_dim: 128 }, 2432, false, true, Activation::SiluGated),
     (256, Heads { heads: 2, kv_heads: 2, head_dim: 128 }, 18944, true, true, Activation::GeluGated),
     (40, Heads { heads: 5, kv_heads: 1, head_dim: 8 }, 72, false, false, Activation::SiluGated),
@@ -29,10 +29,10 @@ const WHAT: [&str; 7] = [
     "their cache",
     "queries without a cache",
 ];
-/// Positions that are known.
+/// Positions in the RoPE tables.
 const REACH: usize = 200;
 
-/// A layer's parts on a device.
+/// A layer's parameters on a device.
 struct LayerBuffers {
     norm: Norm,
     weight: Buffer,
@@ -42,7 +42,7 @@ struct LayerBuffers {
     angles: [Buffer; 2],
 }
 
-/// Rows, each the next token of a sequence, in blocks that do not follow each other.
+/// Rows with the next token of each sequence, in scattered blocks.
 fn new_tokens(b: &dyn Backend, rows: usize) -> (PagedRows, Vec<u32>, usize) {
     let size = b.block_tokens();
     let position = |i: usize| (i * 37 + 5) % REACH;
@@ -90,14 +90,14 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
                 angles: [angles(f64::cos)?, angles(f64::sin)?],
             };
             for rows in [1, 2, 5, 8, 40] {
-                ask(check, &layer, heads, (ffn, op), rows)?;
+                run_shape(check, &layer, heads, (ffn, op), rows)?;
             }
         }
     }
     Ok(())
 }
 
-fn ask(
+fn run_shape(
     check: &mut Check<'_>,
     layer: &LayerBuffers,
     heads: Heads,
@@ -120,11 +120,11 @@ fn ask(
         Ok(cache)
     };
     let run = |whole: bool| -> Result<[Vec<f32>; 7]> {
-        let (mut cache, mut qkv) = (cache_of()?, unwritten(b, dtype, rows * heads.qkv_width())?);
+        let (mut cache, mut qkv) = (cache_of()?, nan_filled(b, dtype, rows * heads.qkv_width())?);
         let (mut act, mut stream) =
-            (unwritten(b, dtype, rows * ffn)?, upload(b, DType::F32, &random(1, rows * hidden))?);
-        let (mut second, mut plain) = (cache_of()?, unwritten(b, dtype, qkv.len())?);
-        let mut alone = unwritten(b, dtype, qkv.len())?;
+            (nan_filled(b, dtype, rows * ffn)?, upload(b, DType::F32, &random(1, rows * hidden))?);
+        let (mut second, mut plain) = (cache_of()?, nan_filled(b, dtype, qkv.len())?);
+        let mut alone = nan_filled(b, dtype, qkv.len())?;
         let normed = upload(b, dtype, &random(12, rows * hidden))?;
         let narrow = upload(b, dtype, &random(10, rows * ffn))?;
         if whole {

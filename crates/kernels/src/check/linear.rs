@@ -1,7 +1,7 @@
 //! Linear layers.
 
-use super::units::{Results, RowCase, ask, by_row, pick, scaled};
-use super::{Check, download, random, unwritten, upload, weight};
+use super::units::{Results, RowCase, by_row, pick, run_case, scaled};
+use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{Backend, LinearGrads};
 use crate::buffer::DType;
 use crate::error::Result;
@@ -10,12 +10,12 @@ use crate::philox::philox4x32;
 /// Odd sizes, one output, and the shapes of a known model.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     let shapes = [(3, 33, 7), (29, 5, 40), (130, 40, 70), (300, 1152, 896), (70, 896, 4864), (200, 1, 64)];
-    shapes.iter().try_for_each(|&(rows, n, k)| ask(check, &LinearCase { rows, n, k }))
+    shapes.iter().try_for_each(|&(rows, n, k)| run_case(check, &LinearCase { rows, n, k }))
 }
 
-/// Rows alone, a few and many, of products whose sums cancel: what is left is what rounding left on the way, so that another
-/// order of additions shows in the leading digits. Among the shapes are those whose single rows once differed on a card,
-/// unseen in results of sums that do not cancel.
+/// Rows alone, a few and many, of products whose sums cancel: only accumulated rounding errors remain, so that a different
+/// order of additions shows in the leading digits. Includes shapes whose single rows once differed on a GPU, unnoticed in sums
+/// that do not cancel.
 pub fn bits(check: &mut Check<'_>) -> Result<()> {
     const ROWS: usize = 40;
     const PARTS: [usize; 6] = [1, 2, 3, 5, 8, 23];
@@ -25,7 +25,7 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
             let b = check.card;
             let (x, w) = (cancelling(1, ROWS, k, true), weight(b, dtype, n, k, &cancelling(2, n, k, false))?);
             let run = |first: usize, count: usize| -> Result<Vec<f32>> {
-                let mut y = unwritten(b, out, count * n)?;
+                let mut y = nan_filled(b, out, count * n)?;
                 b.linear(&upload(b, dtype, &x[first * k..(first + count) * k])?, &w, None, &mut y)?;
                 download(b, &y)
             };
@@ -40,15 +40,14 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
             let name = |what: &str| format!("linear {n} x {k} {} into {} {what}", dtype.name(), out.name());
             check.same(name("of rows beside others"), &got, &want);
             let zeros = all.iter().filter(|&&y| y == 0.0).count();
-            check.tell(name("without rounding"), zeros as f64 / all.len() as f64, 0.9);
+            check.report(name("without rounding"), zeros as f64 / all.len() as f64, 0.9);
         }
     }
     Ok(())
 }
 
-/// Rows of numbers of many magnitudes, exact in bf16, whose second halves repeat the first ones, with the other sign if
-/// `turned`.
-fn cancelling(seed: u32, rows: usize, k: usize, turned: bool) -> Vec<f32> {
+/// Rows of numbers of many magnitudes, exact in bf16, whose second half repeats the first, negated if `negated`.
+fn cancelling(seed: u32, rows: usize, k: usize, negated: bool) -> Vec<f32> {
     let number = |i: usize| {
         let h = philox4x32([i as u32, 2, 0, 0], [seed, 99])[0];
         f32::from_bits((h & 0x8000_0000) | (127 - (h >> 8) % 10) << 23 | (h & 0x7f) << 16)
@@ -57,7 +56,7 @@ fn cancelling(seed: u32, rows: usize, k: usize, turned: bool) -> Vec<f32> {
     for row in 0..rows {
         let half: Vec<f32> = (0..k / 2).map(|i| number(row * k + i)).collect();
         all.extend_from_slice(&half);
-        all.extend(half.iter().map(|&v| if turned { -v } else { v }));
+        all.extend(half.iter().map(|&v| if negated { -v } else { v }));
     }
     all
 }
@@ -81,12 +80,12 @@ impl RowCase for LinearCase {
         let x = upload(b, dtype, &pick(&scaled(2, self.rows * k, 0.3), k, picks))?;
         let dy = upload(b, dtype, &pick(&scaled(3, self.rows * n, 0.3), n, picks))?;
         let bias = upload(b, DType::F32, &random(4, n))?;
-        let (mut y, mut plain) = (unwritten(b, dtype, dy.len())?, unwritten(b, DType::F32, dy.len())?);
+        let (mut y, mut plain) = (nan_filled(b, dtype, dy.len())?, nan_filled(b, DType::F32, dy.len())?);
         b.linear(&x, &w, Some(&bias), &mut y)?;
         b.linear(&x, &w, None, &mut plain)?;
-        let mut without = unwritten(b, dtype, dy.len())?;
+        let mut without = nan_filled(b, dtype, dy.len())?;
         b.linear(&x, &w, None, &mut without)?;
-        let mut dx = unwritten(b, dtype, x.len())?;
+        let mut dx = nan_filled(b, dtype, x.len())?;
         b.linear_dx(&dy, &w, &mut dx)?;
         let mut dw = upload(b, DType::F32, &random(5, n * k))?;
         let mut db = upload(b, DType::F32, &random(6, n))?;
@@ -97,7 +96,7 @@ impl RowCase for LinearCase {
             LinearGrads { weight: Some(&mut dw), bias: Some(&mut db), add: true },
         )?;
         b.linear_dw(&dy, &x, picks.len(), LinearGrads { weight: Some(&mut dw), bias: None, add: true })?;
-        let (mut new_dw, mut new_db) = (unwritten(b, DType::F32, n * k)?, unwritten(b, DType::F32, n)?);
+        let (mut new_dw, mut new_db) = (nan_filled(b, DType::F32, n * k)?, nan_filled(b, DType::F32, n)?);
         b.linear_dw(
             &dy,
             &x,

@@ -1,12 +1,12 @@
-//! The logp head, and the divergence of two models.
+//! The logp head, and the KL of two models.
 
-use super::{Check, download, random, random_ids, stored, unwritten, upload, weight};
+use super::{Check, download, nan_filled, random, random_ids, stored, upload, weight};
 use crate::backend::{Backend, HeadGrads, HeadInput, LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
-/// Rows, vocabulary, hidden width, other tokens to a row, and the head's options: vocabularies of several tiles, of less
-/// than one, of a length that is no multiple of anything.
+/// Rows, vocabulary, hidden width, additional tokens per row, and the head's options: vocabularies of several tiles, of less
+/// than one, and of odd sizes.
 const SHAPES: &[(usize, usize, usize, usize, LogpHead)] = &[
     (70, 5000, 128, 3, LogpHead { temperature: 1.0, softcap: None }),
     (33, 3001, 64, 0, LogpHead { temperature: 0.7, softcap: Some(8.0) }),
@@ -23,7 +23,7 @@ pub(super) struct HeadCaseInputs {
     pub(super) w: Vec<f32>,
     pub(super) targets: Vec<u32>,
     pub(super) others: Vec<u32>,
-    /// By logp, entropy, other tokens.
+    /// With respect to logp, entropy, additional tokens.
     pub(super) grads: [Vec<f32>; 3],
 }
 
@@ -43,14 +43,14 @@ impl HeadCaseInputs {
 }
 
 pub(super) struct Outputs {
-    /// logp, entropy, lse, logp of other tokens.
+    /// logp, entropy, lse, logp of additional tokens.
     pub(super) stats: [Vec<f32>; 4],
     pub(super) dx: Vec<f32>,
     pub(super) dw: Vec<f32>,
 }
 
 pub(super) fn stats(b: &dyn Backend, rows: usize) -> Result<LogpStats> {
-    let new = || unwritten(b, DType::F32, rows);
+    let new = || nan_filled(b, DType::F32, rows);
     Ok(LogpStats { logp: new()?, entropy: new()?, lse: new()? })
 }
 
@@ -67,7 +67,7 @@ pub(super) fn both_ways(
     let targets = b.indices(&i.targets)?;
     let mut stats = stats(b, rows)?;
     let ids = if i.others.is_empty() { None } else { Some(b.indices(&i.others)?) };
-    let mut other_logp = unwritten(b, DType::F32, i.others.len())?;
+    let mut other_logp = nan_filled(b, DType::F32, i.others.len())?;
     b.logp(
         HeadInput { op, x: &x, w: &w, targets: &targets },
         ids.as_ref().map(|ids| (ids, &mut other_logp)),
@@ -77,7 +77,7 @@ pub(super) fn both_ways(
     let (dlogp, dentropy) = (upload(b, DType::F32, dlogp)?, upload(b, DType::F32, dentropy)?);
     let dothers = upload(b, DType::F32, dothers)?;
     let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: ids.as_ref().map(|_| &dothers) };
-    let mut dx = unwritten(b, dtype, i.x.len())?;
+    let mut dx = nan_filled(b, dtype, i.x.len())?;
     let mut dw = upload(b, DType::F32, &vec![1.0; i.w.len()])?;
     b.logp_backward(
         HeadInput { op, x: &x, w: &w, targets: &targets },
@@ -95,7 +95,7 @@ pub(super) fn both_ways(
     Ok(Outputs { stats, dx: download(b, &dx)?, dw: download(b, &dw)? })
 }
 
-/// Near the CPU's.
+/// Close to the CPU's.
 pub fn results(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, extra, op) in SHAPES {
         for dtype in [DType::F32, DType::Bf16] {
@@ -107,7 +107,7 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
                 check.close(name(dtype, vocab, what), &got.stats[j], &want.stats[j], 2e-5);
                 check.same(name(dtype, vocab, &format!("{what} again")), &again.stats[j], &got.stats[j]);
             }
-            // In bf16 gradients of logits are rounded before the products.
+            // In bf16, gradients of logits are rounded before the GEMMs.
             let limit = if dtype == DType::F32 { 5e-5 } else { 2e-2 };
             check.close(name(dtype, vocab, "dx"), &got.dx, &want.dx, limit);
             check.close(name(dtype, vocab, "dw"), &got.dw, &want.dw, limit);
@@ -118,7 +118,7 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The head's gradients of `logp` alone, in one call or two, for some of the rows: stats, `dx`, `dw`.
+/// Gradients of `logp` only, in one call or two, for some of the rows: stats, `dx`, `dw`.
 fn by_logp(
     b: &dyn Backend,
     op: LogpHead,
@@ -132,7 +132,7 @@ fn by_logp(
     let x = upload(b, dtype, &i.x[rows.start * k..rows.end * k])?;
     let (targets, dlogp) =
         (b.indices(&i.targets[rows.clone()])?, upload(b, DType::F32, &i.grads[0][rows.clone()])?);
-    let (mut stats, mut dx) = (stats(b, count)?, unwritten(b, dtype, x.len())?);
+    let (mut stats, mut dx) = (stats(b, count)?, nan_filled(b, dtype, x.len())?);
     let add = rows.start > 0;
     if at_once {
         b.logp_one_pass(
@@ -155,9 +155,8 @@ fn by_logp(
     Ok([download(b, &stats.logp)?, download(b, &stats.entropy)?, download(b, &dx)?])
 }
 
-/// The one-pass head gives the bits of forward and backward; a batch that is processed in parts gives what
-/// their parts give.
-pub fn known(check: &mut Check<'_>) -> Result<()> {
+/// The one-pass head has the bits of forward and backward; a batch processed in parts gives what the parts give.
+pub fn one_pass(check: &mut Check<'_>) -> Result<()> {
     let b = check.card;
     let large = (2400, 151_936, 32, 0, LogpHead { temperature: 0.9, softcap: None });
     for &(rows, vocab, k, _, op) in SHAPES.iter().chain([&large]) {
@@ -167,7 +166,7 @@ pub fn known(check: &mut Check<'_>) -> Result<()> {
             }
             let i = HeadCaseInputs::new(dtype, rows, vocab, k, 0);
             let w = weight(b, dtype, vocab, k, &i.w)?;
-            let room = || unwritten(b, DType::F32, i.w.len());
+            let room = || nan_filled(b, DType::F32, i.w.len());
             let (mut first, mut second, mut third) = (room()?, room()?, room()?);
             let (first, second, third) = (&mut first, &mut second, &mut third);
             let once = by_logp(b, op, (&i, &w), 0..rows, true, first)?;
@@ -208,8 +207,8 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
             for count in [1, 7, 64, 256].into_iter().filter(|c| *c <= rows) {
                 let from = rows - count;
                 let x = upload(b, dtype, &i.x[from * k..])?;
-                let mut logits = unwritten(b, DType::F32, count * vocab)?;
-                let mut sums = unwritten(b, DType::F32, count)?;
+                let mut logits = nan_filled(b, DType::F32, count * vocab)?;
+                let mut sums = nan_filled(b, DType::F32, count)?;
                 b.logits(op, &x, &w, &mut logits, &mut sums)?;
                 let (logits, sums) = (download(b, &logits)?, download(b, &sums)?);
                 let picked: Vec<f32> =
@@ -223,7 +222,7 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// KL and its gradient, near the CPU's and the same again.
+/// KL and its gradient: close to the CPU's, same bits when repeated.
 pub fn divergence(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, _, op) in &SHAPES[..3] {
         for dtype in [DType::F32, DType::Bf16] {
@@ -236,10 +235,10 @@ pub fn divergence(check: &mut Check<'_>) -> Result<()> {
             let compute = |b: &dyn Backend| -> Result<[Vec<f32>; 3]> {
                 let (px, pw) = (upload(b, dtype, &p.x)?, weight(b, dtype, vocab, k, &p.w)?);
                 let (qx, qw) = (upload(b, dtype, &moved)?, weight(b, dtype, vocab, k, &q.w)?);
-                let mut kl = unwritten(b, DType::F32, rows)?;
+                let mut kl = nan_filled(b, DType::F32, rows)?;
                 b.kl(op, (&px, &pw), (&qx, &qw), &mut kl)?;
                 let dkl: Buffer = upload(b, DType::F32, &p.grads[0])?;
-                let mut dx = unwritten(b, dtype, p.x.len())?;
+                let mut dx = nan_filled(b, dtype, p.x.len())?;
                 let mut dw = upload(b, DType::F32, &vec![0.5; p.w.len()])?;
                 b.kl_backward(
                     op,

@@ -1,17 +1,17 @@
-//! Low-rank additions to weights, and the gradients of their factors.
+//! LoRA merges, and the gradients of the factors.
 
-use super::{Check, download, random, unwritten, upload, weight};
+use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{Backend, ColumnsOf, LinearGrads, LowRank, LowRankGrad};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
-/// Rows and columns of a weight, and two additions to some of its rows: first row, rows, rank.
+/// Rows and columns of a weight, and two updates of some of its rows: first row, rows, rank.
 const SHAPES: [([usize; 2], [[usize; 3]; 2]); 3] = [
     ([200, 1040], [[8, 120, 16], [136, 64, 40]]),
     ([96, 2056], [[0, 32, 3], [40, 56, 8]]),
     ([33, 70], [[1, 20, 5], [25, 8, 2]]),
 ];
-/// Rows of a batch: few, and enough for sums that are cut.
+/// Rows of a batch: few, and enough for split-k.
 const TOKENS: [usize; 2] = [37, 2200];
 
 /// Every case.
@@ -34,7 +34,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Near the CPU's sums, and rounded the bits of these.
+/// Close to the CPU's sums, and their bits once rounded.
 fn merged(
     check: &mut Check<'_>,
     [n, k]: [usize; 2],
@@ -49,7 +49,7 @@ fn merged(
         let factors = factors.collect::<Result<Vec<_>>>()?;
         let parts = parts.iter().zip(&factors).map(|(&[row, _, r], (a, b))| LowRank { row, a, b, r });
         let parts: Vec<LowRank<'_>> = parts.collect();
-        let (mut sum, mut own) = (unwritten(b, DType::F32, n * k)?, b.weight(n, k, dtype, false)?);
+        let (mut sum, mut own) = (nan_filled(b, DType::F32, n * k)?, b.weight(n, k, dtype, false)?);
         b.adapted(&base, &parts, &mut sum)?;
         b.load_adapted(&base, &parts, &mut own)?;
         let mut rounded = b.weight(n, k, dtype, false)?;
@@ -63,15 +63,15 @@ fn merged(
     Ok(())
 }
 
-/// What products read of a weight: its product with the identity.
+/// Reads a GEMM weight by multiplying it with the identity.
 fn read(b: &dyn Backend, w: &Weight) -> Result<Vec<f32>> {
     let identity: Vec<f32> = (0..w.k * w.k).map(|i| f32::from(u8::from(i % (w.k + 1) == 0))).collect();
-    let (x, mut y) = (upload(b, w.compute, &identity)?, unwritten(b, DType::F32, w.k * w.n)?);
+    let (x, mut y) = (upload(b, w.compute, &identity)?, nan_filled(b, DType::F32, w.k * w.n)?);
     b.linear(&x, w, None, &mut y)?;
     download(b, &y)
 }
 
-/// Near the CPU's, and the same bits when done again.
+/// Close to the CPU's, same bits when repeated.
 fn gradients(
     check: &mut Check<'_>,
     [n, k]: [usize; 2],

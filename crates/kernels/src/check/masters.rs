@@ -1,7 +1,7 @@
-//! Masters that share the memory of their weights: whatever is done to one gives the bits of a plain buffer of f32.
+//! Masters that share memory with their weights: every operation gives the bits of a plain f32 buffer.
 
 use super::units::adamw;
-use super::{Check, download, random, unwritten, upload, weight};
+use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{AdamWParam, Backend, Sgd};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::error::Result;
 const ROWS: usize = 1031;
 const WIDTH: usize = 24;
 
-/// Numbers of all sizes: halfway between two of bf16, just beside that, the largest, the smallest, zeros.
+/// Numbers of all sizes: halfway between two bf16 values, next to that, largest, smallest, zeros.
 fn numbers() -> Vec<f32> {
     let special =
         [0x3f80_8000, 0x3f81_8000, 0xbf80_8000, 0x3f80_7fff, 0x3f80_8001, 0x7f7f_7fff, 1, 0x8000_0000, 0];
@@ -18,13 +18,13 @@ fn numbers() -> Vec<f32> {
     values
 }
 
-/// What a weight of bf16 holds of a master whose upper half it is.
+/// The bf16 weight of a master whose upper half it is.
 fn rounded(x: f32) -> f32 {
-    // A sum of products is never a negative zero.
+    // A sum of products is never -0.
     f32::from_bits((x.to_bits() + 0x8000) & 0xffff_0000) + 0.0
 }
 
-/// A weight with its master, where the device has such.
+/// A weight with its master, on devices that store them together.
 fn shared(b: &dyn Backend) -> Result<Option<(Weight, Buffer)>> {
     let weight = b.weight(ROWS, WIDTH, DType::Bf16, true)?;
     Ok(b.master(&weight)?.map(|master| (weight, master)))
@@ -44,7 +44,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     check.same("masters: a part", &part, &values[77..77 + 333]);
     let rounded: Vec<f32> = values.iter().map(|&x| rounded(x)).collect();
     check.same("masters: derived", &derived(b, &form)?, &rounded);
-    not_numbers(check, (&beside, &mut other))?;
+    nans_preserved(check, (&beside, &mut other))?;
     b.load_weight(&master, &mut form)?;
     let mut apart = b.weight(ROWS, WIDTH, DType::Bf16, true)?;
     b.load_weight(&master, &mut apart)?;
@@ -55,7 +55,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
 
     let ids = b.indices(&[7, 0, 1030, 7])?;
     let embedded = |table: &Buffer| -> Result<Vec<f32>> {
-        let mut out = unwritten(b, DType::F32, 4 * WIDTH)?;
+        let mut out = nan_filled(b, DType::F32, 4 * WIDTH)?;
         b.embed(&ids, table, 1.5, false, &mut out)?;
         download(b, &out)
     };
@@ -67,8 +67,8 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     changed(check, (&mut form, &mut master), &mut plain)
 }
 
-/// A NaN stays one, in its own element and in products with its row.
-fn not_numbers(check: &mut Check<'_>, (form, master): (&Weight, &mut Buffer)) -> Result<()> {
+/// NaNs are preserved, in their element and in products with its row.
+fn nans_preserved(check: &mut Check<'_>, (form, master): (&Weight, &mut Buffer)) -> Result<()> {
     let b = check.card;
     for bits in [0x7fff_ffff, 0xffff_ffff, 0x7fff_8000, 0x7f80_0001, 0x7fc0_0000] {
         b.write(master, 0, &vec![1.0; ROWS * WIDTH])?;
@@ -78,7 +78,7 @@ fn not_numbers(check: &mut Check<'_>, (form, master): (&Weight, &mut Buffer)) ->
         let none = |values: &[f32]| values.iter().filter(|x| x.is_nan()).count();
         let lost = none(&master[5 * WIDTH..][..1]) != 1 || none(&products[5 * WIDTH..][..WIDTH]) != WIDTH;
         let spread = none(&master) != 1 || none(&products) != WIDTH;
-        check.tell(format!("masters: not a number, {bits:#x}"), f64::from(u8::from(lost || spread)), 0.0);
+        check.report(format!("masters: not a number, {bits:#x}"), f64::from(u8::from(lost || spread)), 0.0);
     }
     Ok(())
 }
@@ -92,7 +92,7 @@ fn copied(
     let b = check.card;
     b.copy(master, 0, other, 0, values.len())?;
     check.same("masters: copied", &download(b, other)?, values);
-    let mut copy = unwritten(b, DType::F32, values.len())?;
+    let mut copy = nan_filled(b, DType::F32, values.len())?;
     b.copy(master, 0, &mut copy, 0, values.len())?;
     check.same("masters: copied as a whole", &download(b, &copy)?, values);
     b.copy(plain, 5, other, 2, 500)?;
@@ -100,7 +100,7 @@ fn copied(
     Ok(())
 }
 
-/// Every change of a master against the same change of a plain buffer.
+/// Every update of a master against the same update of a plain buffer.
 fn changed(
     check: &mut Check<'_>,
     (form, master): (&mut Weight, &mut Buffer),
@@ -119,22 +119,22 @@ fn changed(
     Ok(())
 }
 
-/// As sums of products give them: never a negative zero.
+/// As sums of products give them: never -0.
 fn sums(values: &[f32]) -> Vec<f32> {
     values.iter().map(|x| x + 0.0).collect()
 }
 
-/// What a table gives for some ids.
+/// Embedding lookup of some ids.
 type Embedded<'a> = dyn Fn(&Buffer) -> Result<Vec<f32>> + 'a;
 
-/// Numbers of bf16 as files hold them, and as numbers.
+/// bf16 values as stored in files, and as f32.
 fn halves() -> (Vec<u8>, Vec<f32>) {
     let round = |x: &f32| f32::from_bits((x.to_bits() + 0x8000) & 0xffff_0000);
     let whole: Vec<f32> = numbers().iter().map(round).collect();
     (whole.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect(), whole)
 }
 
-/// Written from numbers of bf16: the same as from f32.
+/// Written from bf16: the same as from f32.
 fn stored(
     check: &mut Check<'_>,
     (form, master): (&mut Weight, &mut Buffer),
@@ -145,14 +145,14 @@ fn stored(
     b.write_bf16(master, 101, &bytes[202..])?;
     check.same("masters: from bf16", &download(b, master)?, &whole);
     check.same("masters: derived from bf16", &derived(b, form)?, &sums(&whole));
-    let mut plain = unwritten(b, DType::F32, whole.len())?;
+    let mut plain = nan_filled(b, DType::F32, whole.len())?;
     b.write_bf16(&mut plain, 0, &bytes)?;
     check.same("masters: f32 from bf16", &download(b, &plain)?, &whole);
     check.same("masters: embedded from bf16", &embedded(master)?, &embedded(&plain)?);
     Ok(())
 }
 
-/// A weight that is its own master: what is written is rounded once, and no more is kept.
+/// A weight that is its own master: writes are rounded once.
 fn alone(check: &mut Check<'_>, embedded: &Embedded<'_>) -> Result<()> {
     let (b, (bytes, whole)) = (check.card, halves());
     let form = b.weight(ROWS, WIDTH, DType::Bf16, false)?;
@@ -173,18 +173,18 @@ fn alone(check: &mut Check<'_>, embedded: &Embedded<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A product with the rows of the identity reads a weight back.
+/// Reads a GEMM weight by multiplying it with the identity.
 fn derived(b: &dyn Backend, form: &Weight) -> Result<Vec<f32>> {
     let identity: Vec<f32> =
         (0..WIDTH * WIDTH).map(|i| if i % (WIDTH + 1) == 0 { 1.0 } else { 0.0 }).collect();
     let x = upload(b, DType::Bf16, &identity)?;
-    let mut y = unwritten(b, DType::F32, WIDTH * ROWS)?;
+    let mut y = nan_filled(b, DType::F32, WIDTH * ROWS)?;
     b.linear(&x, form, None, &mut y)?;
     let y = download(b, &y)?;
     Ok((0..ROWS * WIDTH).map(|i| y[i % WIDTH * ROWS + i / WIDTH]).collect())
 }
 
-/// Moments.
+/// Optimizer moments.
 struct AdamMoments([Buffer; 2]);
 
 impl AdamMoments {
@@ -194,7 +194,7 @@ impl AdamMoments {
     }
 }
 
-/// What is done to a master, and the weight derived from it where it shares one's memory.
+/// An update of a master, and of the weight derived from it if they share memory.
 type MasterUpdate = fn(&dyn Backend, &mut Buffer, &mut AdamMoments, &mut [Weight]) -> Result<()>;
 
 const CHANGES: [(&str, MasterUpdate); 3] = [

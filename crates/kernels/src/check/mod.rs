@@ -1,8 +1,7 @@
-//! Whether a device computes what the CPU computes and keeps its promises: the cases behind `ferrl bench --check`.
+//! Conformance checks of a device against the CPU and against the contract of [`Backend`]: the cases of `ferrl bench --check`.
 //!
-//! Three kinds of questions: is a result near the CPU's ([`Check::close`]); is it the same bits where the contract of
-//! [`Backend`] says so ([`Check::same`]); is it the same bits when it is computed again. Inputs depend on nothing but the
-//! case.
+//! Three kinds of checks: a result is close to the CPU's ([`Check::close`]); it has the same bits where the contract requires it
+//! ([`Check::same`]); it has the same bits when repeated. Inputs depend only on the case.
 
 mod attention;
 mod decode;
@@ -24,14 +23,14 @@ use crate::error::Result;
 use crate::philox::{normals, philox4x32};
 use crate::{narrow, widen};
 
-/// The answer to one question.
+/// Outcome of one check.
 #[derive(Clone, Debug)]
 pub struct CheckOutcome {
     /// What was compared.
     pub name: String,
-    /// The worst error, or the number of elements whose bits differ.
+    /// The largest error, or the number of elements whose bits differ.
     pub worst: f64,
-    /// What is allowed.
+    /// The tolerance.
     pub limit: f64,
 }
 
@@ -42,17 +41,17 @@ impl CheckOutcome {
     }
 }
 
-/// A device beside the CPU.
+/// A device under test and the reference.
 pub struct Check<'a> {
-    /// What is right.
+    /// The reference.
     pub cpu: &'a dyn Backend,
-    /// What is asked.
+    /// The device under test.
     pub card: &'a dyn Backend,
     each: &'a mut dyn FnMut(&CheckOutcome),
     right: bool,
 }
 
-/// Asks many questions.
+/// A group of checks.
 pub type CheckFn = fn(&mut Check<'_>) -> Result<()>;
 
 /// Every case, by name.
@@ -71,7 +70,7 @@ pub const CASES: &[(&str, CheckFn)] = &[
     ("decode products", decode::all),
     ("logp head", logp::results),
     ("logp head: bits", logp::bits),
-    ("logp head: known", logp::known),
+    ("logp head: known", logp::one_pass),
     ("sampling", sampling::draws),
     ("sampling: truncation", sampling::truncation),
     ("divergence", logp::divergence),
@@ -80,30 +79,29 @@ pub const CASES: &[(&str, CheckFn)] = &[
 ];
 
 impl<'a> Check<'a> {
-    /// Nothing asked yet; `each` hears every answer.
+    /// No checks yet; `each` is called with every outcome.
     pub fn new(cpu: &'a dyn Backend, card: &'a dyn Backend, each: &'a mut dyn FnMut(&CheckOutcome)) -> Self {
         Check { cpu, card, each, right: true }
     }
 
-    /// Whether every answer so far was right.
+    /// Whether all checks so far passed.
     pub fn is_right(&self) -> bool {
         self.right
     }
 
-    fn tell(&mut self, name: String, worst: f64, limit: f64) {
+    fn report(&mut self, name: String, worst: f64, limit: f64) {
         let outcome = CheckOutcome { name, worst, limit };
         self.right &= outcome.is_right();
         (self.each)(&outcome);
     }
 
-    /// Errors relative to the wanted element plus the root mean square of all.
+    /// Errors relative to the expected element plus the RMS of all.
     pub fn close(&mut self, name: impl Into<String>, got: &[f32], want: &[f32], limit: f64) {
-        self.close_beside(name, got, want, want, limit);
+        self.close_within(name, got, want, want, limit);
     }
 
-    /// The same for a part of a result, which may be nothing but rounding: the root mean square of the whole counts
-    /// where it is larger than that of the part.
-    pub fn close_beside(
+    /// The same for a part of a result that may be pure rounding noise: relative to the RMS of the whole if that is larger.
+    pub fn close_within(
         &mut self,
         name: impl Into<String>,
         got: &[f32],
@@ -122,28 +120,28 @@ impl<'a> Check<'a> {
             if far.is_nan() { f64::INFINITY } else { far }
         };
         let worst = got.iter().zip(want).map(error).fold(0.0, f64::max);
-        self.tell(name.into(), worst, limit);
+        self.report(name.into(), worst, limit);
     }
 
-    /// Every bit.
+    /// Bitwise equality.
     pub fn same(&mut self, name: impl Into<String>, a: &[f32], b: &[f32]) {
         assert_eq!(a.len(), b.len());
         let wrong = a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits() || a.is_nan()).count();
-        self.tell(name.into(), wrong as f64, 0.0);
+        self.report(name.into(), wrong as f64, 0.0);
     }
 }
 
-/// Standard normal numbers that depend on the seed alone.
+/// Standard normal numbers, a function of the seed.
 pub fn random(seed: u32, n: usize) -> Vec<f32> {
     (0..n.div_ceil(4)).flat_map(|i| normals(philox4x32([i as u32, 0, 0, 0], [seed, 99]))).take(n).collect()
 }
 
-/// Numbers below `below` that depend on the seed alone.
+/// Numbers below `below`, a function of the seed.
 pub fn random_ids(seed: u32, n: usize, below: usize) -> Vec<u32> {
     (0..n).map(|i| philox4x32([i as u32, 1, 0, 0], [seed, 99])[0] % below as u32).collect()
 }
 
-/// As a buffer of that type would hold them.
+/// Values rounded to a type.
 pub fn stored(dtype: DType, values: &[f32]) -> Vec<f32> {
     values.iter().map(|&x| if dtype == DType::Bf16 { widen(narrow(x)) } else { x }).collect()
 }
@@ -155,8 +153,8 @@ pub fn upload(b: &dyn Backend, dtype: DType, values: &[f32]) -> Result<Buffer> {
     Ok(buffer)
 }
 
-/// A buffer full of NaN, so that an element that is never written is noticed.
-pub fn unwritten(b: &dyn Backend, dtype: DType, n: usize) -> Result<Buffer> {
+/// A buffer full of NaN, to detect elements that are never written.
+pub fn nan_filled(b: &dyn Backend, dtype: DType, n: usize) -> Result<Buffer> {
     let mut buffer = b.alloc(dtype, n)?;
     b.fill(&mut buffer, f32::NAN)?;
     Ok(buffer)

@@ -1,7 +1,7 @@
-//! Norms, rotation and activations: every row on its own.
+//! Row-wise operations: norms, RoPE and activations.
 
-use super::units::{Results, RowCase, ask, by_row, differing, pick, scaled};
-use super::{Check, download, random, random_ids, unwritten, upload};
+use super::units::{Results, RowCase, by_row, differing, pick, run_case, scaled};
+use super::{Check, download, nan_filled, random, random_ids, upload};
 use crate::backend::{
     Activation, Backend, HeadNorm, Heads, Norm, NormGrads, NormInput, NormRecompute, Normed, Rotation, Target,
 };
@@ -10,7 +10,7 @@ use crate::error::Result;
 
 /// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
-    cases().iter().try_for_each(|case| ask(check, &**case))
+    cases().iter().try_for_each(|case| run_case(check, &**case))
 }
 
 fn cases() -> Vec<Box<dyn RowCase>> {
@@ -62,7 +62,7 @@ impl RowCase for NormCase {
     fn rows(&self) -> usize {
         self.rows
     }
-    /// A centred row of one element is its mean: its gradient is zero, times the root of a variance of nothing.
+    /// LayerNorm of a single element: the gradient is zero times `1 / sqrt(eps)`.
     fn terms(&self, what: &str) -> f32 {
         let alone = self.op.centred && self.op.width == 1 && what.starts_with("dx");
         if alone { 1.0 / self.op.eps.sqrt() } else { 0.0 }
@@ -70,16 +70,16 @@ impl RowCase for NormCase {
     fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
         let (op, width) = (self.op, self.op.width);
         let input = |seed, dtype| upload(b, dtype, &pick(&random(seed, self.rows * width), width, picks));
-        // The residual stream is f32, what goes into a layer has the compute type.
+        // The residual stream is f32; a layer's input has the compute type.
         let (x, delta, dy) = (input(1, DType::F32)?, input(2, dtype)?, input(3, dtype)?);
         let weight = upload(b, DType::F32, &random(4, width))?;
         let bias = if op.centred { Some(upload(b, DType::F32, &random(5, width))?) } else { None };
         let n = x.len();
-        let mut y = unwritten(b, dtype, n)?;
+        let mut y = nan_filled(b, dtype, n)?;
         b.norm(Normed { op, weight: &weight, bias: bias.as_ref() }, &x, &mut y)?;
-        let (mut sum, mut z) = (unwritten(b, DType::F32, n)?, unwritten(b, dtype, n)?);
+        let (mut sum, mut z) = (nan_filled(b, DType::F32, n)?, nan_filled(b, dtype, n)?);
         b.add_norm(Normed { op, weight: &weight, bias: bias.as_ref() }, &x, &delta, &mut sum, &mut z)?;
-        let mut dx = if self.add { input(6, DType::F32)? } else { unwritten(b, DType::F32, n)? };
+        let mut dx = if self.add { input(6, DType::F32)? } else { nan_filled(b, DType::F32, n)? };
         let vector = |seed| upload(b, DType::F32, &random(seed, width));
         let (mut dweight, mut dbias) = (vector(7)?, vector(8)?);
         let grads = NormGrads { weight: Some(&mut dweight), bias: Some(&mut dbias), add: true };
@@ -90,7 +90,7 @@ impl RowCase for NormCase {
             Target { to: &mut dx, add: self.add },
             grads,
         )?;
-        let mut plain = unwritten(b, dtype, n)?;
+        let mut plain = nan_filled(b, dtype, n)?;
         b.norm_backward(
             Normed { op, weight: &weight, bias: None },
             &dy,
@@ -119,7 +119,7 @@ impl RowCase for NormCase {
     }
 }
 
-/// Forward and backward in one operation: it must give the bits of the forward alone.
+/// Fused forward and backward: same bits as the forward alone.
 fn recomputed(
     b: &dyn Backend,
     (what, norm): (&'static str, Normed<'_>),
@@ -128,7 +128,7 @@ fn recomputed(
     results: &mut Results,
 ) -> Result<()> {
     let (dtype, width, add) = (forward.dtype(), norm.op.width, input.delta.is_some());
-    let (mut y, mut rounded) = (unwritten(b, dtype, dx.len())?, unwritten(b, dtype, dx.len())?);
+    let (mut y, mut rounded) = (nan_filled(b, dtype, dx.len())?, nan_filled(b, dtype, dx.len())?);
     let grads = NormGrads { weight: Some(&mut dweight), bias: norm.bias.map(|_| &mut dbias), add };
     let backward = NormRecompute { dy, y: &mut y, dx: &mut dx, rounded: Some(&mut rounded), grads };
     b.norm_recompute(norm, input, backward)?;
@@ -163,7 +163,7 @@ impl RowCase for HeadNormCase {
         let [vector_q, vector_k] = widths.map(|n| move |seed| upload(b, DType::F32, &random(seed, n)));
         let (x, mut d, q, k) = (input(1)?, input(2)?, vector_q(3)?, vector_k(4)?);
         let norm = HeadNorm { op, heads, whole: self.whole, q_weight: &q, k_weight: &k };
-        let mut y = unwritten(b, dtype, x.len())?;
+        let mut y = nan_filled(b, dtype, x.len())?;
         b.head_norm(norm, &x, &mut y)?;
         let (mut dq, mut dk) = (vector_q(5)?, vector_k(6)?);
         b.head_norm_backward(norm, &x, &mut d, [Some(&mut dq), Some(&mut dk)])?;
@@ -201,13 +201,13 @@ impl RowCase for RotaryCase {
             &mut x,
         )?;
         let turned = by_row(b, &x, width)?;
-        // With the sums of the columns, added and alone.
-        let turns = Rotation { dim: self.rotary_dim, cos: &cos, sin: &sin, positions: &positions };
+        // With the column sums, accumulated and overwritten.
+        let rope = Rotation { dim: self.rotary_dim, cos: &cos, sin: &sin, positions: &positions };
         let mut results = Results { rows: vec![("turned", turned)], sums: Vec::new() };
         for add in [false, true] {
             let mut dbias = upload(b, DType::F32, &random(3, width))?;
             let mut d = upload(b, dtype, &download(b, &x)?)?;
-            b.qkv_backward(self.heads, Some(turns), &mut d, add, Some(&mut dbias))?;
+            b.qkv_backward(self.heads, Some(rope), &mut d, add, Some(&mut dbias))?;
             results.rows.push(("turned back and summed", by_row(b, &d, width)?));
             results.sums.push(("sums of columns", download(b, &dbias)?));
         }
@@ -222,7 +222,7 @@ impl RowCase for RotaryCase {
     }
 }
 
-/// Sums of columns that were rotated back before are those of the rotation that sums on the way.
+/// Column sums of already rotated rows equal those of the fused rotation.
 pub fn rotated_bias(check: &mut Check<'_>) -> Result<()> {
     for (head_dim, tokens) in [(20, 70), (64, 150), (64, 1100)] {
         let heads = Heads { heads: 3, kv_heads: 2, head_dim };
@@ -261,7 +261,7 @@ impl RowCase for ActivationCase {
         let inputs = if op == Activation::Gelu { width } else { 2 * width };
         let x = upload(b, dtype, &pick(&scaled(1, self.rows * inputs, 3.0), inputs, picks))?;
         let dy = upload(b, dtype, &pick(&random(2, self.rows * width), width, picks))?;
-        let (mut y, mut dx) = (unwritten(b, dtype, dy.len())?, unwritten(b, dtype, x.len())?);
+        let (mut y, mut dx) = (nan_filled(b, dtype, dy.len())?, nan_filled(b, dtype, x.len())?);
         b.activation(op, width, &x, &mut y)?;
         b.activation_backward(op, width, &x, &dy, &mut dx)?;
         let (mut turned, mut value) = (x, dy);

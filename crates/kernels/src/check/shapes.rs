@@ -1,8 +1,8 @@
-//! Operands that do not fit: every operation refuses them, on every device, before it computes anything.
+//! Invalid operands: every operation refuses them, on every device, before it computes anything.
 //!
-//! Each case builds its operands through a [`Maker`] and calls one operation. It is run once with all of them as they should
-//! be, which must succeed, and then with each in turn one element too short, and of a wrong type, which must be an error:
-//! what is read or written beyond a buffer is somebody else's memory.
+//! Each case builds its operands through a [`Maker`] and calls one operation. It is run once with valid operands, which must
+//! succeed, and then with each operand in turn one element too short, or of a wrong type, which must be an error: accesses
+//! beyond a buffer would hit other memory.
 
 use super::{Check, random};
 use crate::backend::*;
@@ -10,17 +10,17 @@ use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use std::cell::Cell;
 
-/// What is wrong with one of the operands.
+/// How an operand is invalid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wrong {
     Nothing,
     /// One element less.
     Short(usize),
-    /// Indices in the place of numbers, or numbers in the place of indices.
+    /// Indices instead of numbers, or numbers instead of indices.
     Mistyped(usize),
 }
 
-/// Makes operands, of which one may be wrong.
+/// Makes operands, of which one may be invalid.
 struct Maker<'a> {
     b: &'a dyn Backend,
     dtype: DType,
@@ -52,7 +52,7 @@ impl Maker<'_> {
         }
         self.b.indices(&ids[..len])
     }
-    /// Not among the operands that may be wrong: its shape is its own.
+    /// Never invalid: its shape is part of it.
     fn weight(&self, n: usize, k: usize) -> Result<Weight> {
         super::weight(self.b, self.dtype, n, k, &random(99, n * k))
     }
@@ -69,18 +69,18 @@ const HEADS: Heads = Heads { heads: 4, kv_heads: 2, head_dim: 8 };
 const HEAD_NORM: Norm = Norm { centred: false, plus_one: false, eps: 1e-5, width: 8 };
 const ATTENTION: Attention = Attention { heads: HEADS, scale: 0.3, softcap: None, window: None };
 const HEAD: LogpHead = LogpHead { temperature: 0.7, softcap: None };
-/// Elements of a row of queries, keys and values, and of attention's output.
+/// Row widths of qkv, and of attention's output.
 const QKV: usize = (4 + 2 * 2) * 8;
 const OUT: usize = 4 * 8;
-/// Rows of most operands, and positions whose angles are known.
+/// Rows of most operands, and positions in the RoPE tables.
 const ROWS: usize = 6;
 const REACH: usize = 9;
-/// Tokens of a head, and what its rows are.
+/// Vocabulary size, and target tokens.
 const VOCAB: usize = 40;
 const TARGETS: [u32; ROWS] = [0, 39, 7, 8, 9, 20];
 const POSITIONS: [u32; ROWS] = [0, 1, 2, 8, 3, 4];
 
-/// One new token of each of six sequences; the last block of the cache is used.
+/// One new token of each of six sequences; the cache's last block is used.
 fn places(b: &dyn Backend) -> PagedRows {
     let at = b.block_tokens();
     let sequence = |i: usize| PagedSequence {
@@ -96,14 +96,14 @@ fn cache(m: &Maker<'_>) -> Result<Buffer> {
     m.x(m.b.cache_len(HEADS, 2 * ROWS))
 }
 
-/// A rank that has the whole vocabulary gathers what it has.
+/// All-gather for a single rank.
 fn gathered(m: &Maker<'_>, own: &Buffer) -> Result<Buffer> {
     let mut all = m.b.alloc(own.dtype(), own.len())?;
     m.b.copy(own, 0, &mut all, 0, own.len())?;
     Ok(all)
 }
 
-fn turned(m: &Maker<'_>, f: impl FnOnce(Rotation<'_>) -> Result<()>) -> Result<()> {
+fn with_rope(m: &Maker<'_>, f: impl FnOnce(Rotation<'_>) -> Result<()>) -> Result<()> {
     let (cos, sin) = (m.f32s(REACH * 4)?, m.f32s(REACH * 4)?);
     let positions = m.ids(&POSITIONS)?;
     f(Rotation { dim: 8, cos: &cos, sin: &sin, positions: &positions })
@@ -232,7 +232,7 @@ const CASES: &[Case] = &[
     }),
     ("rotary", |m| {
         let mut qkv = m.x(ROWS * QKV)?;
-        turned(m, |t| m.b.rotary(HEADS, t, false, &mut qkv))
+        with_rope(m, |t| m.b.rotary(HEADS, t, false, &mut qkv))
     }),
     ("attention", |m| {
         let (qkv, segments) = (m.x(ROWS * QKV)?, Segments::of([2, 4]));
@@ -275,7 +275,7 @@ const CASES: &[Case] = &[
         let (x, w, bias) = (m.x(ROWS * 24)?, m.weight(QKV, 24)?, m.f32s(QKV)?);
         let (layer, rows) = (Affine { weight: &w, bias: Some(&bias) }, places(m.b));
         let (mut cache, mut qkv) = (cache(m)?, m.x(ROWS * QKV)?);
-        turned(m, |t| {
+        with_rope(m, |t| {
             m.b.linear_qkv(
                 &x,
                 QkvLayer { linear: layer, heads: HEADS, rotation: Some(t) },
@@ -286,7 +286,7 @@ const CASES: &[Case] = &[
     }),
     ("qkv_backward", |m| {
         let (mut dqkv, mut db) = (m.x(ROWS * QKV)?, m.f32s(QKV)?);
-        turned(m, |t| m.b.qkv_backward(HEADS, Some(t), &mut dqkv, true, Some(&mut db)))
+        with_rope(m, |t| m.b.qkv_backward(HEADS, Some(t), &mut dqkv, true, Some(&mut db)))
     }),
     ("rotated_bias", |m| m.b.rotated_bias(8, &m.x(ROWS * QKV)?, ROWS, true, &mut m.f32s(QKV)?)),
     ("activation", |m| m.b.activation(Activation::SiluGated, 20, &m.x(ROWS * 40)?, &mut m.x(ROWS * 20)?)),
@@ -303,7 +303,7 @@ const CASES: &[Case] = &[
         let norm = Normed { op: NORM, weight: &weight, bias: Some(&shift) };
         let (layer, mut cache, mut qkv) =
             (Affine { weight: &w, bias: Some(&bias) }, cache(m)?, m.x(ROWS * QKV)?);
-        turned(m, |t| {
+        with_rope(m, |t| {
             m.b.normed_qkv(
                 norm,
                 &x,
@@ -408,12 +408,12 @@ const CASES: &[Case] = &[
     ("sample", |m| m.b.sample(&m.f32s(ROWS * VOCAB)?, &m.f32s(ROWS)?, &[0.5; ROWS]).map(drop)),
     ("argmax", |m| m.b.argmax(&m.f32s(ROWS * VOCAB)?, ROWS).map(drop)),
     ("choose", |m| {
-        let asks = [Ask { top_k: 3, ..Ask::plain(Some(0.5)) }; ROWS];
-        m.b.choose(&m.f32s(ROWS * VOCAB)?, &m.f32s(ROWS)?, &asks).map(drop)
+        let specs = [SampleSpec { top_k: 3, ..SampleSpec::plain(Some(0.5)) }; ROWS];
+        m.b.choose(&m.f32s(ROWS * VOCAB)?, &m.f32s(ROWS)?, &specs).map(drop)
     }),
     ("feed", |m| {
         let (logits, lse) = (m.f32s(ROWS * VOCAB)?, m.f32s(ROWS)?);
-        let choices = m.b.choose(&logits, &lse, &[Ask::plain(None); ROWS])?;
+        let choices = m.b.choose(&logits, &lse, &[SampleSpec::plain(None); ROWS])?;
         m.b.feed(&[&choices], &[(0, 5), (0, 0), (0, 1)], &mut m.ids(&[0; 3])?)
     }),
     ("kl", |m| {
@@ -502,7 +502,7 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
                 taken += usize::from(run(Wrong::Short(i)).0.is_ok());
                 taken += usize::from(run(Wrong::Mistyped(i)).0.is_ok());
             }
-            check.tell(format!("{name} {}: wrong operands are refused", dtype.name()), taken as f64, 0.0);
+            check.report(format!("{name} {}: wrong operands are refused", dtype.name()), taken as f64, 0.0);
         }
     }
     Ok(())
@@ -540,7 +540,7 @@ mod tests {
         "rounds_masters",
         "merges_in_copies",
         "rounded_master",
-        "as_home",
+        "as_info",
         "as_card",
         "holds",
         "holds_weight",

@@ -1,4 +1,4 @@
-//! Operations on units that must not see each other: rows of a batch.
+//! Operations on independent rows of a batch.
 
 use super::{Check, download};
 use crate::backend::Backend;
@@ -6,35 +6,35 @@ use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 use crate::operands::AdamW;
 
-/// What an operation gave for some rows.
+/// Results of an operation on some rows.
 #[derive(Default)]
 pub struct Results {
-    /// One list a row: the same bits in any batch.
+    /// By row: same bits in any batch.
     pub rows: Vec<(&'static str, Vec<Vec<f32>>)>,
-    /// Sums over rows: the same bits when done again.
+    /// Sums over rows: same bits when repeated.
     pub sums: Vec<(&'static str, Vec<f32>)>,
 }
 
-/// An operation, its backward, and data for them.
+/// An operation, its backward, and their inputs.
 pub trait RowCase {
-    /// For people.
+    /// Display name.
     fn name(&self) -> String;
-    /// Rows of the data.
+    /// Number of rows of the inputs.
     fn rows(&self) -> usize;
-    /// Does it for the picked rows.
+    /// Runs it on the picked rows.
     fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results>;
-    /// Size of the terms whose sum a result is, where they may cancel and leave nothing but rounding.
+    /// Size of the terms of a sum that may cancel to rounding noise.
     fn terms(&self, _what: &str) -> f32 {
         0.0
     }
-    /// Largest error of a result that is rounded to the storage type at most once.
+    /// Maximum error of a result that is rounded to the storage type at most once.
     fn limit(&self, dtype: DType) -> f64 {
         if dtype == DType::Bf16 { 8e-3 } else { 2e-5 }
     }
 }
 
-/// Near the CPU's; the same bits when done again, backwards, twice in a batch, a few, and alone.
-pub fn ask(check: &mut Check<'_>, case: &dyn RowCase) -> Result<()> {
+/// Close to the CPU's; same bits when repeated, in reverse order, twice in a batch, in a small batch, and alone.
+pub fn run_case(check: &mut Check<'_>, case: &dyn RowCase) -> Result<()> {
     for dtype in [DType::F32, DType::Bf16] {
         let name = |what: &str| format!("{} {} {what}", case.name(), dtype.name());
         let n = case.rows();
@@ -43,7 +43,7 @@ pub fn ask(check: &mut Check<'_>, case: &dyn RowCase) -> Result<()> {
         let again = case.run(check.card, dtype, &all)?;
         for (i, (what, rows)) in got.rows.iter().enumerate() {
             let (want, terms) = (want.rows[i].1.concat(), case.terms(what));
-            check.close_beside(name(what), &rows.concat(), &want, &[terms], case.limit(dtype));
+            check.close_within(name(what), &rows.concat(), &want, &[terms], case.limit(dtype));
             check.same(name(&format!("{what} again")), &rows.concat(), &again.rows[i].1.concat());
         }
         for (i, (what, sum)) in got.sums.iter().enumerate() {
@@ -69,18 +69,18 @@ pub fn ask(check: &mut Check<'_>, case: &dyn RowCase) -> Result<()> {
     Ok(())
 }
 
-/// One list for each row of `width`.
+/// Splits a buffer into rows of `width`.
 pub fn by_row(b: &dyn Backend, buffer: &Buffer, width: usize) -> Result<Vec<Vec<f32>>> {
     Ok(download(b, buffer)?.chunks(width).map(<[f32]>::to_vec).collect())
 }
 
-/// How many elements of two buffers are not the same bits: for results that come in two ways.
+/// Number of elements whose bits differ between two buffers.
 pub fn differing(b: &dyn Backend, x: &Buffer, y: &Buffer) -> Result<Vec<f32>> {
     let (x, y) = (download(b, x)?, download(b, y)?);
     Ok(vec![x.iter().zip(&y).filter(|(x, y)| x.to_bits() != y.to_bits() || x.is_nan()).count() as f32])
 }
 
-/// The picked rows, in the order of `picks`.
+/// Gathers rows in the order of `picks`.
 pub fn pick<T: Copy>(values: &[T], width: usize, picks: &[usize]) -> Vec<T> {
     picks.iter().flat_map(|&r| values[r * width..(r + 1) * width].iter().copied()).collect()
 }
@@ -90,7 +90,7 @@ pub fn scaled(seed: u32, n: usize, factor: f32) -> Vec<f32> {
     super::random(seed, n).iter().map(|x| x * factor).collect()
 }
 
-/// A step of AdamW with every term at work.
+/// An AdamW step in which every term contributes.
 pub fn adamw(step: u64) -> AdamW {
     AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-6, weight_decay: 0.1, step, grad_scale: 0.5 }
 }

@@ -1,7 +1,7 @@
-//! Plain vectors, rows by number, embeddings and updates.
+//! Vectors, gather and scatter, embeddings and optimizer steps.
 
-use super::units::{Results, RowCase, adamw, ask, by_row, pick, scaled, sums};
-use super::{Check, download, random, random_ids, unwritten, upload, weight};
+use super::units::{Results, RowCase, adamw, by_row, pick, run_case, scaled, sums};
+use super::{Check, download, nan_filled, random, random_ids, upload, weight};
 use crate::backend::{AdamW, AdamWParam, Backend, RowMix, Sgd};
 use crate::buffer::{Buffer, DType};
 use crate::codes::{BLOCK, decode_nf4, encode_nf4};
@@ -9,7 +9,7 @@ use crate::error::Result;
 
 /// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
-    cases().iter().try_for_each(|case| ask(check, &**case))
+    cases().iter().try_for_each(|case| run_case(check, &**case))
 }
 
 fn cases() -> Vec<Box<dyn RowCase>> {
@@ -92,10 +92,10 @@ impl RowCase for VectorRows {
     fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
         let x = upload(b, dtype, &random(1, self.rows * self.width))?;
         let ids: Vec<u32> = picks.iter().map(|&r| r as u32).collect();
-        let mut y = unwritten(b, dtype, picks.len() * self.width)?;
+        let mut y = nan_filled(b, dtype, picks.len() * self.width)?;
         b.gather_rows(&x, &b.indices(&ids)?, self.width, &mut y)?;
         let places: Vec<u32> = (0..picks.len()).map(|i| (2 * i + 1) as u32).collect();
-        let mut spread = unwritten(b, DType::F32, 2 * picks.len() * self.width)?;
+        let mut spread = nan_filled(b, DType::F32, 2 * picks.len() * self.width)?;
         b.scatter_rows(&y, &b.indices(&places)?, self.width, &mut spread)?;
         let spread = by_row(b, &spread, 2 * self.width)?;
         let (from, pitch) = (self.width / 3, self.width + 3);
@@ -132,7 +132,7 @@ impl RowCase for MixCase {
     fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
         let (k, width) = (self.per_row, self.width);
         let some = |seed, per: usize| pick(&random(seed, self.rows * per), per, picks);
-        // Sorted apart, as experts sort them: the last row of each sum comes first.
+        // Sorted by expert: the last row of each sum comes first.
         let place = |i: usize| ((k - 1 - i % k) * picks.len() + i / k) as u32;
         let places: Vec<u32> = (0..k * picks.len()).map(place).collect();
         let (given, mut sorted) = (some(1, k * width), vec![0.0; k * width * picks.len()]);
@@ -142,11 +142,11 @@ impl RowCase for MixCase {
         let (src, rows) = (upload(b, dtype, &sorted)?, b.indices(&places)?);
         let (weights, dout) = (upload(b, DType::F32, &some(2, k))?, upload(b, dtype, &some(3, width))?);
         let mix = RowMix { rows: &rows, weights: &weights, per_row: k, width };
-        let (mut out, mut wide) = (unwritten(b, dtype, dout.len())?, unwritten(b, DType::F32, dout.len())?);
+        let (mut out, mut wide) = (nan_filled(b, dtype, dout.len())?, nan_filled(b, DType::F32, dout.len())?);
         b.mix_rows(mix, &src, &mut out)?;
         b.mix_rows(mix, &src, &mut wide)?;
         let (mut dsrc, mut dweights) =
-            (unwritten(b, dtype, src.len())?, unwritten(b, DType::F32, places.len())?);
+            (nan_filled(b, dtype, src.len())?, nan_filled(b, DType::F32, places.len())?);
         b.mix_rows_backward(mix, &src, &dout, &mut dsrc, &mut dweights)?;
         let by_place = by_row(b, &dsrc, width)?;
         let terms: Vec<Vec<f32>> = places.iter().map(|&at| by_place[at as usize].clone()).collect();
@@ -184,7 +184,7 @@ impl RowCase for Embed {
             .collect::<Vec<_>>();
         let ids = b.indices(&pick(&ids, 1, picks))?;
         let table = upload(b, DType::F32, &random(2, self.vocab * width))?;
-        let mut set = unwritten(b, DType::F32, rows * width)?;
+        let mut set = nan_filled(b, DType::F32, rows * width)?;
         let mut added = upload(b, DType::F32, &pick(&random(3, self.rows * width), width, picks))?;
         b.embed(&ids, &table, 1.7, false, &mut set)?;
         b.embed(&ids, &table, 0.3, true, &mut added)?;
@@ -211,7 +211,7 @@ impl RowCase for Updates {
     }
     fn run(&self, b: &dyn Backend, dtype: DType, _: &[usize]) -> Result<Results> {
         let n = self.n;
-        // A product with rows of one element reads the derived form back.
+        // A GEMM with rows of one element reads the derived weight back.
         let (mut form, one) = (weight(b, dtype, n, 1, &scaled(1, n, 1.0))?, upload(b, dtype, &[1.0])?);
         let state = |seed: u32, factor: f32| upload(b, DType::F32, &scaled(seed, n, factor));
         let (mut w, mut m, mut v, mut u) = (state(1, 1.0)?, state(0, 0.0)?, state(0, 0.0)?, state(0, 0.0)?);
@@ -220,7 +220,7 @@ impl RowCase for Updates {
         for step in 1..=3u64 {
             let grad = state(10 + step as u32, 1.0)?;
             let op = AdamW { lr: 1e-2 / step as f64, ..adamw(step) };
-            // In two parts with a derived form, and beside it another whole one.
+            // In two ranges with a derived weight, and a second parameter as a whole.
             let (parts, whole) = ([3..n / 3, n / 3..n - 5], 0..n);
             let gentle = AdamW { lr: 0.02, weight_decay: 0.0, ..op };
             b.adamw(&mut [
@@ -249,7 +249,7 @@ impl RowCase for Updates {
             b.sgd(op, 2..n, &mut heavy, &grad, Some(&mut u))?;
             b.sgd(Sgd { momentum: 0.0, ..op }, 2..n, &mut plain, &grad, None)?;
         }
-        let mut derived = unwritten(b, DType::F32, n)?;
+        let mut derived = nan_filled(b, DType::F32, n)?;
         b.linear(&one, &form, None, &mut derived)?;
         let all = [
             ("AdamW", &w),
@@ -264,7 +264,7 @@ impl RowCase for Updates {
     }
 }
 
-/// AdamW whose moments are codes.
+/// 8-bit AdamW.
 struct CodedUpdates {
     n: usize,
 }
@@ -284,7 +284,7 @@ impl RowCase for CodedUpdates {
         let (mut m, mut v) = (zeros(DType::U8, n)?, zeros(DType::U8, n)?);
         let (mut m_absmax, mut v_absmax) = (zeros(DType::F32, blocks)?, zeros(DType::F32, blocks)?);
         for step in 1..=3u64 {
-            // Numbers of many sizes, and a block without a gradient.
+            // Numbers of many sizes, and a block with zero gradient.
             let mut grad = scaled(10 + step as u32, n, 1.0);
             grad.iter_mut().for_each(|x| *x *= x.abs() * x.abs() * x.abs());
             grad[2 * BLOCK..3 * BLOCK].fill(0.0);
@@ -300,7 +300,7 @@ impl RowCase for CodedUpdates {
                 derived: Some(&mut form),
             }])?;
         }
-        let mut derived = unwritten(b, DType::F32, n)?;
+        let mut derived = nan_filled(b, DType::F32, n)?;
         b.linear(&one, &form, None, &mut derived)?;
         let all = [
             ("weights", &w),
@@ -314,7 +314,7 @@ impl RowCase for CodedUpdates {
     }
 }
 
-/// AdamW whose moments are in the machine's memory: as if they were on the device.
+/// AdamW with moments in host memory: as if they were on the device.
 struct HostUpdates {
     n: usize,
 }
@@ -369,7 +369,7 @@ impl RowCase for HostUpdates {
     }
 }
 
-/// NF4 codes of normal numbers, read back.
+/// NF4 round trip of normal numbers.
 struct Nf4 {
     n: usize,
     block: usize,
@@ -386,7 +386,7 @@ impl RowCase for Nf4 {
         let (codes, absmax) = encode_nf4(&scaled(1, self.n, 0.02), self.block);
         let numbers: Vec<f32> = codes.iter().map(|&c| f32::from(c)).collect();
         let (on_card, of_blocks) = (upload(b, DType::U8, &numbers)?, upload(b, DType::F32, &absmax)?);
-        let mut out = unwritten(b, DType::F32, self.n)?;
+        let mut out = nan_filled(b, DType::F32, self.n)?;
         b.decode_nf4(&on_card, &of_blocks, self.block, &mut out)?;
         let (got, mut want) = (download(b, &out)?, vec![0.0; self.n]);
         decode_nf4(&codes, &absmax, self.block, 0, &mut want);

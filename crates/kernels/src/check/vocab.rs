@@ -1,7 +1,7 @@
-//! A head whose vocabulary ranks share: all parts together are the head of one process.
+//! The vocabulary-parallel head: all parts together equal the head of one process.
 
 use super::logp::{HeadCaseInputs, Outputs, both_ways, stats};
-use super::{Check, download, unwritten, upload, weight};
+use super::{Check, download, nan_filled, upload, weight};
 use crate::backend::{
     Backend, LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart,
 };
@@ -11,8 +11,8 @@ use crate::error::Result;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Rows, vocabulary, hidden width, other tokens to a row, parts, and the head's options: parts of several tiles and of none,
-/// and more rows than are gathered at once.
+/// Rows, vocabulary, hidden width, additional tokens per row, parts, and the head's options: parts of several tiles and of
+/// none, and more rows than are gathered at once.
 const SHAPES: &[(usize, usize, usize, usize, usize, LogpHead)] = &[
     (70, 5000, 128, 3, 3, LogpHead { temperature: 1.0, softcap: None }),
     (33, 601, 64, 0, 4, LogpHead { temperature: 0.7, softcap: Some(8.0) }),
@@ -20,11 +20,11 @@ const SHAPES: &[(usize, usize, usize, usize, usize, LogpHead)] = &[
     (301, 70_000, 16, 0, 2, LogpHead { temperature: 1.0, softcap: None }),
 ];
 
-/// One of the ranks that share a head.
+/// A rank of a vocabulary-parallel head.
 struct Rank {
     tokens: Range<usize>,
     columns: Range<usize>,
-    /// `None` without tokens.
+    /// `None` if it has no tokens.
     w: Option<Weight>,
     back: Weight,
 }
@@ -52,7 +52,7 @@ fn shared(b: &dyn Backend, dtype: DType, w: &[f32], k: usize, size: usize) -> Re
     (0..size).map(rank).collect()
 }
 
-/// Puts columns of several ranks beside each other.
+/// Concatenates columns of several ranks.
 fn joined(rows: usize, parts: &[(Range<usize>, Vec<f32>)]) -> Vec<f32> {
     let width: usize = parts.iter().map(|(r, _)| r.len()).sum();
     let mut all = vec![f32::NAN; rows * width];
@@ -64,7 +64,7 @@ fn joined(rows: usize, parts: &[(Range<usize>, Vec<f32>)]) -> Vec<f32> {
     all
 }
 
-/// What every rank gathers, in the order of its calls: first nothing is known and zeros go on, then everything is.
+/// Simulates the all-gather, in call order: the first pass returns zeros and records, the second returns the recorded data.
 fn gathered(
     b: &dyn Backend,
     ranks: &[Rank],
@@ -91,7 +91,7 @@ fn gathered(
     Ok(())
 }
 
-/// The numbers of all tiles, and the logits of tokens from the part that has them.
+/// Statistics of all tiles, and the logits of tokens from the parts that have them.
 fn folded(
     b: &dyn Backend,
     op: LogpHead,
@@ -103,8 +103,8 @@ fn folded(
     let wanted = b.indices(ids)?;
     let mut first = 0;
     for part in ranks.iter().filter_map(Rank::part) {
-        let mut own = unwritten(b, DType::F32, 3 * rows * part.tiles(b.vocab_tile()))?;
-        let mut here = unwritten(b, DType::F32, ids.len())?;
+        let mut own = nan_filled(b, DType::F32, 3 * rows * part.tiles(b.vocab_tile()))?;
+        let mut here = nan_filled(b, DType::F32, ids.len())?;
         let to = TileStats { tiles: &mut own, found: Some((&wanted, &mut here)), logits: None };
         b.tile_stats(op, x, part, to)?;
         tiles.push((first..first + 3 * part.tiles(b.vocab_tile()), download(b, &own)?));
@@ -118,7 +118,7 @@ fn folded(
     Ok((stats, found))
 }
 
-/// The same numbers as `both_ways`, by parts.
+/// The results of `both_ways`, computed by parts.
 fn by_parts(
     b: &dyn Backend,
     op: LogpHead,
@@ -145,7 +145,7 @@ fn by_parts(
     let (mut columns, mut dw) = (Vec::new(), vec![f32::NAN; vocab * k]);
     gathered(b, &ranks, |rank, gather| {
         let mut own = upload(b, DType::F32, &vec![1.0; rank.tokens.len() * k])?;
-        let mut dx = unwritten(b, dtype, rows * rank.columns.len())?;
+        let mut dx = nan_filled(b, dtype, rows * rank.columns.len())?;
         let to = PartGrads { dx: &mut dx, dw: Some(&mut own), add: true, back: &rank.back, gather };
         let head = PartInput { op, x: &x, part: rank.part(), targets: &targets };
         b.part_backward(head, others.as_ref(), &stats, &grads, to)?;
@@ -159,12 +159,12 @@ fn by_parts(
     Ok(Outputs { stats, dx: joined(rows, &columns[size..]), dw })
 }
 
-/// A rank's part of the vocabulary, of its own head and of a whole one.
+/// A rank's part of the vocabulary, in its own head shard and in the whole head.
 fn in_both<'a>(rank: &'a Rank, whole: &'a Weight) -> Option<(VocabPart<'a>, VocabPart<'a>)> {
     rank.part().map(|part| (part, VocabPart { w: whole, first: 0, ..part }))
 }
 
-/// KL(p || q) and the gradients of its hidden states and head, by parts; the second head is whole.
+/// KL(p || q) and the gradients of p's hidden states and head, by parts; q's head is whole.
 fn kl_by_parts(
     b: &dyn Backend,
     op: LogpHead,
@@ -182,19 +182,19 @@ fn kl_by_parts(
     let mut sums = Vec::new();
     for rank in &ranks {
         let Some((own, all)) = in_both(rank, &whole) else { continue };
-        let mut tiles = unwritten(b, DType::F32, rows * own.tiles(b.vocab_tile()))?;
+        let mut tiles = nan_filled(b, DType::F32, rows * own.tiles(b.vocab_tile()))?;
         let p = PartSide { x: &x, part: own, lse: &ours.lse };
         b.kl_tiles(op, p, PartSide { x: &y, part: all, lse: &others.lse }, &mut tiles)?;
         let first = own.from / b.vocab_tile();
         sums.push((first..first + own.tiles(b.vocab_tile()), download(b, &tiles)?));
     }
-    let (mut kl_there, dkl) = (unwritten(b, DType::F32, rows)?, upload(b, DType::F32, &p.grads[0])?);
+    let (mut kl_there, dkl) = (nan_filled(b, DType::F32, rows)?, upload(b, DType::F32, &p.grads[0])?);
     b.fold_kl(&upload(b, DType::F32, &joined(rows, &sums))?, &mut kl_there)?;
     let kl = download(b, &kl_there)?;
     let (mut columns, mut dw) = (Vec::new(), vec![f32::NAN; vocab * k]);
     gathered(b, &ranks, |rank, gather| {
-        let mut own = unwritten(b, DType::F32, rank.tokens.len() * k)?;
-        let mut dx = unwritten(b, dtype, rows * rank.columns.len())?;
+        let mut own = nan_filled(b, DType::F32, rank.tokens.len() * k)?;
+        let mut dx = nan_filled(b, dtype, rows * rank.columns.len())?;
         let to = PartGrads { dx: &mut dx, dw: Some(&mut own), add: false, back: &rank.back, gather };
         let sides = in_both(rank, &whole).map(|(own, all)| {
             let p = PartSide { x: &x, part: own, lse: &ours.lse };
@@ -208,7 +208,7 @@ fn kl_by_parts(
     Ok([kl, joined(rows, &columns[size..]), dw])
 }
 
-/// The same by the whole head.
+/// The same with the whole head.
 fn kl_whole(
     b: &dyn Backend,
     op: LogpHead,
@@ -220,16 +220,16 @@ fn kl_whole(
     let k = p.x.len() / rows;
     let (x, y) = (upload(b, dtype, &p.x)?, upload(b, dtype, &q.x)?);
     let (w, v) = (weight(b, dtype, vocab, k, &p.w)?, weight(b, dtype, vocab, k, &q.w)?);
-    let (mut kl, dkl) = (unwritten(b, DType::F32, rows)?, upload(b, DType::F32, &p.grads[0])?);
+    let (mut kl, dkl) = (nan_filled(b, DType::F32, rows)?, upload(b, DType::F32, &p.grads[0])?);
     b.kl(op, (&x, &w), (&y, &v), &mut kl)?;
-    let (mut dx, mut dw) = (unwritten(b, dtype, rows * k)?, unwritten(b, DType::F32, vocab * k)?);
+    let (mut dx, mut dw) = (nan_filled(b, dtype, rows * k)?, nan_filled(b, DType::F32, vocab * k)?);
     let to = crate::backend::HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: false };
     b.kl_backward(op, (&x, &w), (&y, &v), &dkl, to)?;
     Ok([download(b, &kl)?, download(b, &dx)?, download(b, &dw)?])
 }
 
-/// The same bits as the device's own whole head: all of them in f32, what forward says in bf16, whose gradients are products that
-/// may round in another order.
+/// The bits of the device's own whole head: everything in f32; forward in bf16, whose gradients are GEMMs that may round in
+/// another order.
 pub fn bits(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, extra, size, op) in SHAPES {
         for dtype in [DType::F32, DType::Bf16] {
@@ -256,8 +256,8 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// KL(p || q) and the gradients of p's hidden states and head, summed in f64: over a large vocabulary sums in f32 on two devices
-/// differ by more than either differs from what is right.
+/// KL(p || q) and the gradients of p's hidden states and head, in f64: over a large vocabulary, f32 sums on two devices differ
+/// by more than either differs from the exact result.
 fn kl_in_f64(op: LogpHead, [p, q]: [&HeadCaseInputs; 2], vocab: usize) -> [Vec<f32>; 3] {
     let rows = p.targets.len();
     let k = p.x.len() / rows;
@@ -294,7 +294,7 @@ fn kl_in_f64(op: LogpHead, [p, q]: [&HeadCaseInputs; 2], vocab: usize) -> [Vec<f
     [kl, dx, dw].map(|sums| sums.into_iter().map(|x| x as f32).collect())
 }
 
-/// Near the CPU's whole head, the divergence in f32 near sums in f64.
+/// Close to the CPU's whole head; KL in f32 close to sums in f64.
 pub fn results(check: &mut Check<'_>) -> Result<()> {
     for &(rows, vocab, k, extra, size, op) in SHAPES {
         for dtype in [DType::F32, DType::Bf16] {
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
     use crate::backend::Draw;
 
-    /// Draws that go through the logits part by part, and those of the whole rows.
+    /// Sampling part by part, and from whole rows.
     fn drawn(
         b: &dyn Backend,
         op: LogpHead,
@@ -344,15 +344,15 @@ mod tests {
         let k = i.x.len() / rows;
         let (x, ranks) = (upload(b, dtype, &i.x)?, shared(b, dtype, &i.w, k, size)?);
         let (mut logits, mut lse) =
-            (unwritten(b, DType::F32, rows * vocab)?, unwritten(b, DType::F32, rows)?);
+            (nan_filled(b, DType::F32, rows * vocab)?, nan_filled(b, DType::F32, rows)?);
         b.logits(op, &x, &weight(b, dtype, vocab, k, &i.w)?, &mut logits, &mut lse)?;
         // Also at both ends.
         let uniform = |r: usize| [(r as f32 * 0.618).fract(), 0.0, 1.0][[0, 1, 0, 0, 2][r % 5]];
         let uniform: Vec<f32> = (0..rows).map(uniform).collect();
         let mut draws = vec![Draw::default(); rows];
         for part in ranks.iter().filter_map(Rank::part) {
-            let mut tiles = unwritten(b, DType::F32, 3 * rows * part.tiles(b.vocab_tile()))?;
-            let mut own = unwritten(b, DType::F32, rows * part.width())?;
+            let mut tiles = nan_filled(b, DType::F32, 3 * rows * part.tiles(b.vocab_tile()))?;
+            let mut own = nan_filled(b, DType::F32, rows * part.width())?;
             let to = TileStats { tiles: &mut tiles, found: None, logits: Some(&mut own) };
             b.tile_stats(op, &x, part, to)?;
             b.sample_part((&own, part.from), &lse, &uniform, &mut draws)?;

@@ -1,4 +1,4 @@
-//! Whether numbers may go from card to card: the ranks tell each other what they have, and all come to the same answer.
+//! Negotiates direct device-to-device transfers: the ranks exchange their capabilities, and all reach the same decision.
 
 use super::device::{Devices, Mover};
 use super::nccl::{self, Communicator, Nccl, NcclMover, UniqueId};
@@ -8,17 +8,17 @@ use crate::card::CardId;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// From this version on several ranks may share a card, where the environment allows it.
+/// NCCL version from which several ranks may share a GPU, if the environment enables it.
 const SHARES_CARDS: u32 = 23000;
 
-/// What a rank has.
+/// Capabilities of a rank.
 #[derive(Clone, Debug, PartialEq)]
 struct Offer {
-    /// The card it computes on.
+    /// Its GPU.
     card: Option<CardId>,
-    /// The version of its NCCL, or why it has none.
+    /// Its NCCL version, or why it has none.
     nccl: std::result::Result<u32, String>,
-    /// Whether its environment lets ranks share a card.
+    /// Whether its environment lets ranks share a GPU.
     shares: bool,
 }
 
@@ -37,7 +37,7 @@ impl Offer {
         Ok(Offer { card, nccl, shares })
     }
 
-    /// Flags, card, version, and the reason behind them.
+    /// Serialises flags, GPU, version, and reason.
     fn write(&self) -> Vec<u8> {
         let version = self.nccl.as_ref().map_or(0, |v| *v);
         let mut bytes = vec![self.card.is_some().into(), self.shares.into()];
@@ -59,10 +59,10 @@ impl Offer {
     }
 }
 
-/// Why numbers go through host memory: for no reason that anyone need know, or for one that should be said.
+/// Why transfers go through host memory: `None` if there is nothing to report.
 type WhyNot = Option<String>;
 
-/// What follows from what all ranks have.
+/// The decision that follows from all ranks' capabilities.
 fn agree(offers: &[Offer]) -> std::result::Result<(), WhyNot> {
     if offers.iter().all(|o| o.card.is_none()) {
         return Err(None);
@@ -90,8 +90,8 @@ fn agree(offers: &[Offer]) -> std::result::Result<(), WhyNot> {
 }
 
 impl Ranks {
-    /// Lets numbers go from device to device from now on, where every rank computes on a card and has NCCL; [`Ranks::describe`]
-    /// says why they do not. All ranks call it together, each with the device that it computes on.
+    /// Enables device-to-device transfers if every rank computes on a GPU and has NCCL; [`Ranks::describe`] says why not.
+    /// Collective; each rank passes its device.
     pub fn connect(&self, backend: &Arc<dyn Backend>) -> Result<()> {
         let Some(group) = self.0.as_ref().filter(|group| group.devices.get().is_none()) else {
             return Ok(());
@@ -99,24 +99,24 @@ impl Ranks {
         let own = Offer::of(&**backend, group.comm.is_one_process())?;
         let offers: Option<Vec<Offer>> =
             self.all_gather(&own.write())?.iter().map(|b| Offer::read(b)).collect();
-        let offers = offers.ok_or_else(|| Error::rank("what the ranks have cannot be read"))?;
+        let offers = offers.ok_or_else(|| Error::rank("the ranks' capabilities cannot be read"))?;
         let (mover, why_not) = match agree(&offers) {
             Ok(()) => self.join_cards(group, backend)?,
             Err(why_not) => (None, why_not),
         };
-        let _ = group.devices.set(Devices { mover, why_not }); // another thread of this rank has done the same
+        let _ = group.devices.set(Devices { mover, why_not }); // already set by another thread of this rank
         Ok(())
     }
 
-    /// A communicator of all ranks' cards, or why there is none.
+    /// A communicator of all ranks' GPUs, or why there is none.
     fn join_cards(
         &self,
         group: &Group,
         backend: &Arc<dyn Backend>,
     ) -> Result<(Option<Arc<dyn Mover>>, WhyNot)> {
-        let cuda = backend.as_card().ok_or_else(|| Error::device("these ranks exchange between cards"))?;
+        let cuda = backend.as_card().ok_or_else(|| Error::device("these ranks communicate between GPUs"))?;
         let card = cuda.card_id()?;
-        // Host bytes may go through the same cards already.
+        // Without MPI, a communicator of the same GPUs exists already.
         let shared = group.comm.nccl().map(|world| world.shared()).filter(|(_, theirs)| *theirs == card);
         let everywhere = self.all_gather(&[shared.is_some().into()])?.iter().all(|there| there == &[1]);
         if let Some((communicator, _)) = shared.filter(|_| everywhere) {
@@ -137,8 +137,8 @@ impl Ranks {
         Ok((Some(Arc::new(NcclMover::new(Arc::new(joined?), card, true))), None))
     }
 
-    /// What moves numbers from card to card, or why they go through host memory, those of its groups included; `None` before
-    /// [`Ranks::connect`], and for ranks without cards.
+    /// How numbers are transferred between the GPUs of these ranks and their subgroups, or why they go through host memory;
+    /// `None` before [`Ranks::connect`], and for ranks without GPUs.
     pub fn cards(&self) -> Option<std::result::Result<String, String>> {
         let group = self.0.as_ref()?;
         let Devices { mover, why_not } = group.devices.get()?;

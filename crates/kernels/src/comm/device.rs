@@ -1,8 +1,8 @@
-//! Numbers that go from the memory of one device to that of another without passing through the host.
+//! Transfers from device memory to device memory.
 //!
-//! A [`Shipment`] belongs to an exchange of the [`Line`](super::line::Line): its messages announce how many numbers follow, and
-//! the thread of exchanges begins the transfers once all messages are there and none is an error. The thread that computes
-//! then joins them: what it gives the device afterwards waits on the device, not on the host.
+//! A [`Shipment`] belongs to an exchange of the [`Line`](super::line::Line): the exchange's messages announce the number of
+//! elements, and the exchange thread starts the transfers once all messages have arrived without an error. The compute thread
+//! then joins them: its later device work waits on the device, not on the host.
 
 use super::Arrived;
 use crate::backend::Backend;
@@ -11,48 +11,48 @@ use crate::error::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Moves the contents of buffers between the devices of a group of ranks.
+/// Transfers buffers between the devices of a group of ranks.
 pub(super) trait Mover: Send + Sync {
-    /// What moves them, for people.
+    /// The transport, for users.
     fn describe(&self) -> String;
-    /// Prepares the transfers of one exchange. They begin after all work that this device has been given before this call.
+    /// Prepares the transfers of one exchange. They start after all work given to this device before this call.
     fn prepare(&self, backend: &Arc<dyn Backend>) -> Result<Box<dyn Transfer>>;
-    /// What moves them within a group of these ranks, where it is known without asking the others; else [`Ranks::connect`](super::Ranks::connect)
-    /// of the group finds it.
+    /// A mover for a subgroup, if it can be made without communication; else [`Ranks::connect`](super::Ranks::connect) of the
+    /// subgroup makes it.
     fn team(&self, _members: &[usize]) -> Option<Arc<dyn Mover>> {
         None
     }
-    /// Seconds in which this rank's transfers were under way since the last call, as far as they are complete.
+    /// Seconds for which this rank's completed transfers were in flight, since the last call.
     fn take_seconds(&self) -> f64 {
         0.0
     }
-    /// The last call: every rank has finished.
+    /// Last call, after every rank has finished.
     fn finish(&self) {}
 }
 
 /// The transfers of one exchange.
 pub(super) trait Transfer: Send {
-    /// Begins to send `ranges[r]` of every section of `out` to rank `r`, and to receive `ranges[r]` of `into` from it. All
-    /// ranks begin the transfers of the same exchanges in the same order. The buffers stay as they are until the join.
+    /// Starts sending `ranges[r]` of every section of `out` to rank `r`, and receiving `ranges[r]` of `into` from it. All ranks
+    /// start the same exchanges in the same order. The buffers must not change until the join.
     fn begin(&mut self, out: &[Section], into: &mut [Section]) -> Result<()>;
-    /// What the device is given from now on waits for the transfers.
+    /// Makes later work on the device wait for the transfers.
     fn join(&mut self, into: &mut [Section]) -> Result<()>;
 }
 
-/// A buffer of which each rank has a range: numbers for it, or from it.
+/// A buffer with one range per rank, to send or to receive.
 pub(super) struct Section {
     pub buffer: Buffer,
-    /// Elements, by rank. Numbers for this rank itself stay where they are.
+    /// Element ranges by rank. The range of this rank itself is not transferred.
     pub ranges: Vec<Range<usize>>,
 }
 
-/// The storage types of numbers that travel; a shipment has a section of each.
+/// Wire formats; a shipment has one section per format.
 pub(super) const FORMATS: [DType; 2] = [DType::F32, DType::Bf16];
 
-/// Bytes that announce a shipment: the number of elements in each section.
+/// Bytes of an announcement: the number of elements per section.
 pub(super) const ANNOUNCEMENT: usize = 8 * FORMATS.len();
 
-/// How many elements of each section go to a rank, as bytes.
+/// Serialises the number of elements per section for a rank.
 pub(super) fn announce(counts: [usize; 2]) -> Vec<u8> {
     counts.iter().flat_map(|&count| (count as u64).to_le_bytes()).collect()
 }
@@ -62,23 +62,23 @@ fn announced(message: &[u8]) -> Option<[usize; 2]> {
     Some([0, 1].map(|i| u64::from_le_bytes(words[i]) as usize))
 }
 
-/// Numbers of an exchange between devices, with the memory that they leave and that they come to.
+/// The device-to-device part of an exchange, with its send and receive buffers.
 pub(super) struct Shipment {
     transfer: Box<dyn Transfer>,
     pub out: Vec<Section>,
     pub into: Vec<Section>,
-    /// Whether transfers are under way that nothing on the device waits for yet.
+    /// Whether transfers were started that have not been joined.
     under_way: bool,
 }
 
 impl Shipment {
-    /// Of sections in the order of [`FORMATS`]. `into` has room for as much as may come.
+    /// Sections are in the order of [`FORMATS`]. `into` must have room for the largest possible transfer.
     pub fn new(transfer: Box<dyn Transfer>, out: Vec<Section>, into: Vec<Section>) -> Self {
         Shipment { transfer, out, into, under_way: false }
     }
 
-    /// Begins the transfers that the messages of all ranks announce. A rank that has failed before sends empty messages until
-    /// all are in step again; every rank sees that, and none begins.
+    /// Starts the transfers that the ranks' messages announce. A rank that has failed sends empty messages until all are in
+    /// step again; every rank sees that, and none starts.
     pub fn begin(&mut self, arrived: &[Arrived], own: usize) -> Result<()> {
         let counts: Option<Vec<_>> = arrived.iter().map(|a| announced(&a.bytes)).collect();
         let Some(counts) = counts else { return Ok(()) };
@@ -92,12 +92,12 @@ impl Shipment {
                 range.end = range.start + count;
             }
         }
-        // Even where this fails, some of them may have begun.
+        // Even if this fails, some transfers may have started.
         self.under_way = true;
         self.transfer.begin(&self.out, &mut self.into)
     }
 
-    /// What the device is given from now on waits for the numbers.
+    /// Makes later work on the device wait for the transfers.
     pub fn join(&mut self) -> Result<()> {
         if self.under_way {
             self.transfer.join(&mut self.into)?;
@@ -108,19 +108,19 @@ impl Shipment {
 }
 
 impl Drop for Shipment {
-    /// The memory goes back to the device, which may use it for other work at once: that work must wait as well.
+    /// The buffers are returned to the allocator, which may reuse them at once: that work must wait for the transfers as well.
     fn drop(&mut self) {
         if self.join().is_err() {
-            // Transfers may still read and write there.
+            // Transfers may still access the buffers.
             std::mem::forget((std::mem::take(&mut self.out), std::mem::take(&mut self.into)));
         }
     }
 }
 
-/// How numbers go from device to device in a group, as its ranks have agreed.
+/// The ranks' decision on device-to-device transfers.
 pub(super) struct Devices {
-    /// None where they go through host memory.
+    /// `None` if they go through host memory.
     pub mover: Option<Arc<dyn Mover>>,
-    /// Why they do, where someone should know.
+    /// Why they do, if it should be reported.
     pub why_not: Option<String>,
 }

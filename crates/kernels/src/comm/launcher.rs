@@ -1,13 +1,13 @@
-//! How a process learns that it is one rank of several: from what its launcher put into the environment.
+//! Detects from the launcher's environment variables that this process is one of several ranks.
 
 use crate::error::{Error, Result};
 
-/// Who started the ranks.
+/// What launched the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// `mpirun` of Open MPI.
     OpenMpi,
-    /// `mpirun` or `mpiexec` of MPICH and its relatives (Hydra), or `srun --mpi=pmi2`.
+    /// `mpirun` or `mpiexec` of MPICH and its derivatives (Hydra), or `srun --mpi=pmi2`.
     Pmi,
     /// `srun --mpi=pmix`.
     Pmix,
@@ -15,22 +15,22 @@ pub enum Launcher {
     Torchrun,
 }
 
-/// What the environment says of this process.
+/// This process according to its environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launched {
-    /// Who started it.
+    /// Its launcher.
     pub launcher: Launcher,
-    /// This process's number.
+    /// Its rank.
     pub rank: usize,
-    /// Number of ranks.
+    /// World size.
     pub size: usize,
     /// Ranks on this machine.
     pub local_size: usize,
-    /// This one's number among them.
+    /// Its rank among those.
     pub local_rank: usize,
 }
 
-/// Variables of one launcher: rank, size, rank on the machine, ranks on the machine.
+/// A launcher's variables: rank, world size, local rank, local size.
 struct Names {
     launcher: Launcher,
     rank: &'static str,
@@ -71,7 +71,7 @@ const NAMES: [Names; 4] = [
 ];
 
 impl Launched {
-    /// What the environment of this process says; none where it was started alone.
+    /// Reads the environment; `None` for a process that was started alone.
     pub fn from_env() -> Result<Option<Self>> {
         Self::from(|name| std::env::var(name).ok())
     }

@@ -1,59 +1,59 @@
-//! Exchanges of a group that have begun, in their order. A thread takes them to their end while this rank computes.
+//! A group's queue of started exchanges; a thread completes them while this rank computes.
 //!
-//! Ranks begin the same exchanges in the same order, so the n-th of one meets the n-th of the others. A rank that fails sends its
-//! error as its next exchange, while others may have begun exchanges beyond it. So all ranks, once they know which exchange was the
-//! first that failed, go on with empty ones up to a number that none can have passed ([`Line::settle`]), and are in step again.
+//! Ranks start the same exchanges in the same order, so their n-th exchanges match. A rank that fails sends its error as its next
+//! exchange, while others may have started later ones. So once ranks know the number of the first failed exchange, they all
+//! continue with empty exchanges up to a number that none can have passed ([`Line::settle`]), and are in step again.
 //!
-//! Transfers between devices belong to an exchange whose messages say how long they are. They begin only after no rank has sent an
-//! error, so that all ranks begin the same ones.
+//! Device-to-device transfers belong to an exchange whose messages announce their lengths. They start only if no rank sent an
+//! error, so that all ranks start the same ones.
 
 use super::device::Shipment;
-use super::{Arrived, Comm, give_back};
+use super::{Arrived, Comm, recycle};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// Exchanges that may be on their way at a time.
+/// Maximum exchanges in flight.
 pub(super) const LOOKAHEAD: u64 = 3;
 
-/// An exchange to be taken to its end.
+/// An exchange to complete.
 pub(super) struct Job {
     parts: Parts,
     failed: bool,
-    /// What goes from device to device once the messages are there.
+    /// Device-to-device transfers to start once the messages have arrived.
     shipment: Option<Shipment>,
 }
 
 enum Parts {
-    /// One for each rank.
+    /// One message per rank.
     Each(Vec<Vec<u8>>),
-    /// The same for some of them.
+    /// The same message to some ranks.
     Same(Vec<u8>, Vec<usize>),
 }
 
 impl Job {
-    /// Part `r` goes to rank `r`.
+    /// Sends part `r` to rank `r`.
     pub fn each(parts: Vec<Vec<u8>>) -> Self {
         Job { parts: Parts::Each(parts), failed: false, shipment: None }
     }
 
-    /// These bytes go to some ranks.
+    /// Sends the same bytes to some ranks.
     pub fn same(bytes: Vec<u8>, to: Vec<usize>) -> Self {
         Job { parts: Parts::Same(bytes, to), failed: false, shipment: None }
     }
 
-    /// Part `r` goes to rank `r`, and announces what goes there from device to device.
+    /// Sends part `r`, which announces the device-to-device transfer, to rank `r`.
     pub fn announced(parts: Vec<Vec<u8>>, shipment: Shipment) -> Self {
         Job { shipment: Some(shipment), ..Job::each(parts) }
     }
 
-    /// An error, for all ranks.
+    /// Sends an error to all ranks.
     pub fn error(text: Vec<u8>, to: Vec<usize>) -> Self {
         Job { failed: true, ..Job::same(text, to) }
     }
 
-    /// Takes it to its end.
+    /// Completes the exchange.
     fn run(self, comm: &dyn Comm) -> Result<Delivery> {
         let part = |rank: usize| match &self.parts {
             Parts::Each(parts) => parts[rank].as_slice(),
@@ -62,30 +62,30 @@ impl Job {
         };
         let arrived = comm.exchange(&(0..comm.size()).map(part).collect::<Vec<_>>(), self.failed);
         match self.parts {
-            Parts::Each(parts) => give_back(parts),
-            Parts::Same(bytes, _) => give_back([bytes]),
+            Parts::Each(parts) => recycle(parts),
+            Parts::Same(bytes, _) => recycle([bytes]),
         }
         let arrived = arrived?;
         let mut shipment = self.shipment.filter(|_| arrived.iter().all(|a| !a.failed));
         if let Some(shipment) = &mut shipment {
-            // The others have begun what this rank has not, and wait for it on their devices.
+            // The other ranks have started transfers that this one has not, and wait for them on their devices.
             shipment.begin(&arrived, comm.rank()).inspect_err(|e| comm.abort(e)).map_err(lost)?;
         }
         Ok(Delivery { arrived, shipment })
     }
 }
 
-/// As an error after which the ranks are not in step again.
+/// The same error in a form after which the ranks cannot get in step again.
 fn lost(error: Error) -> Error {
     let (what, _, fix) = error.parts();
     let lost = Error::rank(what.clone());
     fix.map_or(lost.clone(), |fix| lost.fix(fix.clone()))
 }
 
-/// What an exchange brought.
+/// Result of an exchange.
 pub(super) struct Delivery {
     pub arrived: Vec<Arrived>,
-    /// What comes from device to device.
+    /// Its device-to-device transfers.
     pub shipment: Option<Shipment>,
 }
 
@@ -95,46 +95,46 @@ impl Delivery {
     }
 }
 
-/// The same with the exchange's number.
-pub(super) type Brought = (u64, Delivery);
+/// An exchange's number and result.
+pub(super) type Completed = (u64, Delivery);
 
 type Reply = Sender<Result<Delivery>>;
 
 #[derive(Default)]
 pub(super) struct Line {
-    /// Exchanges that were begun.
+    /// Number of exchanges started.
     begun: u64,
-    /// Those nobody has waited for yet, the oldest first.
+    /// Those not yet waited for, oldest first.
     coming: VecDeque<Receiver<Result<Delivery>>>,
-    /// The thread's inbox; it ends when this is gone.
+    /// The thread's inbox; the thread ends when this is dropped.
     thread: Option<Sender<(Job, Reply)>>,
 }
 
 impl Line {
-    /// Whether nothing is on its way.
+    /// Whether no exchange is in flight.
     pub fn is_idle(&self) -> bool {
         self.coming.is_empty()
     }
 
-    /// One exchange, here and now, where nothing is on its way.
-    pub fn exchange(&mut self, comm: &dyn Comm, parts: &[&[u8]], failed: bool) -> Result<Brought> {
+    /// A blocking exchange; none may be in flight.
+    pub fn exchange(&mut self, comm: &dyn Comm, parts: &[&[u8]], failed: bool) -> Result<Completed> {
         self.begun += 1;
         Ok((self.begun, Delivery { arrived: comm.exchange(parts, failed)?, shipment: None }))
     }
 
-    /// Begins one; its number.
+    /// Starts an exchange; returns its number.
     pub fn begin(&mut self, comm: &Arc<dyn Comm>, job: Job) -> u64 {
         let thread = self.thread.get_or_insert_with(|| start(comm.clone()));
         let (reply, coming) = channel();
-        // Where the thread is gone, whoever waits finds that out.
+        // If the thread has ended, whoever waits gets an error.
         let _ = thread.send((job, reply));
         self.coming.push_back(coming);
         self.begun += 1;
         self.begun
     }
 
-    /// The end of exchange `number`, which is the oldest on its way.
-    pub fn wait(&mut self, number: u64) -> Result<Brought> {
+    /// Waits for exchange `number`, which must be the oldest in flight.
+    pub fn wait(&mut self, number: u64) -> Result<Completed> {
         assert_eq!(
             number,
             self.begun + 1 - self.coming.len() as u64,
@@ -144,8 +144,8 @@ impl Line {
         Ok((number, receive(&coming)?))
     }
 
-    /// The end of the newest, after those of all others: the first of them that failed, where one did.
-    pub fn last(&mut self) -> Result<Brought> {
+    /// Waits for all in flight; returns the first that failed, or else the newest.
+    pub fn last(&mut self) -> Result<Completed> {
         loop {
             let brought = self.wait(self.begun + 1 - self.coming.len() as u64)?;
             if self.coming.is_empty() || brought.1.has_failed() {
@@ -154,7 +154,7 @@ impl Line {
         }
     }
 
-    /// Brings the ranks in step after the first exchange that failed; its number where that is known already.
+    /// Brings the ranks in step after a failed exchange; `first` is the number of the first one, if known.
     pub fn settle(&mut self, comm: &Arc<dyn Comm>, mut first: Option<u64>) -> Result<()> {
         loop {
             while first.is_some_and(|first| self.begun < first + LOOKAHEAD) {
@@ -175,10 +175,10 @@ fn start(comm: Arc<dyn Comm>) -> Sender<(Job, Reply)> {
     let (thread, inbox) = channel::<(Job, Reply)>();
     let work = move || {
         for (job, reply) in inbox {
-            let _ = reply.send(job.run(&*comm)); // nobody may be left to listen
+            let _ = reply.send(job.run(&*comm)); // the receiver may be gone
         }
     };
-    // Without a thread the inbox is dropped, and whoever waits is told.
+    // If the thread cannot start, the inbox is dropped, and whoever waits gets an error.
     let _ = std::thread::Builder::new().name("exchange".into()).spawn(work);
     thread
 }

@@ -1,8 +1,8 @@
-//! Ranks: the processes of one run, and how bytes go from one to another.
+//! Ranks: the processes of a run, and communication between them.
 //!
-//! A [`Comm`] moves bytes and sums nothing: every sum is Ferrl's own, in a fixed order, so that results do not depend on the
-//! number of ranks. [`Ranks`] is what the rest of Ferrl holds: a group of ranks in step with each other, or one process alone.
-//! A rank that fails says so in its next exchange, so that all ranks return its error and none waits for it.
+//! A [`Comm`] only moves bytes: all reductions are Ferrl's own, in a fixed order, so that results do not depend on the number
+//! of ranks. [`Ranks`] is what the rest of Ferrl uses: a group of ranks in step, or a single process. A rank that fails sends
+//! its error in its next exchange, so that all ranks return it and none waits forever.
 
 mod connect;
 mod device;
@@ -12,7 +12,7 @@ mod line;
 mod mpi;
 mod nccl;
 mod parcel;
-mod room;
+mod pool;
 mod threads;
 #[cfg(unix)]
 mod watch;
@@ -21,101 +21,101 @@ pub use launcher::{Launched, Launcher};
 #[cfg(unix)]
 pub use mpi::{Found, find as find_mpi};
 pub use nccl::{FoundNccl, find as find_nccl};
-pub use parcel::{Block, ComingParcels, Inbox, Outbox, ParcelContents, ParcelPiece, Route};
-pub use room::{give_back, room};
+pub use parcel::{Block, Inbox, Outbox, ParcelContents, ParcelPiece, PendingParcels, Route};
+pub use pool::{message_buffer, recycle};
 pub use threads::{device_threads, threads};
 
 use crate::error::{Class, Error, Result};
 use crate::lock;
 use device::Devices;
-use line::{Brought, Job, Line};
+use line::{Completed, Job, Line};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-/// What a rank got from another.
+/// A message from another rank.
 pub struct Arrived {
-    /// Whether these bytes are an error.
+    /// Whether it is an error.
     pub failed: bool,
-    /// What was sent.
+    /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
-/// Moves bytes between the ranks of a group.
+/// Message transport between the ranks of a group.
 pub trait Comm: Send + Sync {
-    /// This process's number, from 0.
+    /// This process's rank.
     fn rank(&self) -> usize;
     /// Number of ranks.
     fn size(&self) -> usize;
-    /// Ranks on this machine, and this one's number among them.
+    /// Local size and local rank on this machine.
     fn local(&self) -> (usize, usize) {
         (self.size(), self.rank())
     }
-    /// Part `r` goes to rank `r`; what rank `r` sent here comes back at `r`. All ranks call it together.
+    /// All-to-all: sends part `r` to rank `r`, returns what rank `r` sent here at index `r`. Collective.
     fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>>;
-    /// The group of these ranks alone, of which this is one. Its messages never mix with those of other groups. All members
-    /// call it; what the group has in common is found by its members.
+    /// The subgroup of `members`, which include this rank, with separate messages. Collective over the members, which number it
+    /// consistently.
     fn subgroup(&self, members: &[usize]) -> Box<dyn Comm>;
-    /// What moves the bytes, for people.
+    /// The transport, for users.
     fn describe(&self) -> String;
-    /// Ends all ranks because of an error of this one, of which it cannot tell the others any more: they wait on their cards. Nothing
-    /// where whoever started the ranks ends the others once this one has ended.
+    /// Ends all ranks because of an error that this rank can no longer send to the others, which wait on their devices. No-op
+    /// if the launcher ends the others once this rank has ended.
     fn abort(&self, _error: &Error) {}
-    /// Whether the ranks are threads of one process: they share its cards and are not to wait for each other on them.
+    /// Whether the ranks are threads of one process: they share its GPUs and must not wait for each other on them.
     fn is_one_process(&self) -> bool {
         false
     }
-    /// Where NCCL alone moves them: its ranks.
+    /// The ranks of NCCL, if that is the only transport.
     #[doc(hidden)]
     fn nccl(&self) -> Option<&nccl::NcclWorld> {
         None
     }
-    /// The last call: every rank has finished.
+    /// Last call, after every rank has finished.
     fn finish(&self) {}
 }
 
-/// The ranks of a run.
+/// The ranks of a run, or a subgroup.
 #[derive(Clone, Default)]
 pub struct Ranks(Option<Arc<Group>>);
 
 struct Group {
     comm: Arc<dyn Comm>,
-    /// Exchanges that have begun.
+    /// Exchanges in flight.
     line: Mutex<Line>,
-    /// Number of the first of them among the ranks of the run.
+    /// Rank of its first member in the whole run.
     first: usize,
-    /// Whether an exchange brought an error: everyone knows it then.
+    /// Whether an exchange brought an error, so that every rank knows.
     failed: AtomicBool,
-    /// Of this rank, in all groups.
+    /// Communication cost of this rank over all groups.
     cost: Arc<Cost>,
-    /// Groups of these ranks, by their size.
+    /// Its teams, by size.
     teams: Mutex<HashMap<usize, Ranks>>,
-    /// How numbers go from device to device; unset until [`Ranks::connect`].
+    /// Device-to-device transfers; unset until [`Ranks::connect`].
     devices: OnceLock<Devices>,
 }
 
 #[derive(Default)]
 struct Cost {
-    /// Nanoseconds in which this rank waited for exchanges, for slower ranks included.
+    /// Nanoseconds that this rank waited for exchanges (including for slower ranks).
     waited: AtomicU64,
-    /// Bytes sent to other ranks.
+    /// Bytes sent.
     sent: AtomicU64,
-    /// Exchanges, whatever was sent.
+    /// Number of exchanges.
     exchanges: AtomicU64,
 }
 
 impl Ranks {
-    /// One process without others.
+    /// A single process.
     pub const ALONE: &Ranks = &Ranks(None);
 
-    /// The same.
+    /// A single process.
     pub fn alone() -> Self {
         Ranks(None)
     }
 
-    /// Those that a group of processes or threads has.
+    /// A group over a transport.
     pub fn of(comm: impl Comm + 'static) -> Self {
         Ranks::group(Box::new(comm), 0, Arc::default())
     }
@@ -126,11 +126,11 @@ impl Ranks {
         Ranks(Some(Arc::new(Group { comm: comm.into(), line, first, failed, cost, teams, devices })))
     }
 
-    /// The group of `size` ranks in a row that this one belongs to; `size` divides the number of ranks. All ranks call it. Between
-    /// cards its numbers travel once its members have called [`Ranks::connect`].
+    /// The team of `size` consecutive ranks that includes this one; `size` must divide the number of ranks. Collective. For
+    /// device-to-device transfers its members must call [`Ranks::connect`].
     ///
-    /// While a rank is in [`Ranks::in_step`] of a team, nothing in it waits for ranks outside: an error of one member then
-    /// reaches the others wherever they are.
+    /// Within [`Ranks::in_step`] of a team, a rank must not wait for ranks outside the team: so a member's error reaches the
+    /// others wherever they are.
     pub fn team(&self, size: usize) -> Ranks {
         let Some(group) = self.0.as_ref().filter(|_| size > 1) else { return Ranks::alone() };
         assert!(self.size().is_multiple_of(size), "teams of equal size");
@@ -148,8 +148,8 @@ impl Ranks {
         teams.entry(size).or_insert_with(new).clone()
     }
 
-    /// Does work in which the ranks of a team exchange something, and nothing with others. It ends on all of them together: an
-    /// error of one is the error of all.
+    /// Runs work in which the ranks of a team communicate only among themselves. It ends on all of them together: an error on
+    /// one is returned by all.
     pub fn in_step<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.together(|| {
             let done = work()?;
@@ -157,7 +157,7 @@ impl Ranks {
         })
     }
 
-    /// As this process was started: by `mpirun`, `srun`, `ferrl launch` or `torchrun`, or alone.
+    /// The ranks started by `mpirun`, `srun`, `ferrl launch` or `torchrun`, or a single process.
     pub fn open() -> Result<Self> {
         let Some(launched) = Launched::from_env()? else { return Ok(Ranks::alone()) };
         if launched.size == 1 {
@@ -173,7 +173,7 @@ impl Ranks {
         Err(Error::usage("several ranks need a system with MPI").fix("Linux or macOS"))
     }
 
-    /// This process's number, from 0; rank 0 writes the files of the run.
+    /// This process's rank; rank 0 writes the files of the run.
     pub fn rank(&self) -> usize {
         self.0.as_ref().map_or(0, |g| g.comm.rank())
     }
@@ -183,7 +183,7 @@ impl Ranks {
         self.0.as_ref().map_or(1, |g| g.comm.size())
     }
 
-    /// Ranks on this machine, and this one's number among them.
+    /// Local size and local rank on this machine.
     pub fn local(&self) -> (usize, usize) {
         self.0.as_ref().map_or((1, 0), |g| g.comm.local())
     }
@@ -193,7 +193,7 @@ impl Ranks {
         self.size() == 1
     }
 
-    /// What moves the bytes, for people.
+    /// The transport, for users.
     pub fn describe(&self) -> String {
         let bytes = self.0.as_ref().map_or("one process".into(), |g| g.comm.describe());
         match self.cards() {
@@ -203,53 +203,53 @@ impl Ranks {
         }
     }
 
-    /// The part of `count` things in a row that is this rank's; parts differ by one at most.
+    /// This rank's share of `count` consecutive items; shares differ by one at most.
     pub fn share(&self, count: usize) -> Range<usize> {
         part(count, self.rank(), self.size())
     }
 
-    /// Whether thing `i` of a list that goes round is this rank's.
+    /// Whether item `i` of a round-robin list belongs to this rank.
     pub fn owns(&self, i: usize) -> bool {
         i % self.size() == self.rank()
     }
 
-    /// Whether a round, one thing for each rank, ends with thing `i` of a list of `count` that goes round.
+    /// Whether item `i` of a round-robin list of `count` ends a round (one item per rank).
     pub fn ends_round(&self, i: usize, count: usize) -> bool {
         i + 1 == count || (i + 1).is_multiple_of(self.size())
     }
 
-    /// Whether this rank has nothing in the round that thing `i` of such a list ends.
+    /// Whether this rank has no item in the round that ends with item `i`.
     pub fn sits_out(&self, i: usize) -> bool {
         self.rank() > i % self.size()
     }
 
-    /// Whether the last exchange brought an error: every rank knows of it then.
+    /// Whether the last exchange brought an error, so that every rank knows.
     pub fn has_failed(&self) -> bool {
         self.0.as_ref().is_some_and(|g| g.failed.load(Ordering::SeqCst))
     }
 
-    /// Every rank's bytes, in the order of ranks.
+    /// All-gather of bytes, in rank order.
     pub fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.all_to_all(&vec![own; self.size()])
     }
 
-    /// Part `r` goes to rank `r`; what rank `r` sent here comes back at `r`.
+    /// All-to-all: sends part `r` to rank `r`, returns what rank `r` sent here at index `r`.
     pub fn all_to_all(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
         assert_eq!(parts.len(), self.size(), "a part for every rank");
         let Some(group) = &self.0 else { return Ok(vec![parts[0].to_vec()]) };
         group.count_sent(parts.iter().map(|part| part.len()));
-        let brought = group.waiting(|line| match line.is_idle() {
+        let completed = group.waiting(|line| match line.is_idle() {
             true => line.exchange(&*group.comm, parts, false),
             false => {
                 line.begin(&group.comm, Job::each(parts.iter().map(|part| part.to_vec()).collect()));
                 line.last()
             }
         })?;
-        group.read(brought)
+        group.read(completed)
     }
 
-    /// Begins [`Ranks::all_to_all`]; what it moves is a thread's business until [`Ranks::wait`]. All ranks begin and wait in the
-    /// same order, and at most two exchanges are on their way at a time.
+    /// Starts [`Ranks::all_to_all`] in the background; [`Ranks::wait`] returns the result. All ranks must start and wait in the
+    /// same order, with at most two exchanges in flight.
     pub fn begin(&self, parts: Vec<Vec<u8>>) -> Pending {
         assert_eq!(parts.len(), self.size(), "a part for every rank");
         let Some(group) = &self.0 else { return Pending { number: 0, alone: Some(parts) } };
@@ -258,7 +258,7 @@ impl Ranks {
         Pending { number, alone: None }
     }
 
-    /// The same where some ranks get the same bytes, and the others nothing.
+    /// The same, sending `own` to some ranks and nothing to the others.
     pub fn begin_gather(&self, own: Vec<u8>, to: Vec<usize>) -> Pending {
         let Some(group) = &self.0 else { return Pending { number: 0, alone: Some(vec![own]) } };
         group.count_sent((0..self.size()).map(|rank| if to.contains(&rank) { own.len() } else { 0 }));
@@ -266,20 +266,20 @@ impl Ranks {
         Pending { number, alone: None }
     }
 
-    /// What came of an exchange.
+    /// Waits for an exchange.
     pub fn wait(&self, pending: Pending) -> Result<Vec<Vec<u8>>> {
         let Some(group) = &self.0 else { return Ok(pending.alone.unwrap_or_default()) };
-        let brought = group.waiting(|line| line.wait(pending.number))?;
-        group.read(brought)
+        let completed = group.waiting(|line| line.wait(pending.number))?;
+        group.read(completed)
     }
 
-    /// What rank 0 has, everywhere.
+    /// Broadcast from rank 0.
     pub fn broadcast(&self, from_first: &[u8]) -> Result<Vec<u8>> {
         let own: &[u8] = if self.rank() == 0 { from_first } else { &[] };
         Ok(self.all_gather(own)?.swap_remove(0))
     }
 
-    /// Does work in which ranks exchange something. An error of this rank becomes the error of all, in their next exchange.
+    /// Runs work in which ranks communicate. An error of this rank is returned by all, through their next exchange.
     pub fn together<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let Some(group) = &self.0 else { return work() };
         group.failed.store(false, Ordering::SeqCst);
@@ -290,12 +290,12 @@ impl Ranks {
         done
     }
 
-    /// Tells the others of an error that they do not know of yet.
+    /// Sends an error to the other ranks, unless they know of one.
     pub fn fail(&self, error: &Error) {
         let Some(group) = &self.0 else { return };
         if !group.failed.swap(true, Ordering::SeqCst) {
             let text = pack_error(error).into_bytes();
-            // Whoever is gone needs no message.
+            // A rank that has ended needs no message.
             let _ = group.waiting(|line| {
                 line.begin(&group.comm, Job::error(text, (0..self.size()).collect()));
                 line.settle(&group.comm, None)
@@ -310,13 +310,13 @@ impl Ranks {
         (nanos as f64 * 1e-9, group.cost.sent.swap(0, Ordering::Relaxed))
     }
 
-    /// Exchanges since the last call, those of groups of these ranks included.
+    /// Number of exchanges since the last call, including those of subgroups.
     pub fn take_exchanges(&self) -> u64 {
         self.0.as_ref().map_or(0, |group| group.cost.exchanges.swap(0, Ordering::Relaxed))
     }
 
-    /// Seconds in which transfers from card to card were under way since the last call, whatever was computed meanwhile; slower
-    /// ranks are waited for on the card. `None` where numbers go through host memory.
+    /// Seconds for which device-to-device transfers were in flight since the last call, overlapped or not, including waits for
+    /// slower ranks. `None` if transfers go through host memory.
     pub fn take_card_seconds(&self) -> Option<f64> {
         let group = self.0.as_ref()?;
         let own = group.mover().map(|mover| mover.take_seconds());
@@ -324,7 +324,7 @@ impl Ranks {
         own.into_iter().chain(teams).reduce(|a, b| a + b)
     }
 
-    /// The last call: every rank has finished.
+    /// Last call, after every rank has finished.
     pub fn finish(&self) {
         if let Some(group) = &self.0 {
             group.teams().iter().for_each(Ranks::finish);
@@ -336,17 +336,17 @@ impl Ranks {
     }
 }
 
-/// An exchange on its way.
+/// An exchange in flight.
 #[must_use]
 pub struct Pending {
-    /// Of the group's exchanges.
+    /// Its number within the group.
     number: u64,
-    /// What one process sends itself.
+    /// For a single process: its messages to itself.
     alone: Option<Vec<Vec<u8>>>,
 }
 
 impl Group {
-    /// Groups of these ranks, in the same order on all of them.
+    /// Its teams, in the same order on all ranks.
     fn teams(&self) -> Vec<Ranks> {
         let teams = lock(&self.teams);
         let mut sizes: Vec<&usize> = teams.keys().collect();
@@ -358,7 +358,7 @@ impl Group {
         lock(&self.line)
     }
 
-    /// Does something that waits for other ranks.
+    /// Runs work that waits for other ranks, and counts the time.
     fn waiting<T>(&self, work: impl FnOnce(&mut Line) -> Result<T>) -> Result<T> {
         let began = Instant::now();
         let done = work(&mut self.line());
@@ -373,9 +373,9 @@ impl Group {
         self.cost.exchanges.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The bytes of an exchange, or the error that one of them is.
-    fn read(&self, (number, brought): Brought) -> Result<Vec<Vec<u8>>> {
-        let arrived = brought.arrived;
+    /// The messages of an exchange, or the error that one of them is.
+    fn read(&self, (number, completed): Completed) -> Result<Vec<Vec<u8>>> {
+        let arrived = completed.arrived;
         let Some(rank) = arrived.iter().position(|a| a.failed) else {
             self.failed.store(false, Ordering::SeqCst);
             return Ok(arrived.into_iter().map(|a| a.bytes).collect());
@@ -388,15 +388,15 @@ impl Group {
     }
 }
 
-/// Part `rank` of `count` things in a row, cut into `size` parts that differ by one at most.
+/// Share `rank` of `count` consecutive items in `size` shares that differ by one at most.
 pub fn part(count: usize, rank: usize, size: usize) -> Range<usize> {
     count * rank / size..count * (rank + 1) / size
 }
 
-/// What stands between the fields of an error that travels.
+/// Separates the fields of a serialised error.
 const FIELD: char = '\u{1f}';
 
-/// An error as text, for another rank.
+/// Serialises an error.
 pub fn pack_error(error: &Error) -> String {
     let (what, place, fix) = error.parts();
     let class = CLASSES.iter().position(|c| *c == error.class).unwrap_or_default();
@@ -405,7 +405,7 @@ pub fn pack_error(error: &Error) -> String {
     fields.join(&FIELD.to_string())
 }
 
-/// The error that a text stands for.
+/// Deserialises an error.
 pub fn unpack_error(text: &str) -> Error {
     let fields: Vec<&str> = text.split(FIELD).collect();
     let [class, what, place, fix] = fields[..] else { return Error::rank("an error that cannot be read") };

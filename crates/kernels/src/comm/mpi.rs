@@ -1,13 +1,13 @@
-//! Ranks under MPI. The library is opened when the program runs, so that one binary works with every MPI and needs none.
+//! Ranks under MPI. The library is opened at run time, so that one binary works with every MPI and needs none.
 //!
-//! Three binary interfaces are in use. Open MPI's handles are addresses of exported objects; MPICH's, and those of its
-//! relatives (Intel MPI, Cray, MVAPICH), are ints; the standard interface of MPI 5.0 has small constants in pointers. A handle
-//! is a `usize` here: as an argument an int is the low half of its register, and an out parameter that begins as zero is right
-//! whether four or eight bytes are written to it. Arrays of handles and statuses, whose layouts differ, are not used.
+//! There are three ABIs. Open MPI's handles are addresses of exported objects; those of MPICH and its derivatives (Intel MPI,
+//! Cray, MVAPICH) are ints; the standard ABI of MPI 5.0 has small constants in pointers. A handle is a `usize` here: as an
+//! argument, an int is the low half of its register, and an out parameter initialised to zero is right whether four or eight
+//! bytes are written. Arrays of handles and statuses, whose layouts differ, are not used.
 
 use super::launcher::{Launched, Launcher};
 use super::watch::{LOST, Watch};
-use super::{Arrived, Comm, room};
+use super::{Arrived, Comm, message_buffer};
 use crate::error::{Error, Result};
 use crate::lock;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 type Handle = usize;
 
-/// Constants that differ between the interfaces.
+/// Constants that differ between the ABIs.
 #[derive(Clone, Copy, Debug)]
 struct Abi {
     name: &'static str,
@@ -29,7 +29,7 @@ struct Abi {
     ignore_status: usize,
 }
 
-/// MPICH's since 2014.
+/// MPICH's ABI since 2014.
 const MPICH: Abi = Abi {
     name: "MPICH",
     world: 0x4400_0000,
@@ -39,7 +39,7 @@ const MPICH: Abi = Abi {
     ignore_status: 1,
 };
 
-/// MPI 5.0, appendix A.
+/// MPI 5.0 ABI, appendix A.
 const STANDARD: Abi = Abi {
     name: "MPI 5.0",
     world: 0x101,
@@ -49,7 +49,7 @@ const STANDARD: Abi = Abi {
     ignore_status: 0,
 };
 
-/// The functions of MPI that are called; all are in version 3.
+/// The MPI functions used; all are in version 3.
 #[derive(Clone, Copy)]
 struct Functions {
     init: unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, *mut c_int) -> c_int,
@@ -64,18 +64,18 @@ struct Functions {
     version: unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int,
 }
 
-/// An MPI library of this machine.
+/// An MPI library on this machine.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The file's name.
     pub file: String,
-    /// Its binary interface.
+    /// Its ABI.
     pub interface: &'static str,
-    /// What it says of itself.
+    /// Its version string.
     pub version: String,
 }
 
-/// The MPI that ranks would use; none where none is found.
+/// The MPI library that ranks would use, if any.
 pub fn find() -> Option<Found> {
     let opened = Opened::first(None).ok()?;
     Some(Found { version: opened.version(), file: opened.file.clone(), interface: opened.abi.name })
@@ -88,7 +88,7 @@ struct Opened {
 }
 
 impl Opened {
-    /// The first library that is there; first those whose launcher started this process.
+    /// The first library that can be opened; those of this process's launcher are tried first.
     fn first(launcher: Option<Launcher>) -> Result<Self> {
         const OPEN: &[&str] = &["libmpi.so.40"];
         const MPICH_NAMES: &[&str] =
@@ -155,10 +155,10 @@ impl Opened {
         Ok(Opened { abi, functions, file: file.into() })
     }
 
-    /// The first line of what the library says of itself.
+    /// The first line of the library's version string.
     fn version(&self) -> String {
         let (mut text, mut length) = (vec![0u8; 8192], 0); // MPI_MAX_LIBRARY_VERSION_STRING is 8192 at most
-        // SAFETY: the buffer is as large as any MPI asks for; this may be called before MPI_Init.
+        // SAFETY: the buffer has the largest size of any MPI; this may be called before MPI_Init.
         let code = unsafe { (self.functions.version)(text.as_mut_ptr().cast(), &mut length) };
         if code != 0 {
             return self.abi.name.into();
@@ -170,17 +170,17 @@ impl Opened {
     }
 }
 
-/// What a message is, beside whom it is from.
+/// Kind of a message.
 #[derive(Clone, Copy)]
 pub(super) enum Tag {
-    /// How long the next message of a group is, by the group's number.
+    /// Announces the length of a group's next message, by the group's number.
     Header(c_int),
     Payload(c_int),
     Alive,
 }
 
 impl Tag {
-    /// Every MPI has tags up to 32767.
+    /// Every MPI supports tags up to 32767.
     fn number(self) -> c_int {
         match self {
             Tag::Alive => 3,
@@ -190,7 +190,7 @@ impl Tag {
     }
 }
 
-/// The library once it is initialised. One thread at a time calls it.
+/// The initialised library. Calls are serialised.
 pub(super) struct Mpi {
     opened: Opened,
     calls: Mutex<()>,
@@ -198,7 +198,7 @@ pub(super) struct Mpi {
     pub size: usize,
 }
 
-/// The longest single message; a count is an int.
+/// Maximum bytes per message; counts are ints.
 const LONGEST: usize = 1 << 30;
 
 impl Mpi {
@@ -233,46 +233,46 @@ impl Mpi {
         Ok(Mpi { opened, calls: Mutex::default(), rank: rank as usize, size: size as usize })
     }
 
-    fn turn(&self) -> MutexGuard<'_, ()> {
+    fn serialise(&self) -> MutexGuard<'_, ()> {
         lock(&self.calls)
     }
 
-    /// Begins to send; the bytes must stay where they are until the request is done.
+    /// Starts a send; the bytes must not move or change until the request is complete.
     pub fn send(&self, bytes: &[u8], to: usize, tag: Tag) -> Request {
         let (f, abi, mut request) = (self.opened.functions, self.opened.abi, 0);
         let (data, count) = (bytes.as_ptr().cast(), bytes.len() as c_int);
-        let _turn = self.turn();
-        // SAFETY: the standard's signature. The caller keeps `bytes` until the request is done, as said above.
+        let _serialised = self.serialise();
+        // SAFETY: the standard's signature. The caller keeps `bytes` until the request is complete, as documented.
         let code =
             unsafe { (f.send)(data, count, abi.byte, to as c_int, tag.number(), abi.world, &mut request) };
         Request { request, done: false, failed: code != 0 }
     }
 
-    /// Begins to receive into these bytes, which must stay where they are until the request is done.
+    /// Starts a receive; the bytes must not move until the request is complete.
     pub fn receive(&self, bytes: &mut [u8], from: usize, tag: Tag) -> Request {
         let (f, abi, mut request) = (self.opened.functions, self.opened.abi, 0);
         let (data, count) = (bytes.as_mut_ptr().cast(), bytes.len() as c_int);
-        let _turn = self.turn();
-        // SAFETY: the standard's signature. The caller keeps `bytes` until the request is done, as said above.
+        let _serialised = self.serialise();
+        // SAFETY: the standard's signature. The caller keeps `bytes` until the request is complete, as documented.
         let code = unsafe {
             (f.receive)(data, count, abi.byte, from as c_int, tag.number(), abi.world, &mut request)
         };
         Request { request, done: false, failed: code != 0 }
     }
 
-    /// Whether a request is done.
+    /// Whether a request is complete.
     pub fn is_done(&self, r: &mut Request) -> bool {
         if !r.done && !r.failed {
             let (f, abi, mut flag) = (self.opened.functions, self.opened.abi, 0);
-            let _turn = self.turn();
-            // SAFETY: the request is live: it is not tested again once it is done. No status is written.
+            let _serialised = self.serialise();
+            // SAFETY: the request is live: it is not tested again once complete. No status is written.
             let code = unsafe { (f.test)(&mut r.request, &mut flag, abi.ignore_status) };
             (r.done, r.failed) = (flag != 0, code != 0);
         }
         r.done
     }
 
-    /// Waits for all of them. It sleeps between looks, so that other ranks on the same cores can work.
+    /// Waits for all requests. Sleeps between polls, so that other ranks on the same cores can work.
     fn wait(&self, requests: &mut [Request]) -> Result<()> {
         for look in 0u32.. {
             let done = requests.iter_mut().filter(|r| !r.done).all(|r| self.is_done(r));
@@ -292,14 +292,14 @@ impl Mpi {
         unreachable!("the loop ends when the requests do")
     }
 
-    /// Ends every rank at once; the launcher returns this code.
+    /// Ends every rank at once with this exit code.
     pub fn abort(&self, code: i32) {
-        let _turn = self.turn();
+        let _serialised = self.serialise();
         // SAFETY: may be called at any time after MPI_Init.
         unsafe { (self.opened.functions.abort)(self.opened.abi.world, code) };
     }
 
-    /// The group of some ranks in a row. Two ranks are together in one group of a size at most: its number is the size.
+    /// The group of some consecutive ranks. Two ranks share at most one group per size, so the size is its number.
     fn group(self: &Arc<Self>, members: Vec<usize>) -> MpiMembers {
         let rank = members.iter().position(|&m| m == self.rank).expect("a member");
         let number = members.len() as c_int;
@@ -307,13 +307,13 @@ impl Mpi {
     }
 
     fn finalize(&self) {
-        let _turn = self.turn();
-        // SAFETY: every request is done, and nothing is called after it.
+        let _serialised = self.serialise();
+        // SAFETY: every request is complete, and nothing is called after it.
         unsafe { (self.opened.functions.finalize)() };
     }
 }
 
-/// A message on its way.
+/// A message in flight.
 pub(super) struct Request {
     request: Handle,
     done: bool,
@@ -328,7 +328,7 @@ struct World {
     watch: Mutex<Option<Watch>>,
 }
 
-/// Joins the other ranks.
+/// Initialises MPI.
 pub(super) fn open(launched: &Launched) -> Result<impl Comm + 'static> {
     let mpi = Arc::new(Mpi::init(launched)?);
     let watch = Watch::begin(&mpi);
@@ -336,15 +336,15 @@ pub(super) fn open(launched: &Launched) -> Result<impl Comm + 'static> {
     Ok(World { mpi, all, local: (launched.local_size, launched.local_rank), watch: Mutex::new(watch) })
 }
 
-/// The bit of a header that marks an error.
+/// Header bit that marks an error.
 const FAILED: u64 = 1 << 63;
 
-/// Some ranks of a run, whose messages have tags of their own.
+/// A group of ranks with its own tags.
 struct MpiMembers {
     mpi: Arc<Mpi>,
     members: Vec<usize>,
     rank: usize,
-    /// Two groups that share two ranks have different numbers.
+    /// Groups that share two ranks have different numbers.
     number: c_int,
 }
 
@@ -369,7 +369,7 @@ impl MpiMembers {
             .iter()
             .map(|head| {
                 let head = u64::from_le_bytes(*head);
-                Arrived { failed: head & FAILED != 0, bytes: room((head & !FAILED) as usize) }
+                Arrived { failed: head & FAILED != 0, bytes: message_buffer((head & !FAILED) as usize) }
             })
             .collect();
         all[own].bytes.copy_from_slice(parts[own]);

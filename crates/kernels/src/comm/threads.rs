@@ -1,4 +1,4 @@
-//! Ranks as threads of one process, for tests of everything above.
+//! Ranks as threads of one process, for tests.
 
 use super::device::{Devices, Mover, Section, Transfer};
 use super::{Arrived, Comm, Ranks};
@@ -8,16 +8,15 @@ use crate::lock;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// `size` ranks of one process; each belongs to a thread of its own.
+/// `size` ranks, one per thread.
 pub fn threads(size: usize) -> Vec<Ranks> {
-    let office = Arc::new(Office::new(size));
-    (0..size).map(|rank| Ranks::of(Thread { rank, size, office: office.clone() })).collect()
+    let hub = Arc::new(MessageHub::new(size));
+    (0..size).map(|rank| Ranks::of(Thread { rank, size, hub: hub.clone() })).collect()
 }
 
-/// The same, whose numbers go from buffer to buffer as they do between cards. What was sent arrives when it is waited for and not
-/// before, so that a test finds whoever reads too early.
+/// The same with simulated device-to-device transfers. Data arrives only when it is joined, so that tests detect premature reads.
 pub fn device_threads(size: usize) -> Vec<Ranks> {
-    let desk = Arc::new(Desk::default());
+    let desk = Arc::new(DeviceHub::default());
     let all = threads(size);
     for (rank, ranks) in all.iter().enumerate() {
         let mover = Some(Arc::new(ThreadMover { rank, desk: desk.clone() }) as Arc<dyn Mover>);
@@ -27,18 +26,18 @@ pub fn device_threads(size: usize) -> Vec<Ranks> {
     all
 }
 
-/// Numbers on their way, from the first rank to the second, the oldest first.
+/// Data in flight by (sender, receiver), oldest first.
 type Posted = HashMap<(usize, usize), VecDeque<Vec<f32>>>;
 
 #[derive(Default)]
-struct Desk {
+struct DeviceHub {
     posted: Mutex<Posted>,
     news: Condvar,
-    /// Those of groups of its ranks, by their members.
-    teams: Mutex<HashMap<Vec<usize>, Arc<Desk>>>,
+    /// Desks of subgroups, by members.
+    teams: Mutex<HashMap<Vec<usize>, Arc<DeviceHub>>>,
 }
 
-impl Desk {
+impl DeviceHub {
     fn open(&self) -> MutexGuard<'_, Posted> {
         lock(&self.posted)
     }
@@ -46,7 +45,7 @@ impl Desk {
 
 struct ThreadMover {
     rank: usize,
-    desk: Arc<Desk>,
+    desk: Arc<DeviceHub>,
 }
 
 impl Mover for ThreadMover {
@@ -67,7 +66,7 @@ impl Mover for ThreadMover {
 
 struct ThreadTransfer {
     rank: usize,
-    desk: Arc<Desk>,
+    desk: Arc<DeviceHub>,
     backend: Arc<dyn Backend>,
 }
 
@@ -107,30 +106,30 @@ impl Transfer for ThreadTransfer {
 struct Thread {
     rank: usize,
     size: usize,
-    office: Arc<Office>,
+    hub: Arc<MessageHub>,
 }
 
-struct Office {
-    boxes: Mutex<Boxes>,
+struct MessageHub {
+    boxes: Mutex<Mailboxes>,
     news: Condvar,
-    /// Those of groups of its ranks, by their members.
-    rooms: Mutex<HashMap<Vec<usize>, Arc<Office>>>,
+    /// Offices of subgroups, by members.
+    subgroups: Mutex<HashMap<Vec<usize>, Arc<MessageHub>>>,
 }
 
-struct Boxes {
-    /// From rank `a` to rank `b` at `a * size + b`, the oldest first.
+struct Mailboxes {
+    /// Messages from rank `a` to rank `b` at `a * size + b`, oldest first.
     mail: Vec<VecDeque<Arrived>>,
     gone: Vec<bool>,
 }
 
-impl Office {
+impl MessageHub {
     fn new(size: usize) -> Self {
         let mail = (0..size * size).map(|_| VecDeque::new()).collect();
-        let boxes = Mutex::new(Boxes { mail, gone: vec![false; size] });
-        Office { boxes, news: Condvar::new(), rooms: Mutex::default() }
+        let boxes = Mutex::new(Mailboxes { mail, gone: vec![false; size] });
+        MessageHub { boxes, news: Condvar::new(), subgroups: Mutex::default() }
     }
 
-    fn open(&self) -> MutexGuard<'_, Boxes> {
+    fn open(&self) -> MutexGuard<'_, Mailboxes> {
         lock(&self.boxes)
     }
 }
@@ -145,11 +144,11 @@ impl Comm for Thread {
     }
 
     fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>> {
-        let mut boxes = self.office.open();
+        let mut boxes = self.hub.open();
         for (to, part) in parts.iter().enumerate() {
             boxes.mail[self.rank * self.size + to].push_back(Arrived { failed, bytes: part.to_vec() });
         }
-        self.office.news.notify_all();
+        self.hub.news.notify_all();
         let mut all = Vec::with_capacity(self.size);
         for from in 0..self.size {
             let arrived = loop {
@@ -159,7 +158,7 @@ impl Comm for Thread {
                 if boxes.gone[from] {
                     return Err(Error::rank(format!("rank {from} has ended")));
                 }
-                boxes = self.office.news.wait(boxes).unwrap_or_else(|e| e.into_inner());
+                boxes = self.hub.news.wait(boxes).unwrap_or_else(|e| e.into_inner());
             };
             all.push(arrived);
         }
@@ -167,10 +166,11 @@ impl Comm for Thread {
     }
 
     fn subgroup(&self, members: &[usize]) -> Box<dyn Comm> {
-        let mut rooms = lock(&self.office.rooms);
-        let office = rooms.entry(members.to_vec()).or_insert_with(|| Arc::new(Office::new(members.len())));
+        let mut subgroups = lock(&self.hub.subgroups);
+        let hub =
+            subgroups.entry(members.to_vec()).or_insert_with(|| Arc::new(MessageHub::new(members.len())));
         let rank = members.iter().position(|&m| m == self.rank).expect("a member");
-        Box::new(Thread { rank, size: members.len(), office: office.clone() })
+        Box::new(Thread { rank, size: members.len(), hub: hub.clone() })
     }
 
     fn describe(&self) -> String {
@@ -184,7 +184,7 @@ impl Comm for Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        self.office.open().gone[self.rank] = true;
-        self.office.news.notify_all();
+        self.hub.open().gone[self.rank] = true;
+        self.hub.news.notify_all();
     }
 }

@@ -1,11 +1,11 @@
-//! Whether the other ranks are still alive, however long they compute.
+//! Heartbeats: detects lost ranks, however long ranks compute.
 //!
-//! A thread of every rank sends a beat to the next rank twice a second and listens for those of the one before. A rank that is
-//! frozen, or whose machine is gone, sends none: after [`SILENCE`] its neighbour ends all ranks. A rank that merely computes,
-//! or waits for a reward, goes on beating. A rank that was killed is noticed by the launcher at once.
+//! A thread of every rank sends a heartbeat to the next rank twice a second and listens to the previous one. If a rank is
+//! frozen, or its machine is lost, its neighbour ends all ranks after [`SILENCE`]. A rank that merely computes, or waits for a
+//! reward, keeps sending. A rank that was killed is noticed by the launcher at once.
 //!
-//! Where the way to another machine is cut, ranks on both sides must end, and the launcher reaches one side alone: a rank that has
-//! noticed a loss passes an alarm on to the next one, and ends by itself where MPI does not end it.
+//! If the network is partitioned, ranks on both sides must end, but the launcher reaches one side only: a rank that notices a
+//! loss forwards an alarm to the next one, and exits by itself if MPI does not end it.
 
 use super::mpi::{Mpi, Request, Tag};
 use std::io::Write;
@@ -14,34 +14,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time between beats.
+/// Heartbeat interval.
 const BEAT: Duration = Duration::from_millis(500);
-/// A rank that is silent for longer is lost.
+/// A rank that is silent for longer is considered lost.
 const SILENCE: Duration = Duration::from_secs(6);
 /// Exit code of every rank when one is lost.
 pub(super) const LOST: i32 = 7;
-/// The last beat of a rank that ends as it should.
+/// Final heartbeat of a rank that ends normally.
 const GOODBYE: u8 = 1;
-/// The last beat of a rank that has noticed a loss. It is static because it may be on its way until the process ends.
+/// Final heartbeat of a rank that has noticed a loss. Static, because the send may be pending until the process ends.
 static ALARM: [u8; 1] = [2];
-/// How long an alarm may take to the next rank.
+/// Time limit for forwarding an alarm.
 const PASSING_ON: Duration = Duration::from_millis(200);
-/// How long MPI may take to end a rank after that: where no launcher can be reached it does not return.
+/// Time limit for MPI to end a rank after that: without a reachable launcher it does not return.
 const ENDING: Duration = Duration::from_millis(1500);
 
 unsafe extern "C" {
-    /// Of the system's library: ends the process without its handlers.
+    /// libc: ends the process without exit handlers.
     fn _exit(code: std::ffi::c_int) -> !;
 }
 
-/// The thread that watches.
+/// The heartbeat thread.
 pub(super) struct Watch {
     ending: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
 impl Watch {
-    /// Begins to watch; where no thread can be started, nobody does.
+    /// Starts the heartbeat; without a thread there is none.
     pub fn begin(mpi: &Arc<Mpi>) -> Option<Watch> {
         let ending = Arc::new(AtomicBool::new(false));
         let (mpi, ends) = (mpi.clone(), ending.clone());
@@ -50,7 +50,7 @@ impl Watch {
         Some(Watch { ending, thread })
     }
 
-    /// Says goodbye and waits for the neighbour's.
+    /// Sends the final heartbeat and waits for the neighbour's.
     pub fn end(self) {
         self.ending.store(true, Ordering::SeqCst);
         let _ = self.thread.join();
@@ -91,7 +91,7 @@ fn beat(mpi: &Mpi, ending: &AtomicBool) {
                 receiving = mpi.receive(&mut heard, before, Tag::Alive);
             }
         }
-        // Whoever was frozen himself has heard nobody, and must not accuse others.
+        // A rank that was frozen itself has heard nobody, and must not report others as lost.
         if looked.elapsed() > SILENCE / 2 {
             last_heard = Instant::now();
         }
@@ -110,7 +110,7 @@ fn beat(mpi: &Mpi, ending: &AtomicBool) {
     }
 }
 
-/// Passes the alarm on and ends all ranks, or at least this one.
+/// Forwards the alarm and ends all ranks, or at least this one.
 fn end_all(mpi: &Mpi, next: usize) {
     let (mut passing, since) = (mpi.send(&ALARM, next, Tag::Alive), Instant::now());
     while !mpi.is_done(&mut passing) && since.elapsed() < PASSING_ON {
@@ -118,7 +118,7 @@ fn end_all(mpi: &Mpi, next: usize) {
     }
     let _ = std::thread::Builder::new().spawn(|| {
         std::thread::sleep(ENDING);
-        // SAFETY: ends the process; nothing runs after it. MPI's own handlers, which wait for other ranks or print addresses, do not.
+        // SAFETY: ends the process; nothing runs after it, in particular not MPI's exit handlers, which wait for other ranks.
         unsafe { _exit(LOST) }
     });
     mpi.abort(LOST);

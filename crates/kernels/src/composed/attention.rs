@@ -1,4 +1,4 @@
-//! Attention of some rows, from attention of all of them.
+//! Attention of some rows, by computing all rows.
 
 use crate::backend::{Attention, AttentionOps, AttentionSaved, RowShard};
 use crate::buffer::{Buffer, DType};
@@ -15,7 +15,7 @@ pub fn attention_shard<B: AttentionOps + ?Sized>(
 ) -> Result<()> {
     let (heads, rows) = (op.heads, shard.segments.rows());
     let (width, queries, kv_width) = (heads.qkv_width(), heads.out_width(), heads.kv_width());
-    // Queries of other rows change nothing here, but must be numbers.
+    // Queries of other rows do not affect the result, but must be initialised.
     let mut qkv = b.alloc(q.dtype(), rows * width)?;
     b.fill(&mut qkv, 0.0)?;
     for row in 0..rows {
@@ -45,7 +45,7 @@ pub fn attention_shard_backward<B: AttentionOps + ?Sized>(
     pick(b, shard, &all, op.heads.qkv_width(), dqkv)
 }
 
-/// The shard's rows of `all`.
+/// Gathers the shard's rows of `all`.
 fn pick<B: AttentionOps + ?Sized>(
     b: &B,
     shard: RowShard<'_>,

@@ -1,4 +1,4 @@
-//! Weighted sums of rows, on the host.
+//! Weighted sums of rows, computed on the host.
 
 use super::download;
 use crate::backend::{MemoryOps, RowMix};

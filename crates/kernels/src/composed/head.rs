@@ -1,16 +1,16 @@
-//! The head from the logits of a few rows at a time, on the host: the formulas, and where a new device starts.
+//! The head from materialised logits of a few rows at a time, on the host: reference formulas, and a start for a new device.
 
 use super::vectors::download;
 use crate::backend::{
-    Ask, HeadGrads, HeadInput, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps, SampleOps,
-    TokenChoice,
+    HeadGrads, HeadInput, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps, SampleOps,
+    SampleSpec, TokenChoice,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use crate::math::{exp, ln};
-use crate::truncate::Kept;
+use crate::truncate::Truncation;
 
-/// Rows whose logits are computed at a time.
+/// Rows whose logits are materialised at a time.
 const ROWS: usize = 64;
 
 /// Some rows of hidden states with their scaled logits.
@@ -71,7 +71,7 @@ impl Logits {
         rows.map(|(i, (row, &lse))| (self.first + i, row, lse))
     }
 
-    /// From gradients of the scaled logits: writes these rows of `dx`, adds to `dw`.
+    /// Backward from gradients of the scaled logits: writes these rows of `dx`, adds to `dw`.
     fn backward<B: LinearOps + ?Sized>(
         &self,
         b: &B,
@@ -94,7 +94,7 @@ impl Logits {
     }
 }
 
-/// `p` of a token from its scaled logit.
+/// Probability of a token with this scaled logit.
 pub(super) fn probability(logit: f32, lse: f32) -> f32 {
     exp(f64::from(logit - lse)) as f32
 }
@@ -142,7 +142,7 @@ pub fn logp<B: LinearOps + ?Sized>(
     })
 }
 
-/// Zeros the gradient of the weight where it is written, so that parts can be added to it.
+/// Zeros the gradient of the weight if it is to be overwritten, so that row blocks can be added to it.
 fn clear<B: MemoryOps + ?Sized>(b: &B, to: &mut HeadGrads<'_>) -> Result<()> {
     let written = to.dw.as_deref_mut().filter(|_| !to.add);
     written.map_or(Ok(()), |dw| b.fill(dw, 0.0))
@@ -179,7 +179,7 @@ pub fn logp_backward<B: LinearOps + ?Sized>(
     })
 }
 
-/// Calls `each` with rows of `p`, and for each of their logits `log p - log q`.
+/// Calls `each` with rows of `p` and, for each of their logits, `log p - log q`.
 fn by_ratios<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,
@@ -264,9 +264,9 @@ pub fn sample<B: MemoryOps + ?Sized>(
 
 /// See [`SampleOps::argmax`].
 pub fn argmax<B: MemoryOps + ?Sized>(b: &B, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
-    let (values, mut kept) = (download(b, logits)?, Kept::default());
+    let (values, mut kept) = (download(b, logits)?, Truncation::default());
     let vocab = (logits.len() / rows.max(1)).max(1);
-    Ok(values.chunks(vocab).map(|row| kept.choose(row, &Ask::plain(None)).0).collect())
+    Ok(values.chunks(vocab).map(|row| kept.choose(row, &SampleSpec::plain(None)).0).collect())
 }
 
 /// See [`SampleOps::choose`].
@@ -274,34 +274,34 @@ pub fn choose<B: SampleOps + ?Sized>(
     b: &B,
     logits: &Buffer,
     lse: &Buffer,
-    asks: &[Ask],
+    specs: &[SampleSpec],
 ) -> Result<Vec<TokenChoice>> {
-    let rows = asks.len();
+    let rows = specs.len();
     let vocab = logits.len() / rows.max(1);
-    let draws: Vec<f32> = asks.iter().map(|a| a.draw.unwrap_or(0.0)).collect();
-    let drawn = asks.iter().any(|a| a.draw.is_some() && !a.truncates());
+    let draws: Vec<f32> = specs.iter().map(|a| a.draw.unwrap_or(0.0)).collect();
+    let drawn = specs.iter().any(|a| a.draw.is_some() && !a.truncates());
     let sampled = if drawn { b.sample(logits, lse, &draws)? } else { Vec::new() };
-    let greedy = asks.iter().any(|a| a.draw.is_none());
+    let greedy = specs.iter().any(|a| a.draw.is_none());
     let largest = if greedy { b.argmax(logits, rows)? } else { Vec::new() };
     let mut sums = vec![0.0; rows];
     b.read(lse, 0, &mut sums)?;
-    let (mut values, mut kept) = (Vec::new(), Kept::default());
+    let (mut values, mut kept) = (Vec::new(), Truncation::default());
     let mut choice = |row: usize| {
-        let (ask, lse) = (&asks[row], sums[row]);
+        let (spec, lse) = (&specs[row], sums[row]);
         let logit = |token: u32| -> Result<f32> {
             let mut logit = [0.0];
             b.read(logits, row * vocab + token as usize, &mut logit)?;
             Ok(logit[0])
         };
-        if ask.truncates() {
+        if spec.truncates() {
             values.resize(vocab, 0.0);
             b.read(logits, row * vocab, &mut values)?;
-            let (token, kept) = kept.choose(&values, ask);
+            let (token, kept) = kept.choose(&values, spec);
             return Ok(TokenChoice { token, logit: values[token as usize], lse, kept });
         }
-        let token = if ask.draw.is_some() { sampled[row] } else { largest[row] };
+        let token = if spec.draw.is_some() { sampled[row] } else { largest[row] };
         let logit = logit(token)?;
-        Ok(TokenChoice { token, logit, lse, kept: if ask.draw.is_some() { logit - lse } else { 0.0 } })
+        Ok(TokenChoice { token, logit, lse, kept: if spec.draw.is_some() { logit - lse } else { 0.0 } })
     };
     (0..rows).map(&mut choice).collect()
 }

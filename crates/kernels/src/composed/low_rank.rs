@@ -1,4 +1,4 @@
-//! Low-rank additions to weights, made of products and copies.
+//! LoRA merges from GEMMs and copies.
 
 use crate::backend::{ColumnsOf, LinearGrads, LinearOps, LowRank, LowRankGrad, LowRankOps};
 use crate::buffer::{Buffer, DType, Weight};
@@ -52,13 +52,13 @@ pub fn low_rank_dw<B: LinearOps + ?Sized>(b: &B, of: LowRankGrad<'_>, grads: Lin
     b.linear_dw(&u, y, of.tokens, grads)
 }
 
-/// Columns of rows as rows of their own; `None` where they are all of them.
+/// A column range as a contiguous buffer; `None` if it is all columns.
 fn columns<B: LinearOps + ?Sized>(b: &B, c: ColumnsOf<'_>, tokens: usize) -> Result<Option<Buffer>> {
     let all = c.of.len() / tokens.max(1);
     if c.width == all || tokens == 0 {
         return Ok(None);
     }
-    // Pieces as wide as what all of the rows' parts are multiples of.
+    // Copied in pieces whose width divides the row, the offset and the range.
     let width = gcd(gcd(all, c.from), c.width);
     let (across, from, to) = (all / width, c.from / width, (c.from + c.width) / width);
     let rows: Vec<u32> = (0..tokens).flat_map(|t| (from..to).map(move |c| (t * across + c) as u32)).collect();

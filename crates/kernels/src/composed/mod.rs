@@ -1,6 +1,7 @@
-//! Operations made of plainer ones: what a device without kernels of its own does, and what a fused kernel must equal.
+//! Operations composed of simpler ones: the fallback for devices without a fused kernel, and the reference that a fused kernel
+//! must equal bit for bit.
 //!
-//! Some are computed on the host: a new device starts with them and replaces them one by one.
+//! Some run on the host: a new device starts with them and replaces them one by one.
 
 mod attention;
 mod experts;
@@ -93,7 +94,7 @@ pub fn rotated_bias<B: LinearOps + ?Sized>(
     add: bool,
     dbias: &mut Buffer,
 ) -> Result<()> {
-    // Without a weight it does not matter what the rows were multiplied with.
+    // The second operand does not matter without a weight gradient.
     b.linear_dw(dqkv, dqkv, tokens, LinearGrads { weight: None, bias: Some(dbias), add })
 }
 

@@ -7,7 +7,7 @@ use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 use std::collections::BTreeMap;
 
-/// All elements of a buffer, on the host.
+/// Copies a buffer to the host.
 pub(crate) fn download<B: MemoryOps + ?Sized>(b: &B, x: &Buffer) -> Result<Vec<f32>> {
     let mut values = vec![0.0; x.len()];
     b.read(x, 0, &mut values)?;
@@ -100,8 +100,8 @@ pub fn embed_backward<B: EmbeddingOps + ?Sized>(
     Ok(())
 }
 
-/// Query, key and value heads of `qkv`, each head a row: what `each` makes of the three (by number and rows), in order of
-/// `qkv` in `out`.
+/// Applies `each` (given index and rows) to the query, key and value heads of `qkv`, with one head per row; the results go to
+/// `out` in the layout of `qkv`.
 fn by_head<B: HeadNormOps + ?Sized>(
     b: &B,
     heads: Heads,
@@ -126,7 +126,7 @@ fn by_head<B: HeadNormOps + ?Sized>(
     b.gather_rows(&parts, &b.indices(&place)?, dim, out)
 }
 
-/// Rows of `src`.
+/// Gathers rows of `src`.
 fn gathered<B: VectorOps + ?Sized>(b: &B, src: &Buffer, rows: &Buffer, width: usize) -> Result<Buffer> {
     let mut dst = b.alloc(src.dtype(), rows.len() * width)?;
     b.gather_rows(src, rows, width, &mut dst)?;

@@ -1,4 +1,4 @@
-//! The head by parts of its vocabulary, from the logits of a few rows at a time, on the host.
+//! The vocabulary-parallel head from materialised logits of a few rows at a time, on the host.
 
 use super::head::probability;
 use super::vectors::download;
@@ -11,10 +11,10 @@ use crate::error::Result;
 use crate::math::{exp, ln};
 use std::ops::Range;
 
-/// Rows whose logits are computed at a time.
+/// Rows whose logits are materialised at a time.
 const ROWS: usize = 64;
 
-/// Scaled logits of some rows by the tokens of a part, `[rows, tokens]`.
+/// Scaled logits of some rows for the tokens of a part, `[rows, tokens]`.
 fn logits_of<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,
@@ -102,7 +102,7 @@ pub fn fold_tiles<B: MemoryOps + ?Sized>(
     Ok(())
 }
 
-/// From gradients of the scaled logits of some rows by a part's tokens: these rows of `dx`, and what `dw` gets.
+/// Backward from gradients of some rows' scaled logits for a part's tokens: writes these rows of `dx`, adds to `dw`.
 fn backward<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,
@@ -169,7 +169,7 @@ pub fn part_backward<B: LinearOps + ?Sized>(
     Ok(())
 }
 
-/// Logits of p, and for each of them `log p - log q`.
+/// Logits of p and, for each, `log p - log q`.
 fn ratios<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,

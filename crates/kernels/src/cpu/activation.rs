@@ -1,4 +1,4 @@
-//! The middle of a feed-forward network.
+//! Activations of the feed-forward network.
 
 use super::Cpu;
 use super::element::{Stored, get, put};
@@ -13,18 +13,18 @@ use crate::error::Result;
 use crate::shapes;
 use crate::shapes::input_width;
 
-/// Twice the square root of 2 / pi: `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which keeps its digits far left of zero.
+/// `2 sqrt(2 / pi)`: `(1 + tanh(u)) / 2 = sigmoid(2 u)`, which keeps its precision far left of zero.
 const TWO_ROOT: f32 = 1.595_769;
 const CUBIC: f32 = 0.044_715;
-/// Beyond it the curve is flat in f32, and its polynomial must not overflow.
+/// Clamp of `|x|`: beyond it the activation is flat in f32, and the cubic must not overflow.
 const FLAT: f32 = 32.0;
 
-/// A curve whose value is `x * gate(x)`, with `gate` a sigmoid.
+/// An activation `x * gate(x)` whose gate is a sigmoid.
 trait GateCurve: Copy + Send + Sync + 'static {
-    /// What multiplies `x`.
+    /// The factor of `x`.
     fn gate<S: Simd>(s: S, x: S::V) -> S::V;
-    /// Derivative of the sigmoid's argument, times `x`.
-    fn lean<S: Simd>(s: S, x: S::V) -> S::V;
+    /// `x` times the derivative of the sigmoid's argument.
+    fn slope<S: Simd>(s: S, x: S::V) -> S::V;
 }
 
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ impl GateCurve for Silu {
         sigmoid(s, x)
     }
     #[inline(always)]
-    fn lean<S: Simd>(_: S, x: S::V) -> S::V {
+    fn slope<S: Simd>(_: S, x: S::V) -> S::V {
         x
     }
 }
@@ -59,19 +59,19 @@ impl GateCurve for Gelu {
         sigmoid(s, s.mul(s.mul(x, s.splat(TWO_ROOT)), bend))
     }
     #[inline(always)]
-    fn lean<S: Simd>(s: S, x: S::V) -> S::V {
+    fn slope<S: Simd>(s: S, x: S::V) -> S::V {
         let x = Self::bounded(s, x);
         let bend = s.fma(s.mul(x, x), s.splat(3.0 * CUBIC), s.splat(1.0));
         s.mul(s.mul(x, s.splat(TWO_ROOT)), bend)
     }
 }
 
-/// Value and derivative of a curve.
+/// Value and derivative of an activation.
 #[inline(always)]
 fn both<S: Simd, C: GateCurve>(s: S, x: S::V) -> (S::V, S::V) {
     let gate = C::gate(s, x);
     let fall = s.sub(s.splat(1.0), gate);
-    let derivative = s.fma(s.mul(gate, fall), C::lean(s, x), gate);
+    let derivative = s.fma(s.mul(gate, fall), C::slope(s, x), gate);
     (s.mul(x, gate), derivative)
 }
 
@@ -131,8 +131,8 @@ impl ActivationOps for Cpu {
         shapes::activation_recompute(self, op, width, x, dy)?;
         assert_eq!(x.len(), row_count(dy.len(), width) * input_width(op, width));
         match (floats_mut(x), floats_mut(dy)) {
-            (SliceMut::F32(x), SliceMut::F32(dy)) => again(self, op, width, x, dy),
-            (SliceMut::Bf16(x), SliceMut::Bf16(dy)) => again(self, op, width, x, dy),
+            (SliceMut::F32(x), SliceMut::F32(dy)) => recompute(self, op, width, x, dy),
+            (SliceMut::Bf16(x), SliceMut::Bf16(dy)) => recompute(self, op, width, x, dy),
             _ => panic!("an activation and its gradient have one type"),
         }
         Ok(())
@@ -186,7 +186,7 @@ multiversion! {
     }
 }
 
-fn again<T: Stored>(cpu: &Cpu, op: Activation, width: usize, x: &mut [T], dy: &mut [T]) {
+fn recompute<T: Stored>(cpu: &Cpu, op: Activation, width: usize, x: &mut [T], dy: &mut [T]) {
     let (rows, inputs) = (row_count(dy.len(), width), input_width(op, width));
     let (x, dy) = (Disjoint::new(x), Disjoint::new(dy));
     cpu.pool.ranges(rows, rows_of_task(inputs), |r| {
@@ -195,15 +195,15 @@ fn again<T: Stored>(cpu: &Cpu, op: Activation, width: usize, x: &mut [T], dy: &m
         // SAFETY: as above.
         let dy = unsafe { dy.part(r.start * width, r.len() * width) };
         match op {
-            Activation::SiluGated => gated_again::<_, Silu>(cpu.level, width, x, dy),
-            Activation::GeluGated => gated_again::<_, Gelu>(cpu.level, width, x, dy),
-            Activation::Gelu => plain_again::<_, Gelu>(cpu.level, x, dy),
+            Activation::SiluGated => gated_recompute::<_, Silu>(cpu.level, width, x, dy),
+            Activation::GeluGated => gated_recompute::<_, Gelu>(cpu.level, width, x, dy),
+            Activation::Gelu => plain_recompute::<_, Gelu>(cpu.level, x, dy),
         }
     })
 }
 
 multiversion! {
-    fn gated_again<S, type T: Stored, type C: GateCurve>(s, width: usize, x: &mut [T], dy: &mut [T]) {
+    fn gated_recompute<S, type T: Stored, type C: GateCurve>(s, width: usize, x: &mut [T], dy: &mut [T]) {
         for r in 0..dy.len() / width {
             let (gates, ups) = x[2 * r * width..][..2 * width].split_at_mut(width);
             let dy = &mut dy[r * width..][..width];
@@ -219,7 +219,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn plain_again<S, type T: Stored, type C: GateCurve>(s, x: &mut [T], dy: &mut [T]) {
+    fn plain_recompute<S, type T: Stored, type C: GateCurve>(s, x: &mut [T], dy: &mut [T]) {
         for i in (0..x.len()).step_by(LANES) {
             let (d, (value, derivative)) = (get(s, dy, i), both::<S, C>(s, get(s, x, i)));
             put(s, dy, i, value);

@@ -1,25 +1,25 @@
-//! Reading and writing rows of either storage type as f32 vectors.
+//! Loads and stores rows of either storage type as f32 vectors.
 
 use super::simd::{LANES, Simd};
 
-/// A stored float: f32, or bf16 as its bits.
+/// A stored float: f32, or the bits of a bf16.
 ///
 /// # Safety
-/// `get` and `put` touch `n` elements (sixteen at most) and no others.
+/// `get` and `put` access `n` elements (at most sixteen) and no others.
 pub unsafe trait Stored: Copy + Send + Sync + 'static {
-    /// Up to sixteen elements, widened; lanes past `n` are zero.
+    /// Loads up to sixteen elements as f32; lanes past `n` are zero.
     ///
     /// # Safety
     /// `n` elements are readable at `p`.
     unsafe fn get<S: Simd>(s: S, n: usize, p: *const Self) -> S::V;
-    /// Up to sixteen elements, rounded to the storage type.
+    /// Stores up to sixteen elements, rounded to the storage type.
     ///
     /// # Safety
     /// `n` elements are writable at `p`.
     unsafe fn put<S: Simd>(s: S, n: usize, p: *mut Self, v: S::V);
 }
 
-// SAFETY: whole vectors where sixteen are there, else their first elements.
+// SAFETY: whole vectors for sixteen elements, else partial ones.
 unsafe impl Stored for f32 {
     #[inline(always)]
     unsafe fn get<S: Simd>(s: S, n: usize, p: *const f32) -> S::V {
@@ -47,7 +47,7 @@ unsafe impl Stored for u16 {
     }
 }
 
-/// Sixteen elements of `row` from `at` (fewer at its end; the other lanes are zero).
+/// Loads sixteen elements of `row` from `at` (fewer at its end; the other lanes are zero).
 #[inline(always)]
 pub fn get<S: Simd, T: Stored>(s: S, row: &[T], at: usize) -> S::V {
     let n = row.len() - at;
@@ -55,7 +55,7 @@ pub fn get<S: Simd, T: Stored>(s: S, row: &[T], at: usize) -> S::V {
     unsafe { T::get(s, n, row[at..].as_ptr()) }
 }
 
-/// Writes sixteen elements of `row` from `at` (fewer at its end).
+/// Stores sixteen elements of `row` from `at` (fewer at its end).
 #[inline(always)]
 pub fn put<S: Simd, T: Stored>(s: S, row: &mut [T], at: usize, v: S::V) {
     let n = row.len() - at;

@@ -1,4 +1,4 @@
-//! Rows of a table by id, and the sums that flow back into them.
+//! Embedding lookup, and its gradient.
 
 use super::Cpu;
 use super::element::{Stored, get, put};
@@ -28,8 +28,8 @@ impl EmbeddingOps for Cpu {
         });
         Ok(())
     }
-    // An id's sum over this call's rows starts from zero and is then added to `dtable` in one addition, as for the
-    // gradients of matrices; rows of ids that do not occur are not touched.
+    // An id's sum over this call's rows starts from zero and is then added to `dtable` once, like gradients of matrices; rows
+    // of ids that do not occur are not touched.
     fn embed_backward(&self, ids: &Buffer, dout: &Buffer, scale: f32, dtable: &mut Buffer) -> Result<()> {
         shapes::embed_backward(self, ids, dout, dtable)?;
         let (ids, dtable) = (u32s(ids), f32s_mut(dtable));
@@ -37,7 +37,7 @@ impl EmbeddingOps for Cpu {
             return Ok(());
         }
         let width = row_count(dout.len(), ids.len());
-        // Rows in the order of their ids, and in their own order within an id: each id's rows are then neighbours.
+        // Sort rows by id (stable): each id's rows become contiguous.
         let mut order: Vec<(u32, u32)> = ids.iter().enumerate().map(|(row, &id)| (id, row as u32)).collect();
         order.sort_unstable();
         typed!([ref dout] scatter_add(self, &order, dout, width, scale, dtable));
@@ -60,9 +60,9 @@ multiversion! {
     }
 }
 
-/// Columns of a task, so that the rows of one frequent id are shared between threads as well.
+/// Columns per task, so that the rows of a frequent id are also split between threads.
 const COLUMNS: usize = 8 * BLOCK;
-/// Columns whose sums are kept in registers while an id's rows pass by.
+/// Columns accumulated in registers over an id's rows.
 const BLOCK: usize = 4 * LANES;
 
 fn scatter_add<T: Stored>(

@@ -1,4 +1,4 @@
-//! Weighted sums of rows picked by index.
+//! Weighted sums of gathered rows.
 
 use super::Cpu;
 use super::element::{Stored, get, put};
@@ -34,7 +34,7 @@ impl ExpertOps for Cpu {
     }
 }
 
-/// [`RowMix`] with its elements.
+/// [`RowMix`] as slices.
 struct MixElements<'a> {
     rows: &'a [u32],
     weights: &'a [f32],
@@ -73,7 +73,7 @@ impl<'a> MixElements<'a> {
             for i in r {
                 let at = self.rows[i] as usize * width;
                 let d = &dout[i / self.per_row * width..][..width];
-                // SAFETY: the rows are distinct, and so are their numbers.
+                // SAFETY: the rows are distinct, and so are the elements.
                 let (to, weight) = unsafe { (dsrc.part(at, width), &mut dweights.part(i, 1)[0]) };
                 *weight = mix_row_backward(cpu.level, &src[at..][..width], d, self.weights[i], to);
             }

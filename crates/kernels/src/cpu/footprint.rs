@@ -1,16 +1,16 @@
-//! What the processor takes, for plans.
+//! Memory and speed constants of the CPU, for plans.
 
 use super::logp::TILE;
 use super::matmul::tile::PANEL;
 use super::simd::{Level, bf16_per_unit};
 use crate::footprint::Footprint;
 
-/// Elements of the head's logits that are held at a time.
-const STRETCH: usize = 4 << 20;
+/// Logits (or their gradients) that the head materialises at a time.
+const VOCAB_CHUNK: usize = 4 << 20;
 
-/// As seen in runs of small models. `docs/performance.md` has 8725 tokens/s in bf16 and 5142 in f32 of a model that takes
-/// 32.8 million operations a token, 61 and 71 % of the peaks beside them; sampling, 21893 and 12384 tokens/s at 10.2
-/// million operations a token, 47 and 54 %.
+/// Measured with small models. `docs/performance.md` has 8725 tokens/s in bf16 and 5142 in f32 for a model of 32.8 million FLOP
+/// per token, 61 and 71 % of the peaks given there; sampling, 21893 and 12384 tokens/s at 10.2 million FLOP per token, 47 and
+/// 54 %.
 pub const FOOTPRINT: Footprint = Footprint {
     own_memory: false,
     weight,
@@ -31,15 +31,15 @@ fn packed(size: usize) -> usize {
     if size == 2 { 4 / bf16_per_unit(level) } else { size }
 }
 
-/// One packed form for forward, one for backward.
+/// One packed copy for forward, one for backward.
 fn weight(n: usize, k: usize, size: usize, backward: bool) -> usize {
     let size = packed(size);
     let form = |rows: usize, cols: usize| size * rows.next_multiple_of(PANEL) * cols;
     form(n, k) + if backward { form(k, n) } else { 0 }
 }
 
-/// Logits of a stretch of the vocabulary, gradients of the rows, their packed form.
+/// Logits of a vocabulary range, gradients of the rows, and their packed form.
 fn head(rows: usize, hidden: usize, vocab: usize, size: usize) -> usize {
-    let stretch = (STRETCH / rows.max(1) / TILE).clamp(1, 8) * TILE;
-    rows * (size * stretch.min(vocab) + 4 * hidden + (2 * size + packed(size)) * hidden)
+    let vocab_chunk = (VOCAB_CHUNK / rows.max(1) / TILE).clamp(1, 8) * TILE;
+    rows * (size * vocab_chunk.min(vocab) + 4 * hidden + (2 * size + packed(size)) * hidden)
 }

@@ -1,4 +1,4 @@
-//! RMSNorm or LayerNorm of queries and keys inside rows of `qkv`: of each head, or of all heads together.
+//! QK norm inside rows of `qkv`: per head, or over all heads.
 
 use super::Cpu;
 use super::element::{Stored, get, put};
@@ -12,7 +12,7 @@ use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::shapes;
 
-/// Neighbouring columns of a row, normalised in equal parts.
+/// A column range of a row, normalised in equal parts.
 #[derive(Clone, Copy)]
 struct NormColumns<'a> {
     count: usize,
@@ -20,7 +20,7 @@ struct NormColumns<'a> {
     weight: &'a [f32],
 }
 
-/// Those of queries and of keys, which a row begins with.
+/// Those of queries and keys, at the start of a row.
 fn columns(norm: HeadNorm<'_>) -> [NormColumns<'_>; 2] {
     let [query, key] = norm.parts();
     let of = |(count, op): (usize, Norm), weight| {
@@ -49,7 +49,7 @@ impl HeadNormOps for Cpu {
         });
         Ok(())
     }
-    // A call's sums over rows and heads start from zero and are added to `dq_weight` and `dk_weight` in one addition.
+    // Sums over this call's rows and heads start from zero and are added to `dq_weight` and `dk_weight` once.
     fn head_norm_backward(
         &self,
         norm: HeadNorm<'_>,

@@ -1,4 +1,4 @@
-//! Linear layers: the packed forms of a weight, and the three products of forward and backward.
+//! Linear layers: packed weights, and the three GEMMs of forward and backward.
 
 use super::Cpu;
 use super::matmul::pack::{Packed, PackedShape, TokenRows, pack_tokens, pack_transposed, pack_weight};
@@ -13,13 +13,13 @@ use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use crate::shapes;
 
-/// A weight as the register tile reads it.
+/// A weight packed for the register tile.
 struct Packs {
-    /// Elements in a unit of bf16 at the level that it is packed for.
+    /// Elements per unit of bf16, at the instruction set it is packed for.
     bf16_per_unit: usize,
-    /// For `x · wᵀ`.
+    /// For `y = x · wᵀ`.
     forward: Memory,
-    /// For `dy · w`.
+    /// For `dx = dy · w`.
     backward: Option<Memory>,
 }
 
@@ -27,25 +27,25 @@ fn packs(w: &Weight) -> &Packs {
     w.data().downcast_ref().expect("a weight of the CPU backend")
 }
 
-/// The packing for `x · wᵀ`.
+/// The packed weight for `x · wᵀ`.
 pub fn forward_pack<E: Element<Unit: Plain>>(w: &Weight) -> Packed<'_, E> {
     let (shape, per_unit) = (PackedShape { n: w.n, k: w.k }, per_unit(w));
     Packed::new(shape, per_unit, packs(w).forward.slice(shape.storage(per_unit)))
 }
 
-/// The packing for `dy · w`.
+/// The packed weight for `dy · w`.
 pub fn backward_pack<E: Element<Unit: Plain>>(w: &Weight) -> Packed<'_, E> {
     let (shape, per_unit) = (PackedShape { n: w.k, k: w.n }, per_unit(w));
     let pack = packs(w).backward.as_ref().expect("the weight was made for training");
     Packed::new(shape, per_unit, pack.slice(shape.storage(per_unit)))
 }
 
-/// Elements in a unit of four bytes.
+/// Elements per four-byte unit.
 fn per_unit(w: &Weight) -> usize {
     if w.compute == DType::Bf16 { packs(w).bf16_per_unit } else { 1 }
 }
 
-/// Whether a weight is of this backend with room for what its shape implies; with `backward`, for `linear_dx` too.
+/// Whether the weight belongs to this backend and its memory fits its shape; with `backward`, for `linear_dx`, too.
 pub(super) fn holds(w: &Weight, backward: bool) -> bool {
     let Some(packs) = w.data().downcast_ref::<Packs>() else { return false };
     let units = |n, k| PackedShape { n, k }.storage(per_unit(w));
@@ -162,7 +162,7 @@ fn accumulate<E: TokenRows<Unit: Plain>>(
 }
 
 multiversion! {
-    /// Adds to `sums` the rows of columns `at..`, summed in row order.
+    /// Adds the sums of columns `at..` over all rows, in row order, to `sums`.
     fn sum_columns<S>(s, dy: &[f32], n: usize, at: usize, sums: &mut [f32]) {
         let lanes = sums.len();
         let mut total = s.splat(0.0);

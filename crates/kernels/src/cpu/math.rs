@@ -1,4 +1,4 @@
-//! Vector forms of exp, tanh and the logistic function.
+//! Vectorised exp, tanh and sigmoid.
 
 use super::simd::Simd;
 
@@ -8,7 +8,7 @@ pub fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     let (low, high) = (s.splat(-87.336_54), s.splat(88.722_83));
     let clamped = s.min(high, s.max(low, x));
     let n = s.round(s.mul(clamped, s.splat(std::f32::consts::LOG2_E)));
-    // ln 2 in two parts: the first has few bits, so n times it is exact.
+    // ln 2 in two parts (Cody-Waite): the first has few bits, so n times it is exact.
     let r = s.fma(n, s.splat(-0.693_359_4), clamped);
     let r = s.fma(n, s.splat(2.121_944_4e-4), r);
     let mut p = s.splat(1.987_569_1e-4);

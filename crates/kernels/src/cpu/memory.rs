@@ -1,16 +1,16 @@
-//! Aligned memory that is kept and handed out again.
+//! A caching allocator for aligned memory.
 //!
-//! A training step allocates similar sizes over and over; returning them to the system would cost a page fault per
-//! 4 KiB each time. Batches differ in length, so sizes are rounded up to classes, a slightly larger block serves where
-//! none fits exactly, and what lies unused is returned when it grows beyond a quarter of the peak.
+//! A training step allocates similar sizes repeatedly; returning them to the system would cost a page fault per 4 KiB each time.
+//! Batches differ in length, so sizes are rounded up to classes, a slightly larger block serves if none fits exactly, and unused
+//! memory beyond a quarter of the peak is returned.
 //!
-//! Large blocks, and the packed weights together, lie in pages of 2 MiB where the system gives them: matrix products
-//! read rows that are kilobytes apart, and with pages of 4 KiB the processor spends its time looking up addresses.
+//! Large blocks, and packed weights as a group, use huge pages of 2 MiB where available: GEMMs read rows that are kilobytes
+//! apart, and with 4 KiB pages TLB misses would dominate.
 
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
 use crate::lock;
-use crate::usage::{Books, Purpose};
+use crate::usage::{MemoryUsage, Purpose};
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
@@ -18,16 +18,16 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const ALIGN: usize = 64;
-/// Unused memory that is always kept, beside a quarter of the peak.
+/// Unused memory that is always kept, in addition to a quarter of the peak.
 const KEEP: usize = 32 << 20;
 /// Vector kernels may read, never write, up to one vector past the end of a buffer.
 const SLACK: usize = 64;
-/// A large page. Blocks from this size on are mapped by themselves.
+/// A huge page. Blocks of at least this size have a mapping of their own.
 const HUGE: usize = 2 << 20;
-/// Address space that smaller packed weights share; only what is written takes memory.
+/// Address space for a group of smaller packed weights; only written pages take memory.
 const SLAB: usize = 8 * HUGE;
 
-/// Hands out memory and takes it back.
+/// The caching allocator.
 #[derive(Clone, Default)]
 pub struct Arena {
     state: Arc<Mutex<State>>,
@@ -40,20 +40,20 @@ struct State {
     in_use: usize,
     peak: usize,
     /// Bytes by purpose.
-    books: Books,
-    /// Bytes that may be in use, less one: 0 is no limit.
+    books: MemoryUsage,
+    /// Maximum bytes in use + 1; 0 is no limit.
     limit: usize,
-    /// Where the next small weight goes, and how much of it is taken.
+    /// Slab for the next small weight, and the bytes of it in use.
     slab: Option<(Arc<Pages>, usize)>,
 }
 
-/// Zeroed memory that starts at a large page.
+/// Zeroed memory aligned to huge pages.
 struct Pages {
     at: NonNull<u8>,
     _map: MmapMut,
 }
 
-// SAFETY: plain memory; who may touch which part of it is decided by the `Memory` that lies in it.
+// SAFETY: plain memory; access to each part is governed by the `Memory` that lies in it.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -63,7 +63,7 @@ impl Pages {
         let bytes = bytes.checked_add(SLACK)?;
         let mut map = MmapMut::map_anon(bytes.checked_add(HUGE)?).ok()?;
         let skip = map.as_ptr().align_offset(HUGE);
-        // Whole pages only, so that a block's end does not take 2 MiB. It is a hint: without it all still works.
+        // Whole huge pages only, so that a block's tail does not take 2 MiB. A hint: everything works without it.
         #[cfg(target_os = "linux")]
         let _ = map.advise_range(memmap2::Advice::HugePage, skip, bytes / HUGE * HUGE);
         Some(Pages { at: NonNull::from(map.get_mut(skip)?), _map: map })
@@ -74,7 +74,7 @@ impl Pages {
 enum BlockOrigin {
     /// The system's allocator.
     Heap(NonNull<u8>),
-    /// A mapping of its own.
+    /// Its own mapping.
     Own(Pages),
     /// Part of a slab, which lives as long as its last part.
     Part(NonNull<u8>, #[allow(dead_code)] Arc<Pages>),
@@ -88,7 +88,7 @@ impl BlockOrigin {
         }
     }
 
-    /// Zeroed.
+    /// Allocates zeroed memory.
     fn new(bytes: usize) -> Option<Self> {
         if bytes >= HUGE {
             return Pages::new(bytes).map(BlockOrigin::Own);
@@ -101,7 +101,7 @@ impl BlockOrigin {
 // SAFETY: a block is plain memory with one owner.
 unsafe impl Send for BlockOrigin {}
 
-/// Memory of one buffer; goes back to its arena when dropped.
+/// Memory of one buffer; returned to its arena when dropped.
 pub struct Memory {
     at: NonNull<u8>,
     bytes: usize,
@@ -115,7 +115,7 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-/// The next of eight sizes between powers of two: at most an eighth is wasted.
+/// Rounds up to one of eight size classes per power of two: wastes at most an eighth.
 fn class(bytes: usize) -> usize {
     let step = (bytes.next_power_of_two() / 16).max(ALIGN);
     bytes.next_multiple_of(step)
@@ -138,7 +138,7 @@ impl Arena {
         lock(&self.state)
     }
 
-    /// At least `bytes` bytes with unspecified contents.
+    /// Allocates at least `bytes` bytes with unspecified contents.
     pub fn take(&self, bytes: usize) -> Result<Memory> {
         within_reason(bytes)?;
         let wanted = class(bytes.max(1));
@@ -161,8 +161,8 @@ impl Arena {
         Ok(self.lend(state, block, bytes))
     }
 
-    /// As [`Arena::take`], for what lives long and is read often: small ones share large pages. They
-    /// go back to the system with the last one of their slab, and are not handed out again.
+    /// [`Arena::take`] for long-lived, frequently read memory: small blocks share huge pages. A slab is returned to the system
+    /// with its last block; blocks are not reused.
     pub fn take_lasting(&self, bytes: usize) -> Result<Memory> {
         within_reason(bytes)?;
         let bytes = class(bytes.max(1));
@@ -188,7 +188,7 @@ impl Arena {
         Memory { at: block.at(), bytes, block: Some(block), purpose, arena: self.clone() }
     }
 
-    /// What memory is for from now on; what it was for before.
+    /// Sets the purpose of later allocations; returns the previous one.
     pub fn set_purpose(&self, purpose: Purpose) -> Purpose {
         std::mem::replace(&mut self.state().books.purpose, purpose)
     }
@@ -199,7 +199,7 @@ impl Arena {
     }
 
     /// What is in use, by purpose.
-    pub fn books(&self) -> Books {
+    pub fn books(&self) -> MemoryUsage {
         self.state().books
     }
 
@@ -208,7 +208,7 @@ impl Arena {
         self.state().limit = bytes.map_or(0, |b| b.saturating_add(1));
     }
 
-    /// Bytes in use now, and the most there have ever been.
+    /// Bytes in use now, and at the peak.
     pub fn usage(&self) -> (usize, usize) {
         let state = self.state();
         (state.in_use, state.peak)
@@ -282,7 +282,7 @@ impl Memory {
         let bytes = len.checked_mul(size_of::<T>());
         assert!(bytes.is_some_and(|bytes| bytes <= self.bytes), "more elements than there is memory for");
     }
-    /// Whether there is room for `len` elements of that size.
+    /// Whether it holds `len` elements of `size` bytes.
     pub(super) fn has_room(&self, len: usize, size: usize) -> bool {
         len.checked_mul(size).is_some_and(|bytes| bytes <= self.bytes)
     }
@@ -375,7 +375,7 @@ pub fn elements<T: Plain>(b: &Buffer) -> &[T] {
     memory(b).slice(b.len())
 }
 
-/// The same to be written.
+/// The elements of a buffer, mutable.
 pub fn elements_mut<T: Plain>(b: &mut Buffer) -> &mut [T] {
     assert_eq!(b.dtype().size(), size_of::<T>());
     let len = b.len();

@@ -1,6 +1,6 @@
-//! The CPU backend: the readable reference and the fast path are the same code, generic over the instruction set.
+//! The CPU backend: one implementation, generic over the instruction set, is both the reference and the fast path.
 
-// Operations have one way in from outside, the trait `Backend`: it checks what they are given.
+// Private: operations are called through the trait `Backend`, which checks their operands.
 mod activation;
 mod attention;
 mod element;
@@ -24,7 +24,7 @@ mod vector;
 pub use footprint::FOOTPRINT;
 pub use simd::{Level, narrow, widen};
 
-use crate::backend::{Backend, DecodeOps, GraphOps, Heads, Home};
+use crate::backend::{Backend, DecodeOps, DeviceInfo, GraphOps, Heads};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::cores;
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ use memory::Arena;
 use pool::ThreadPool;
 use std::sync::Arc;
 
-/// Opens the processor; there is only number 0.
+/// Opens the CPU; the only index is 0.
 pub fn open(index: usize, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
     if index > 0 {
         return Err(Error::usage("all cores are one device, number 0").fix("leave the number out"));
@@ -40,22 +40,22 @@ pub fn open(index: usize, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(Cpu::new(threads)?))
 }
 
-/// Threads, an instruction set, and memory that is kept.
+/// Thread pool, instruction set, and caching allocator.
 pub struct Cpu {
     /// Instruction set of every kernel.
     level: Level,
     /// Runs tasks.
     pool: ThreadPool,
-    /// Hands out buffers and scratch.
+    /// Allocates buffers and scratch.
     arena: Arena,
 }
 
 impl Cpu {
-    /// All cores unless `threads` says otherwise; the best instruction set unless `FERRL_SIMD` names one.
+    /// One thread per core unless `threads` is given; the best instruction set unless `FERRL_SIMD` names one.
     pub fn new(threads: Option<usize>) -> Result<Self> {
         Self::with_level(threads.unwrap_or_else(cores), Level::from_env()?)
     }
-    /// For tests: that many threads at that level.
+    /// For tests: a given number of threads and instruction set.
     pub fn with_level(threads: usize, level: Level) -> Result<Self> {
         Ok(Cpu { level, pool: ThreadPool::new(threads)?, arena: Arena::default() })
     }
@@ -63,7 +63,7 @@ impl Cpu {
     pub fn level(&self) -> Level {
         self.level
     }
-    /// Threads that compute.
+    /// Number of compute threads.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
@@ -73,8 +73,8 @@ impl Cpu {
     }
 }
 
-impl Home for Cpu {
-    fn as_home(&self) -> &dyn Home {
+impl DeviceInfo for Cpu {
+    fn as_info(&self) -> &dyn DeviceInfo {
         self
     }
     fn holds(&self, buffer: &Buffer) -> bool {
@@ -103,6 +103,6 @@ impl Backend for Cpu {
     }
 }
 
-// Both compose these of the operations above.
+// The defaults compose these from the operations above.
 impl DecodeOps for Cpu {}
 impl GraphOps for Cpu {}

@@ -1,6 +1,6 @@
 //! RMSNorm and LayerNorm of rows.
 //!
-//! A row's statistics are recomputed in the backward: cheaper than storing them, and the same bits.
+//! Backward recomputes a row's statistics: cheaper than storing them, and the same bits.
 
 use super::Cpu;
 use super::element::{Stored, get, put};
@@ -15,15 +15,15 @@ use crate::error::Result;
 use crate::shapes;
 use std::ops::Range;
 
-/// Rows whose gradients of weights are added up before the sums of such chunks are added in order.
+/// Rows per partial sum of weight gradients; partial sums are added in order.
 pub(crate) const CHUNK: usize = 64;
 
-/// What a row is shifted and scaled by.
+/// Statistics of a row.
 #[derive(Clone, Copy)]
 pub(crate) struct NormStats {
-    /// Zero unless centred.
+    /// Zero for RMSNorm.
     mean: f32,
-    /// One over the root of the variance.
+    /// `1 / sqrt(variance + eps)`
     scale: f32,
 }
 
@@ -36,7 +36,7 @@ impl NormStats {
         NormStats { mean, scale: 1.0 / (variance + op.eps).sqrt() }
     }
 
-    /// The normalised vector.
+    /// Normalises a vector.
     #[inline(always)]
     fn apply<S: Simd>(self, s: S, x: S::V) -> S::V {
         s.mul(s.sub(x, s.splat(self.mean)), s.splat(self.scale))
@@ -80,7 +80,7 @@ fn sum_squares<S: Simd, T: Stored>(s: S, row: &[T], mean: f32) -> f32 {
     s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
 }
 
-/// Added to a weight before use.
+/// Added to a weight before use (1 for Gemma's convention).
 #[inline(always)]
 fn offset(op: Norm) -> f32 {
     if op.plus_one { 1.0 } else { 0.0 }
@@ -113,7 +113,7 @@ pub(crate) fn norm_row<S: Simd, T: Stored, U: Stored>(
     }
 }
 
-/// The weights of a call, and that they fit.
+/// The parameters as slices, with lengths checked.
 fn parameters(norm: Normed<'_>) -> (&[f32], Option<&[f32]>) {
     let (weight, bias, width) = (f32s(norm.weight), norm.bias.map(f32s), norm.op.width);
     assert!(weight.len() == width && bias.is_none_or(|b| b.len() == width));
@@ -160,7 +160,7 @@ impl NormOps for Cpu {
         });
         Ok(())
     }
-    // A call's sums over rows start from zero and are added to `dweight` and `dbias` in one addition.
+    // Sums over this call's rows start from zero and are added to `dweight` and `dbias` once.
     fn norm_backward(
         &self,
         norm: Normed<'_>,
@@ -195,7 +195,7 @@ impl NormOps for Cpu {
         let sums = ready(self, grads)?;
         let (delta, rounded, x) = (of.delta.map(floats), rounded.map(floats_mut), f32s(of.x));
         let dx = f32s_mut(dx);
-        // Each is there or not, and all have the type of the first.
+        // Operands are optional, and all have the type of the first.
         macro_rules! recompute {
             ($slice:ident, $dy:ident, $y:ident) => {{
                 let delta = delta.map(|d| if let Slice::$slice(d) = d { d } else { panic!("{MIXED}") });
@@ -213,7 +213,7 @@ impl NormOps for Cpu {
     }
 }
 
-/// The gradients of a norm's weight and bias, to be added to.
+/// Gradients of weight and bias, zeroed if they are to be overwritten.
 fn ready<'a>(cpu: &Cpu, mut grads: NormGrads<'a>) -> Result<[Option<&'a mut Buffer>; 2]> {
     if !grads.add {
         clear(cpu, [grads.weight.as_deref_mut(), grads.bias.as_deref_mut()])?;
@@ -243,12 +243,12 @@ multiversion! {
     }
 }
 
-/// What the gradient of a row needs beside its elements.
+/// Reductions of a row that its gradient needs.
 #[derive(Clone, Copy)]
 pub(crate) struct RowGradient {
     stats: NormStats,
     offset: f32,
-    /// Mean of `dy * weight`, zero unless centred.
+    /// Mean of `dy * weight`; zero for RMSNorm.
     mean: f32,
     /// Mean of `dy * weight * normalised`.
     slope: f32,
@@ -296,7 +296,7 @@ impl RowGradient {
         s.mul(d, s.splat(self.stats.scale))
     }
 
-    /// Adds the gradient of sixteen weights from `at`.
+    /// Adds to the gradients of sixteen weights from `at`.
     #[inline(always)]
     pub(crate) fn add_weight<S: Simd>(self, s: S, dy: S::V, x: S::V, dweight: &mut [f32], at: usize) {
         let sum = s.fma(dy, self.stats.apply(s, x), get(s, dweight, at));
@@ -332,14 +332,14 @@ multiversion! {
 
 const MIXED: &str = "a norm's output, its gradient and what is added before have one type";
 
-/// Rows of [`NormOps::norm_recompute`]: what is read, and what is written.
+/// Rows of [`NormOps::norm_recompute`]: inputs and outputs.
 struct Recomputed<'a, T> {
     x: &'a [f32],
     delta: Option<&'a [T]>,
     dy: &'a [T],
     y: &'a mut [T],
     dx: &'a mut [f32],
-    /// Empty where not wanted.
+    /// Empty if not requested.
     rounded: &'a mut [T],
 }
 
@@ -362,7 +362,7 @@ fn recompute<T: Stored>(
         let r = r.start * op.width..r.end * op.width;
         // SAFETY: tasks have disjoint rows.
         let (y, dx) = unsafe { (y.part(r.start, r.len()), dx.part(r.start, r.len())) };
-        // SAFETY: as above; all rows are there or none.
+        // SAFETY: as above; `rounded` has all rows or none.
         let rounded = if rounds { unsafe { rounded.part(r.start, r.len()) } } else { &mut [] };
         let (delta, dy, x) = (delta.map(|d| &d[r.clone()]), &dy[r.clone()], &x[r]);
         let rows = Recomputed { x, delta, dy, y, dx, rounded };
@@ -409,16 +409,16 @@ multiversion! {
     }
 }
 
-/// Two sums over rows, kept per chunk of rows until they are added in the order of the chunks.
+/// Two column sums over rows, kept per chunk of rows and then added in chunk order.
 pub(crate) struct Partials {
-    /// Widths of the two sums, zero where not wanted.
+    /// Widths of the two sums, zero if not requested.
     widths: [usize; 2],
     chunks: usize,
     memory: Option<Memory>,
 }
 
 impl Partials {
-    /// Of sums of these widths, where wanted.
+    /// For sums of these widths, each requested or not.
     pub(crate) fn new(cpu: &Cpu, rows: usize, sums: [(usize, bool); 2]) -> Result<Self> {
         let widths = sums.map(|(width, wanted)| if wanted { width } else { 0 });
         let (chunks, width) = (rows.div_ceil(CHUNK), widths[0] + widths[1]);
@@ -426,7 +426,7 @@ impl Partials {
         Ok(Partials { widths, chunks, memory })
     }
 
-    /// Calls `f(rows, sums to add to)`, per chunk if there are sums; those not wanted are empty.
+    /// Calls `f(rows, sums to add to)` per chunk; sums not requested are empty.
     pub(crate) fn run(
         &mut self,
         cpu: &Cpu,
@@ -450,7 +450,7 @@ impl Partials {
         }
     }
 
-    /// Adds the sums of all chunks to where they belong.
+    /// Adds all chunks' sums to their destinations.
     pub(crate) fn add(self, cpu: &Cpu, to: [Option<&mut Buffer>; 2]) {
         let Some(memory) = &self.memory else { return };
         let stride = self.widths[0] + self.widths[1];

@@ -1,4 +1,4 @@
-//! Updates of parameters from their gradients.
+//! AdamW (f32 and 8-bit) and SGD steps.
 
 use super::Cpu;
 use super::element::{get, put};
@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::shapes;
 use std::ops::Range;
 
-/// What AdamW multiplies with, the same for all elements of a step.
+/// AdamW factors that are constant over a step.
 #[derive(Clone, Copy)]
 struct AdamFactors {
     grad_scale: f32,
@@ -57,12 +57,12 @@ fn power(mut x: f64, mut n: u64) -> f64 {
     result
 }
 
-/// Pieces of `range`, each the caller's alone.
+/// Runs `f` on disjoint pieces of `range`.
 fn pieces(cpu: &Cpu, range: Range<usize>, f: impl Fn(Range<usize>) + Sync) {
     cpu.pool.ranges(range.len(), PIECE, |r| f(range.start + r.start..range.start + r.end));
 }
 
-/// Elements `range` of a parameter and of its state.
+/// Steps elements `range` of a parameter and its moments.
 fn adamw_range(cpu: &Cpu, of: &mut AdamWParam<'_>, range: Range<usize>) -> Result<()> {
     let AdamWParam { op, param, grad, first, second, .. } = of;
     assert!(op.step > 0, "AdamW's steps are counted from 1");
@@ -79,7 +79,7 @@ fn adamw_range(cpu: &Cpu, of: &mut AdamWParam<'_>, range: Range<usize>) -> Resul
     Ok(())
 }
 
-/// A range of whole blocks whose moments are codes.
+/// The same with 8-bit moments; the range consists of whole blocks.
 fn adamw8_range(cpu: &Cpu, of: &mut AdamWParam<'_>, range: Range<usize>) {
     let (factors, grad) = (AdamFactors::of(of.op), f32s(of.grad));
     let Some([absmax1, absmax2]) = &mut of.absmax else { panic!("codes come with their magnitudes") };
@@ -91,7 +91,7 @@ fn adamw8_range(cpu: &Cpu, of: &mut AdamWParam<'_>, range: Range<usize>) {
             let (r, at) = (start..(start + BLOCK).min(piece.end), start / BLOCK);
             // SAFETY: pieces consist of whole blocks and do not overlap.
             let (w, codes) = unsafe { (part(&param, &r), [part(&first, &r), part(&second, &r)]) };
-            // SAFETY: as above; a block has one element of its own here.
+            // SAFETY: as above; each block has its own element.
             let absmax = unsafe { [part(&absmax1, &(at..at + 1)), part(&absmax2, &(at..at + 1))] };
             let (mut m, mut v) = ([0.0; BLOCK], [0.0; BLOCK]);
             let (m, v) = (&mut m[..r.len()], &mut v[..r.len()]);
@@ -101,13 +101,13 @@ fn adamw8_range(cpu: &Cpu, of: &mut AdamWParam<'_>, range: Range<usize>) {
             adamw_piece(cpu.level, factors, w, &grad[r], m, v);
             absmax[0][0] = encode(&SIGNED, m, codes1);
             absmax[1][0] = encode(&UNSIGNED, v, codes2);
-            // Rounded to zero it would divide a later step by almost nothing.
+            // Rounded to zero, it would make a later step divide by almost nothing.
             codes2.iter_mut().zip(&*v).for_each(|(c, &x)| *c = (*c).max(u8::from(x > 0.0)));
         }
     });
 }
 
-/// Codes of a block; its largest magnitude.
+/// Quantises a block; returns its absmax.
 fn encode(table: &CodeTable, values: &[f32], codes: &mut [u8]) -> f32 {
     let absmax = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     let factor = inverse(absmax);

@@ -1,4 +1,4 @@
-//! The most multiply-adds this CPU can do: the yardstick for matrix products.
+//! Peak multiply-add throughput of this CPU, the reference for GEMM benchmarks.
 
 use super::simd::{Level, bf16_per_unit, multiversion};
 use crate::buffer::DType;
@@ -47,7 +47,7 @@ multiversion! {
     }
 }
 
-/// GFLOP/s of one thread, the best of several short runs.
+/// GFLOP/s of one thread: the best of several short runs.
 pub fn measure(level: Level, dtype: DType) -> f64 {
     let rounds = 100_000;
     let mut best = f64::INFINITY;

@@ -1,9 +1,8 @@
-//! Threads that stay warm.
+//! A thread pool with spinning workers.
 //!
-//! An operation of a decoding step lasts tens of microseconds, less than it takes to wake a sleeping thread.
-//! So workers keep looking for the next job for a while before they sleep, and a job never waits for a worker
-//! that has not joined it: every thread that is awake takes tasks from a shared counter until none is left.
-//! Which thread runs which task never matters to a result.
+//! An operation of a decode step takes tens of microseconds, less than waking a sleeping thread. So workers spin for a while
+//! before they sleep, and a job never waits for a worker that has not joined it: all awake threads take tasks from a shared
+//! counter until none is left. Results do not depend on which thread runs which task.
 
 use crate::error::{Error, Result};
 use crate::{cores, lock};
@@ -12,15 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::{JoinHandle, Thread};
 
-/// Rounds of looking for work before a worker sleeps: about a millisecond, longer than what happens between two
-/// operations of a decoding step.
+/// Spins before a worker sleeps: about a millisecond, longer than the gap between two operations of a decode step.
 const SPINS: u32 = 50_000;
-/// Threads to a core at most, and threads that are always allowed: waiting threads look for work, so more than there are
-/// cores for only take time from each other. (A job counts the workers inside it in 16 bits.)
+/// Maximum threads per core, and a number that is always allowed: waiting threads spin, so more threads than cores slow each
+/// other down. (A job counts its workers in 16 bits.)
 const TO_A_CORE: usize = 16;
 const ALWAYS: usize = 64;
 
-/// A fixed set of threads running indexed tasks.
+/// A fixed set of threads that run indexed tasks.
 pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -44,8 +42,8 @@ struct PoolJob {
     tasks: usize,
 }
 
-// SAFETY: the pointer is only followed between joining and leaving an open job, and `ThreadPool::run` does not
-// return, so the closure lives, until the job is closed and every worker has left.
+// SAFETY: the pointer is only dereferenced between joining and leaving an open job, and `ThreadPool::run` returns, ending the
+// closure's lifetime, only after the job is closed and every worker has left.
 unsafe impl Send for PoolJob {}
 
 const OPEN: u64 = 1 << 16;
@@ -53,7 +51,7 @@ const JOB: u64 = 1 << 17;
 const INSIDE: u64 = OPEN - 1;
 
 impl ThreadPool {
-    /// `threads` counts the caller, so 1 starts none.
+    /// `threads` includes the caller, so 1 spawns none.
     pub fn new(threads: usize) -> Result<Self> {
         let cores = cores();
         let most = (TO_A_CORE * cores).clamp(ALWAYS, INSIDE as usize);
@@ -71,7 +69,7 @@ impl ThreadPool {
             quit: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
-        // Grows as threads start: if one cannot be started, the others end when this is dropped.
+        // Grows as threads start: if spawning fails, dropping this ends the others.
         let mut pool = ThreadPool { shared, workers: Vec::new(), wakers: Vec::new(), busy: Mutex::new(()) };
         for i in 0..n {
             let shared = pool.shared.clone();
@@ -86,7 +84,7 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// Threads that can work at once, the caller included.
+    /// Number of threads, including the caller.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
@@ -94,7 +92,7 @@ impl ThreadPool {
     /// Calls `task(0)` to `task(tasks - 1)`, each once, and returns when all are done.
     pub fn run(&self, tasks: usize, task: impl Fn(usize) + Sync) {
         let alone = tasks <= 1 || self.workers.is_empty();
-        // A second caller does its tasks itself rather than wait; results do not depend on it.
+        // A concurrent caller runs its tasks itself rather than waiting; the results are the same.
         let turn = if alone { None } else { self.busy.try_lock().or_else(unpoison).ok() };
         if turn.is_none() {
             return (0..tasks).for_each(task);
@@ -132,7 +130,7 @@ fn unpoison<T>(e: TryLockError<T>) -> std::result::Result<T, ()> {
     }
 }
 
-/// Closes the job and waits for the workers inside, also when a task of the caller panics.
+/// Closes the job and waits for the workers inside, also if one of the caller's tasks panics.
 struct CloseOnDrop<'a>(&'a Shared);
 
 impl Drop for CloseOnDrop<'_> {
@@ -215,13 +213,13 @@ impl Drop for ThreadPool {
         self.shared.quit.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // A worker that panicked has already failed the operation it was part of.
+            // A worker's panic has already failed the operation it was part of.
             let _ = worker.join();
         }
     }
 }
 
-/// A slice that tasks share, borrowed exclusively; each task touches its own part.
+/// A mutable slice shared by tasks, each of which accesses its own part.
 pub struct Disjoint<'a, T> {
     at: *mut T,
     len: usize,
@@ -235,13 +233,13 @@ impl<T> Clone for Disjoint<'_, T> {
 }
 impl<T> Copy for Disjoint<'_, T> {}
 
-// SAFETY: as a `&mut [T]`; who takes a part promises that no other task uses it meanwhile.
+// SAFETY: as for `&mut [T]`; callers of `part` promise that no other task uses an overlapping part.
 unsafe impl<T: Send> Send for Disjoint<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 
 impl<'a, T> Disjoint<'a, T> {
-    /// Of the whole slice.
+    /// Shares a whole slice.
     pub fn new(slice: &'a mut [T]) -> Self {
         Disjoint { at: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
@@ -251,14 +249,14 @@ impl<'a, T> Disjoint<'a, T> {
         // SAFETY: within the slice.
         Disjoint { at: unsafe { self.at.add(from) }, len: self.len - from, slice: PhantomData }
     }
-    /// The part `from..from + len`, which must lie in the slice.
+    /// The part `from..from + len`, which must lie within the slice.
     ///
     /// # Safety
-    /// No other task uses an overlapping part meanwhile.
+    /// No other task uses an overlapping part at the same time.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     pub unsafe fn part(&self, from: usize, len: usize) -> &'a mut [T] {
-        // Kept in release: a length that was not checked must never become a write beyond a buffer.
+        // An assert also in release: an unchecked length must never become an out-of-bounds write.
         assert!(from <= self.len && len <= self.len - from, "a part beyond the end");
         // SAFETY: within the slice; the caller promises that no other task uses this part.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(from), len) }

@@ -1,4 +1,4 @@
-//! Rotary position embedding, in place on the queries and keys of fused rows.
+//! RoPE, in place on the queries and keys of `qkv` rows.
 
 use super::Cpu;
 use super::element::Stored;
@@ -10,7 +10,7 @@ use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::shapes;
 
-/// Elements a task should have at least.
+/// Minimum elements per task.
 const TASK: usize = 16 * 1024;
 
 impl RopeOps for Cpu {

@@ -1,4 +1,4 @@
-//! Plain vectors: filling, conversion, sums and rows picked by number.
+//! Vectors: fill, conversion, dot products, gather and scatter of rows.
 
 use super::Cpu;
 use super::element::{Stored, get, put};
@@ -11,17 +11,17 @@ use crate::codes::decode_nf4;
 use crate::error::Result;
 use crate::shapes;
 use crate::shapes::NO_ROW;
-use crate::usage::{Books, Purpose};
+use crate::usage::{MemoryUsage, Purpose};
 use std::any::TypeId;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Elements of a task: long enough to be worth handing to another thread.
+/// Elements per task: enough to be worth dispatching to another thread.
 pub(crate) const PIECE: usize = 16 * 1024;
-/// Elements looked at together for a NaN or infinity.
+/// Elements checked together for NaN or infinity.
 const FINITE_CHUNK: usize = 1024;
 
-/// Evaluates an expression with names of float buffers bound to their elements instead, once per storage type:
+/// Evaluates an expression with float buffers bound to their slices, once per storage type:
 /// `typed!([ref x, mut y] kernel(x, y))`.
 macro_rules! typed {
     ([] $body:expr) => { $body };
@@ -40,7 +40,7 @@ macro_rules! typed {
 }
 pub(crate) use typed;
 
-/// Rows of a task, for rows of that many elements.
+/// Rows per task, for rows of this width.
 pub(crate) fn rows_of_task(width: usize) -> usize {
     (PIECE / width.max(1)).max(1)
 }
@@ -61,7 +61,7 @@ impl MemoryOps for Cpu {
     fn trim(&self) {
         self.arena.trim();
     }
-    fn books(&self) -> Option<Books> {
+    fn books(&self) -> Option<MemoryUsage> {
         Some(self.arena.books())
     }
     fn set_memory_limit(&self, bytes: Option<usize>) {
@@ -181,7 +181,7 @@ impl VectorOps for Cpu {
     }
 }
 
-/// Sets what a sum is then added to.
+/// Zeros sums that will be added to.
 pub(crate) fn clear<const N: usize>(cpu: &Cpu, sums: [Option<&mut Buffer>; N]) -> Result<()> {
     sums.into_iter().flatten().try_for_each(|sum| cpu.fill(sum, 0.0))
 }
@@ -233,7 +233,7 @@ multiversion! {
     }
 }
 
-/// Copies a row, converted where the types differ; where they do not, every bit is kept.
+/// Copies a row, converting if the types differ, else bit for bit.
 #[inline(always)]
 pub(crate) fn copy_row<S: Simd, T: Stored, U: Stored>(s: S, src: &[T], dst: &mut [U]) {
     assert_eq!(src.len(), dst.len());
@@ -279,7 +279,7 @@ fn chunk_dots<T: Wide, U: Wide>(cpu: &Cpu, x: &[T], y: &[U]) -> Vec<f64> {
     sums
 }
 
-/// One element in f64, where the product of two is exact.
+/// Conversion to f64, in which the product of two elements is exact.
 trait Wide: Stored {
     fn wide(self) -> f64;
 }
@@ -300,7 +300,7 @@ impl Wide for u16 {
 
 multiversion! {
     fn dot_chunk<S, type T: Wide, type U: Wide>(_s, x: &[T], y: &[U]) -> f64 {
-        // Element i goes to sum i % 16 whatever the level; the compiler makes vectors of it.
+        // Element i goes to sum i % 16 at every level; the compiler vectorises it.
         let mut sums = [0f64; LANES];
         let whole = x.len() / LANES * LANES;
         for i in (0..whole).step_by(LANES) {
@@ -341,7 +341,7 @@ multiversion! {
         let zero = s.splat(0.0);
         for from in (0..x.len()).step_by(FINITE_CHUNK) {
             let chunk = &x[from..(from + FINITE_CHUNK).min(x.len())];
-            // 0 * x is zero unless x is a NaN or infinity, and a NaN stays in the sum.
+            // 0 * x is zero unless x is NaN or infinite, and NaN propagates through the sum.
             let mut sum = zero;
             for i in (0..chunk.len()).step_by(LANES) {
                 sum = s.fma(zero, get(s, chunk, i), sum);
@@ -388,7 +388,7 @@ multiversion! {
     }
 }
 
-/// The part of a slice that a range names, for tasks that own it.
+/// The part of a slice given by a range, for tasks that own it.
 ///
 /// # Safety
 /// As [`Disjoint::part`].

@@ -1,21 +1,21 @@
-//! Kernels that are compiled before they are asked for.
+//! Ahead-of-time compilation of kernels in background threads.
 //!
-//! One after another, the sources take a dozen seconds at the first start on a machine. So when one is asked for that is
-//! not in the cache folder, threads compile all others that are not as well. (Those with definitions wait until somebody
-//! says which.) A source that no thread has begun is not waited for: the caller compiles it.
+//! Compiled one after another, the sources take a dozen seconds at the first start on a machine. So when one is requested that is
+//! not in the cache folder, threads compile all others that are missing. (Sources with variants wait until their definitions
+//! are known.) A source that no thread has started on is compiled by the caller.
 
-use super::compile::{KernelSource, SOURCES, is_kept, machine_code};
+use super::compile::{KernelSource, SOURCES, is_cached, machine_code};
 use crate::error::{Error, Result};
 use crate::{cores, lock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// What is to be done, and what became of it.
+/// Queue and results.
 #[derive(Default)]
 struct Board {
     waiting: Vec<&'static KernelSource>,
-    /// By name; `None` while a thread is at it.
+    /// By source name; `None` while a thread compiles it.
     begun: HashMap<&'static str, Option<Result<Vec<u8>>>>,
 }
 
@@ -31,7 +31,7 @@ impl AheadShared {
     }
 }
 
-/// The threads and their board.
+/// The threads and their queue.
 #[derive(Default)]
 pub(super) struct Ahead {
     shared: Arc<AheadShared>,
@@ -40,13 +40,13 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Begins everything that is not kept and has no variants, but `not`.
+    /// Starts compiling everything that is not cached and has no variants, except `not`.
     pub(super) fn begin(&mut self, architecture: &str, not: &str) {
         if std::mem::replace(&mut self.started, true) {
             return;
         }
         let missing =
-            |s: &&KernelSource| s.variants == [""] && s.name != not && !is_kept(s, "", architecture);
+            |s: &&KernelSource| s.variants == [""] && s.name != not && !is_cached(s, "", architecture);
         let missing: Vec<&'static KernelSource> = SOURCES.iter().filter(missing).collect();
         let threads = missing.len().min(cores() - 1);
         self.shared.board().waiting = missing;
@@ -63,12 +63,12 @@ impl Ahead {
                     shared.changed.notify_all();
                 }
             };
-            // A machine that has no thread to give compiles what is needed when it is.
+            // Without threads, sources are compiled when they are needed.
             self.threads.extend(std::thread::Builder::new().name("compiler".into()).spawn(work));
         }
     }
 
-    /// The machine code of a source that a thread has begun; one that none has is left to the caller.
+    /// The machine code of a source if a thread has started on it (waits for it); `None`: the caller compiles it.
     pub(super) fn take(&mut self, name: &str) -> Option<Result<Vec<u8>>> {
         let mut board = self.shared.board();
         board.waiting.retain(|s| s.name != name);
@@ -79,12 +79,12 @@ impl Ahead {
     }
 }
 
-/// Compiles variants of sources into the cache folder, as many at a time as there are cores: one alone takes half a second. What fails
-/// to compile or to be kept is left to whoever loads it.
+/// Compiles variants of sources into the cache folder, in parallel on all cores: one alone takes half a second. Errors are left
+/// to whoever loads the variant.
 pub(super) fn compile_together(architecture: &str, variants: &[(&'static str, String)]) {
     let missing = variants.iter().filter_map(|(name, defines)| {
         let source = SOURCES.iter().find(|s| s.name == *name)?;
-        (!is_kept(source, defines, architecture)).then_some((source, defines))
+        (!is_cached(source, defines, architecture)).then_some((source, defines))
     });
     let missing: Vec<_> = missing.collect();
     let next = AtomicUsize::new(0);
@@ -103,7 +103,7 @@ pub(super) fn compile_together(architecture: &str, variants: &[(&'static str, St
     });
 }
 
-/// The next source for a thread.
+/// The next source to compile.
 fn next(shared: &AheadShared) -> Option<&'static KernelSource> {
     let mut board = shared.board();
     let source = board.waiting.pop().filter(|_| !LEAVING.load(Ordering::Relaxed))?;
@@ -112,7 +112,7 @@ fn next(shared: &AheadShared) -> Option<&'static KernelSource> {
 }
 
 impl Drop for Ahead {
-    /// Nothing more is begun, and what is under way ends.
+    /// Empties the queue and waits for compilations in progress.
     fn drop(&mut self) {
         self.shared.board().waiting.clear();
         for thread in self.threads.drain(..) {
@@ -125,7 +125,7 @@ static LEAVING: AtomicBool = AtomicBool::new(false);
 static THREADS: Mutex<usize> = Mutex::new(0);
 static ENDED: Condvar = Condvar::new();
 
-/// A thread of this file that is alive.
+/// Counts live threads of this module.
 struct LiveThread;
 
 impl LiveThread {
@@ -142,7 +142,7 @@ impl Drop for LiveThread {
     }
 }
 
-/// Before the program exits: a compiler that is at work must not be pulled away from under its threads.
+/// Call before the program exits: unloading the compiler while a thread uses it would crash.
 pub fn settle() {
     LEAVING.store(true, Ordering::Relaxed);
     let mut threads = lock(&THREADS);
@@ -167,9 +167,9 @@ mod tests {
         compile_together("sm_90a", &variants);
         compile_together("sm_90a", &[("stream", "RING=no number".into()), ("no such source", String::new())]);
         for (_, defines) in &variants {
-            assert!(is_kept(source, defines, "sm_90a"), "{defines}");
+            assert!(is_cached(source, defines, "sm_90a"), "{defines}");
         }
-        assert!(!is_kept(source, "RING=no number", "sm_90a"));
+        assert!(!is_cached(source, "RING=no number", "sm_90a"));
     }
 
     /// Needs NVRTC; elsewhere it says so. Its cache is the user's, as for every program.

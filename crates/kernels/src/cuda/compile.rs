@@ -1,4 +1,4 @@
-//! Kernels from text: compiled by NVRTC for the card that is found, and kept in the user's cache folder.
+//! Run-time compilation of kernels with NVRTC, cached in the user's cache folder.
 
 use super::ahead::{self, Ahead};
 use super::attention;
@@ -19,18 +19,18 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Comes before every source: storage types, conversions, reductions, mathematics.
+/// Prepended to every source: storage types, conversions, reductions, mathematics.
 const PRELUDE: &str = include_str!("prelude.cuh");
 
-/// A source of kernels.
+/// A source file of kernels.
 pub struct KernelSource {
-    /// By which launchers call it.
+    /// The name that launchers use.
     pub name: &'static str,
-    /// What is compiled after the prelude.
+    /// Its text, compiled after the prelude.
     pub text: &'static str,
-    /// Sizes that launchers and kernels share: definitions of every variant.
+    /// Sizes shared by launchers and kernels: definitions of every variant.
     pub constants: &'static [(&'static str, usize)],
-    /// Definitions it is compiled with, such as `"HEAD_DIM=64 GROUP=7"`: one of each kind that matters, for tests.
+    /// Variants to compile in tests: definitions such as `"HEAD_DIM=64 GROUP=7"`.
     pub variants: &'static [&'static str],
 }
 
@@ -47,7 +47,7 @@ impl KernelSource {
     }
 }
 
-/// Every source of kernels.
+/// All source files.
 pub const SOURCES: &[KernelSource] = &[
     plain("activation", include_str!("elementwise/activation.cu")),
     plain(
@@ -136,7 +136,7 @@ pub const SOURCES: &[KernelSource] = &[
     plain("vector", include_str!("elementwise/vector.cu")),
 ];
 
-/// The whole text of a source with these definitions.
+/// The full text of a source with these definitions.
 fn whole_text(source: &KernelSource, defines: &str) -> String {
     let constants = source.constants.iter().map(|(name, value)| format!("#define {name} {value}\n"));
     let defines = defines.split_whitespace().map(|d| format!("#define {}\n", d.replacen('=', " ", 1)));
@@ -144,10 +144,10 @@ fn whole_text(source: &KernelSource, defines: &str) -> String {
     format!("{defines}{PRELUDE}\n#line 1 \"{}.cu\"\n{}", source.name, source.text)
 }
 
-/// Multiply-adds are never made by the compiler, only where the source says `fmaf`: the same bits in every kernel.
+/// No contraction by the compiler, only explicit `fmaf`: the same bits in every kernel.
 const FLAGS: [&str; 3] = ["--std=c++17", "--fmad=false", "-default-device"];
 
-/// What NVRTC calls the card: `sm_90a` has instructions of its own.
+/// NVRTC's name of the architecture; `sm_90a` enables Hopper-specific instructions.
 pub fn architecture(capability: (u32, u32)) -> String {
     let own = if capability == (9, 0) { "a" } else { "" };
     format!("sm_{}{}{own}", capability.0, capability.1)
@@ -169,7 +169,7 @@ fn nvrtc_check(result: nvrtcResult, what: &str) -> Result<()> {
     }
 }
 
-/// Machine code of a source with definitions for an architecture, not cached. Needs no card.
+/// Compiles a source with definitions for an architecture, without cache. Needs no GPU.
 pub fn compile(source: &KernelSource, defines: &str, architecture: &str) -> Result<Vec<u8>> {
     libraries::open(Library::Compiler)?;
     let name = source.name;
@@ -187,7 +187,7 @@ pub fn compile(source: &KernelSource, defines: &str, architecture: &str) -> Resu
     }
     // SAFETY: as above.
     let code = unsafe { compile_program(program, name, architecture, &flags) };
-    // SAFETY: made above, and not used after.
+    // SAFETY: created above, and not used afterwards.
     unsafe { nvrtc::nvrtcDestroyProgram(&mut program) };
     code
 }
@@ -227,7 +227,7 @@ unsafe fn compile_program(
     }
 }
 
-/// Where the machine code of a source is kept: its name tells source, architecture, compiler and flags.
+/// The cache file of a source's machine code; its name hashes source, architecture, compiler and flags.
 fn cached_at(source: &KernelSource, defines: &str, architecture: &str) -> Option<PathBuf> {
     let home = std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -249,15 +249,15 @@ fn fnv(bytes: &[u8]) -> u128 {
     })
 }
 
-/// Files that were begun, so that no two threads write one.
-static PARTS: AtomicU64 = AtomicU64::new(0);
+/// Number for unique temporary file names.
+static TEMP_FILES: AtomicU64 = AtomicU64::new(0);
 
-/// Whether the machine code of a source is in the cache.
-pub(super) fn is_kept(source: &KernelSource, defines: &str, architecture: &str) -> bool {
+/// Whether a source's machine code is cached.
+pub(super) fn is_cached(source: &KernelSource, defines: &str, architecture: &str) -> bool {
     cached_at(source, defines, architecture).is_some_and(|path| path.exists())
 }
 
-/// Machine code, from the cache where it is there. A cache that cannot be read or written costs time only.
+/// Machine code, from the cache if possible. An unusable cache only costs time.
 pub(super) fn machine_code(source: &KernelSource, defines: &str, architecture: &str) -> Result<Vec<u8>> {
     let path = cached_at(source, defines, architecture);
     if let Some(code) =
@@ -267,7 +267,7 @@ pub(super) fn machine_code(source: &KernelSource, defines: &str, architecture: &
     }
     let code = compile(source, defines, architecture)?;
     if let Some(path) = path {
-        let number = PARTS.fetch_add(1, Ordering::Relaxed);
+        let number = TEMP_FILES.fetch_add(1, Ordering::Relaxed);
         let part = path.with_extension(format!("part{}-{number}", std::process::id()));
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
         if folder
@@ -281,7 +281,7 @@ pub(super) fn machine_code(source: &KernelSource, defines: &str, architecture: &
     Ok(code)
 }
 
-/// Kernels by name, loaded when first used.
+/// Kernels by name, loaded on first use.
 pub(super) struct KernelModules {
     architecture: String,
     loaded: Mutex<Loaded>,
@@ -298,13 +298,13 @@ struct Loaded {
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Send for Loaded {}
 
-/// A source that is loaded, and the kernels of it that were used.
+/// A loaded module, and those of its kernels that were used.
 struct Module {
     handle: CUmodule,
     kernels: HashMap<String, Kernel>,
 }
 
-/// A kernel, and how much dynamic shared memory it may surely ask for so far (it may have static memory as well).
+/// A kernel, and the dynamic shared memory configured for it so far (it may have static shared memory as well).
 #[derive(Clone, Copy)]
 struct Kernel {
     function: CUfunction,
@@ -316,7 +316,7 @@ impl KernelModules {
         KernelModules { architecture: architecture(capability), loaded: Mutex::default(), context }
     }
 
-    /// The kernel of that name in a source, allowed `shared` bytes of dynamic shared memory. The context is current.
+    /// The kernel of this name, configured for `shared` bytes of dynamic shared memory. The context must be current.
     pub(super) fn kernel(
         &self,
         module: &'static str,
@@ -324,7 +324,7 @@ impl KernelModules {
         name: &str,
         shared: usize,
     ) -> Result<CUfunction> {
-        // No text is copied where everything is there: this is asked hundreds of times for each token that is decoded.
+        // The fast path allocates nothing: this runs hundreds of times per decoded token.
         let mut loaded = lock(&self.loaded);
         let Loaded { modules, ahead } = &mut *loaded;
         let variants = modules.entry(module).or_default();
@@ -352,7 +352,7 @@ impl KernelModules {
         Ok(kernel.function)
     }
 
-    /// Before variants of sources are asked for one after the other.
+    /// Call before requesting several variants one after the other.
     pub(super) fn compile_together(&self, variants: &[(&'static str, String)]) {
         ahead::compile_together(&self.architecture, variants);
     }
@@ -361,7 +361,7 @@ impl KernelModules {
         let Some(source) = SOURCES.iter().find(|s| s.name == name) else {
             unreachable!("a module that is in SOURCES: {name}")
         };
-        if !is_kept(source, defines, &self.architecture) {
+        if !is_cached(source, defines, &self.architecture) {
             ahead.begin(&self.architecture, name);
         }
         let begun = if defines.is_empty() { ahead.take(name) } else { None };
@@ -370,7 +370,7 @@ impl KernelModules {
         // SAFETY: a whole image, which the driver copies.
         let mut load = |code: &[u8]| unsafe { driver::cuModuleLoadData(&mut module, code.as_ptr().cast()) };
         if load(&code) != CUresult::CUDA_SUCCESS {
-            // What was kept may be damaged.
+            // The cached file may be damaged.
             let fresh = compile(source, defines, &self.architecture)?;
             check(load(&fresh), || format!("loading {name}.cu"))?;
         }
@@ -383,7 +383,7 @@ impl Drop for KernelModules {
         let loaded = self.loaded.get_mut().unwrap_or_else(|e| e.into_inner());
         if self.context.bind().is_ok() {
             for module in loaded.modules.values().flat_map(HashMap::values) {
-                // SAFETY: loaded by `load`; none of its kernels is started any more.
+                // SAFETY: loaded by `load`; none of its kernels is running.
                 unsafe { driver::cuModuleUnload(module.handle) };
             }
         }

@@ -1,4 +1,4 @@
-//! A card: its context, its stream, the handle for products, and what goes between host and card.
+//! An open GPU: context, stream, cuBLASLt handle, and transfers between host and device.
 
 use super::compile::KernelModules;
 use super::exchange::ExchangeStream;
@@ -18,68 +18,68 @@ use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What the driver says about a card.
+/// Device properties.
 #[derive(Clone, Debug, Default)]
 pub struct CardInfo {
-    /// As the driver calls it.
+    /// The driver's name for it.
     pub name: String,
     /// Compute capability, such as `(9, 0)`.
     pub capability: (u32, u32),
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub processors: u32,
-    /// Clock of the multiprocessors in kHz.
+    /// Multiprocessor clock in kHz.
     pub clock: u32,
-    /// Bytes of memory.
+    /// Device memory in bytes.
     pub memory: usize,
-    /// Bytes of shared memory that one block can ask for.
+    /// Maximum shared memory per block in bytes.
     pub shared: usize,
-    /// Version of the driver's interface, such as `(13, 0)`.
+    /// CUDA version of the driver, such as `(13, 0)`.
     pub driver: (u32, u32),
 }
 
-/// An open card.
+/// An open GPU.
 pub struct Cuda {
-    /// What it is.
+    /// Its properties.
     pub card: CardInfo,
-    /// Hands out memory.
+    /// Caching allocator.
     pub(super) arena: CardArena,
     /// Compiled kernels.
     pub(super) modules: KernelModules,
-    /// Matrix products.
+    /// GEMM through cuBLASLt.
     pub(super) products: Products,
     pub(super) stream: CUstream,
     pub(super) profile: Profile,
     pub(super) trace: Trace,
-    /// Whether a row's bits must not depend on the rows beside it.
+    /// Whether a row's bits must not depend on the other rows of the batch.
     pub(super) exact: AtomicBool,
-    /// Whether work is being captured instead of run.
+    /// Whether work is being captured into a graph.
     pub(super) capturing: AtomicBool,
-    /// What attention keeps between calls.
+    /// Attention's cached work lists.
     pub(super) tables: Mutex<super::attention::Tables>,
-    /// Which products the kernel for few rows serves.
+    /// Shapes that decode GEMM kernels serve.
     pub(super) decode_gemms: super::decode::DecodeLimits,
-    /// For which products stream.cu is the better choice.
+    /// Plans for GEMMs of up to 256 rows.
     pub(super) streams: super::gemm::stream::StreamPlans,
-    /// Where choices arrive on the host.
+    /// Pinned memory for sampled tokens.
     pub(super) slots: super::head::sample::Slots,
-    /// What was said about choosing last.
+    /// Cached sampling parameters on the device.
     pub(super) lists: super::head::sample::Lists,
     staging: Mutex<Staging>,
-    /// For much data; made when it is first needed.
+    /// Pinned buffers for large uploads; created on first use.
     rooms: Mutex<Option<StagingBuffers>>,
-    /// Of transfers to and from other cards.
+    /// Stream for transfers to and from other GPUs.
     pub(super) exchanges: Mutex<Option<Arc<ExchangeStream>>>,
-    /// Owns `stream`. Declared last but one: what is above ends before it.
+    /// Owns `stream`. Declared last but one, so that the fields above are dropped before it.
     pub(super) compute: Arc<Stream>,
     pub(super) context: Arc<CudaContext>,
 }
 
-// SAFETY: the driver's handles may be used from any thread; `bind` makes the context current where it is used.
+// SAFETY: the driver's handles may be used from any thread; `bind` makes the context current before use.
 unsafe impl Send for Cuda {}
-// SAFETY: as above; what changes is behind locks.
+// SAFETY: as above; mutable state is behind locks.
 unsafe impl Sync for Cuda {}
 
-/// Page-locked memory that data for the card passes through, so that copies need not wait for the stream.
+/// Pinned staging memory for uploads, so that copies need not wait for the stream.
 struct Staging {
     memory: Pinned,
     used: usize,
@@ -88,7 +88,7 @@ struct Staging {
 /// Bytes of the staging memory.
 const STAGING: usize = 8 << 20;
 
-/// An error unless the driver says that all is well.
+/// Turns a driver error into an `Err`.
 pub(super) fn check(result: CUresult, what: impl FnOnce() -> String) -> Result<()> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -96,7 +96,7 @@ pub(super) fn check(result: CUresult, what: impl FnOnce() -> String) -> Result<(
     Err(Error::device(format!("the card failed in {}: {}", what(), reason(result))))
 }
 
-/// What the driver says about a result.
+/// The driver's description of a result.
 pub(super) fn reason(result: CUresult) -> String {
     let mut text = std::ptr::null();
     // SAFETY: the driver writes a pointer to a string that is never freed, or leaves null.
@@ -111,7 +111,7 @@ pub(super) fn reason(result: CUresult) -> String {
 }
 
 impl Cuda {
-    /// Opens the card of that number.
+    /// Opens the GPU with this index.
     pub fn new(index: usize) -> Result<Self> {
         for library in [Library::Driver, Library::Compiler, Library::Products] {
             libraries::open(library)?;
@@ -169,7 +169,7 @@ impl Cuda {
         }
     }
 
-    /// Whether a row's bits must not depend on the rows beside it.
+    /// Whether a row's bits must not depend on the other rows of the batch.
     pub(super) fn exact(&self) -> bool {
         self.exact.load(Ordering::Relaxed)
     }
@@ -179,7 +179,7 @@ impl Cuda {
         self.context.bind()
     }
 
-    /// Waits for everything that was started.
+    /// Waits for all launched work.
     pub fn synchronize(&self) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream lives as long as `self`.
@@ -193,7 +193,7 @@ impl Cuda {
         lock(&self.staging)
     }
 
-    /// Copies to the card; the source may change as soon as this returns. Waits only when the staging memory is full.
+    /// Copies to the GPU; the source may change as soon as this returns. Waits only when the staging memory is full.
     pub(super) fn upload<T: Plain>(&self, to: u64, values: &[T]) -> Result<()> {
         self.bind()?;
         if self.capturing.load(Ordering::Relaxed) {
@@ -216,7 +216,7 @@ impl Cuda {
                 staging.used = 0;
             }
             let from = staging.memory.at(staging.used, piece.len());
-            // SAFETY: the piece fits behind what is used, and the card has room at `to` (checked by callers).
+            // SAFETY: the piece fits into the rest of the staging memory, and the destination has room (checked by callers).
             unsafe {
                 std::ptr::copy_nonoverlapping(piece.as_ptr(), from, piece.len());
                 let to = to + (i * STAGING) as u64;
@@ -228,14 +228,14 @@ impl Cuda {
         Ok(())
     }
 
-    /// New memory on the card with these values.
+    /// New device memory with these values.
     pub(super) fn uploaded<T: Plain>(&self, values: &[T]) -> Result<CardMemory> {
         let memory = self.arena.take(size_of_val(values))?;
         self.upload(memory.ptr(), values)?;
         Ok(memory)
     }
 
-    /// Copies from the card, after everything that was started.
+    /// Copies from the GPU, after all launched work.
     pub(super) fn download<T: Plain>(&self, from: u64, values: &mut [T]) -> Result<()> {
         self.bind()?;
         if values.is_empty() {
@@ -250,7 +250,7 @@ impl Cuda {
         self.synchronize()
     }
 
-    /// One line for people.
+    /// One line for users.
     pub(super) fn describe_card(&self) -> String {
         let CardInfo { name, capability, driver, memory, .. } = &self.card;
         let (nvrtc, places) = (super::compile::version().unwrap_or((0, 0)), super::libraries::open);
@@ -273,7 +273,7 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // Nothing may still run when the memory it uses goes; an error here cannot be returned.
+        // Memory must not be freed under running work; an error here cannot be returned.
         if self.synchronize().is_ok() {
             self.profile.report();
         }

@@ -1,7 +1,7 @@
-//! What exchanges between cards need: a second stream beside the one that computes, and memory that host bytes pass through.
+//! A second stream for transfers between GPUs, and device staging memory for messages of host bytes.
 //!
-//! Work on the two streams is ordered by events alone; the host waits for neither. Memory that a transfer reads or writes
-//! belongs to the transfer until the stream that computes waits for its end: then the arena's rule holds again.
+//! The two streams are ordered by events; the host waits for neither. Memory that a transfer uses stays allocated until the
+//! compute stream waits for the transfer: then the allocator's single-stream rule holds again.
 
 use super::context::{Cuda, check};
 use super::handles::{CudaContext, Pinned, Stream, StreamEvent};
@@ -11,10 +11,10 @@ use cudarc::driver::sys::{self, CUdevice, CUresult, CUstream};
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// A card, whichever process opened it.
+/// UUID of a GPU, the same in every process.
 pub(crate) type CardId = [u8; 16];
 
-/// The stream of a card's exchanges, beside the one that computes.
+/// The transfer stream of a GPU.
 pub(crate) struct ExchangeStream {
     compute: Arc<Stream>,
     exchanges: Stream,
@@ -29,35 +29,35 @@ impl ExchangeStream {
         Ok(ExchangeStream { compute: cuda.compute.clone(), exchanges, context, card })
     }
 
-    /// Makes the card current on this thread; where it is computed.
+    /// Makes the context current on this thread; returns the compute stream.
     pub(crate) fn bind(&self) -> Result<CUstream> {
         self.context.bind()?;
         Ok(self.exchanges.handle)
     }
 
-    /// Everything that was given to the card to compute so far.
+    /// An event after all compute work launched so far.
     pub(crate) fn computed(&self) -> Result<StreamEvent> {
         self.record(self.compute.handle, false)
     }
 
-    /// Everything that was exchanged so far; its time can be taken.
+    /// An event after all transfers launched so far, with timing.
     pub(crate) fn exchanged(&self) -> Result<StreamEvent> {
         self.record(self.exchanges.handle, true)
     }
 
     fn record(&self, stream: CUstream, timing: bool) -> Result<StreamEvent> {
         let event = StreamEvent::new(&self.context, timing)?;
-        // SAFETY: an event and a stream of this card, whose context `new` made current.
+        // SAFETY: an event and a stream of this GPU, whose context `new` made current.
         check(unsafe { sys::cuEventRecord(event.handle, stream) }, || "marking a place in a stream".into())?;
         Ok(event)
     }
 
-    /// Later exchanges wait for an event.
+    /// Later transfers wait for an event.
     pub(crate) fn exchanges_wait(&self, event: &StreamEvent) -> Result<()> {
         self.wait(self.exchanges.handle, event)
     }
 
-    /// What is computed later waits for an event.
+    /// Later compute work waits for an event.
     pub(crate) fn compute_waits(&self, event: &StreamEvent) -> Result<()> {
         self.wait(self.compute.handle, event)
     }
@@ -70,7 +70,7 @@ impl ExchangeStream {
 }
 
 impl Cuda {
-    /// The stream of its exchanges; made when it is first needed.
+    /// Its transfer stream; created on first use.
     pub(crate) fn exchange_stream(&self) -> Result<Arc<ExchangeStream>> {
         let mut stream = lock(&self.exchanges);
         if let Some(stream) = &*stream {
@@ -79,7 +79,7 @@ impl Cuda {
         Ok(stream.insert(Arc::new(ExchangeStream::new(self)?)).clone())
     }
 
-    /// Which card it is.
+    /// Its UUID.
     pub(crate) fn card_id(&self) -> Result<CardId> {
         id(self.context.device())
     }
@@ -93,7 +93,7 @@ fn id(device: CUdevice) -> Result<CardId> {
 }
 
 impl StreamEvent {
-    /// Whether it has happened.
+    /// Whether the event has completed.
     pub(crate) fn has_happened(&self) -> Result<bool> {
         self.context.bind()?;
         // SAFETY: made by `new`; the context is current.
@@ -104,7 +104,7 @@ impl StreamEvent {
         }
     }
 
-    /// Seconds from an earlier event to this one; both have happened and have times.
+    /// Seconds from an earlier event; both have completed and have timing.
     pub(crate) fn seconds_since(&self, earlier: &StreamEvent) -> f64 {
         let mut ms = 0.0;
         // SAFETY: a live variable and two events of one card.
@@ -113,13 +113,13 @@ impl StreamEvent {
     }
 }
 
-/// Memory of a card that bytes of the host pass through on their way to other ranks: as much for what leaves as for what comes.
+/// Device staging memory for messages of host bytes to other ranks: one buffer to send, one to receive.
 pub(crate) struct CardStaging {
     out: u64,
     into: u64,
     host_out: Pinned,
     host_into: Pinned,
-    /// Bytes each way.
+    /// Bytes of each buffer.
     pub(crate) bytes: usize,
     stream: Stream,
     context: Arc<CudaContext>,
@@ -130,7 +130,7 @@ pub(crate) struct CardStaging {
 unsafe impl Send for CardStaging {}
 
 impl CardStaging {
-    /// On one of the cards of this machine; ranks beyond their number begin with the first card again.
+    /// On one of this machine's GPUs: rank modulo their number.
     pub(crate) fn new(rank: usize, bytes: usize) -> Result<Self> {
         super::libraries::open(super::libraries::Library::Driver)?;
         let (mut count, mut device) = (0, 0);
@@ -150,32 +150,32 @@ impl CardStaging {
         let card = id(device)?;
         let mut staging = CardStaging { out: 0, into: 0, host_out, host_into, bytes, stream, context, card };
         for at in [&mut staging.out, &mut staging.into] {
-            // SAFETY: the context is current; the driver writes an address, which `drop` gives back.
+            // SAFETY: the context is current; the driver writes an address, which `drop` frees.
             let done = unsafe { sys::cuMemAlloc_v2(at, bytes) };
             check(done, || format!("taking {bytes} bytes of its memory"))?;
         }
         Ok(staging)
     }
 
-    /// Makes the card current on this thread; the stream of its copies.
+    /// Makes the context current on this thread; returns the copy stream.
     pub(crate) fn bind(&self) -> Result<CUstream> {
         self.context.bind()?;
         Ok(self.stream.handle)
     }
 
-    /// Where on the card bytes leave from and arrive.
+    /// Device addresses of the send and receive buffers.
     pub(crate) fn addresses(&self) -> (u64, u64) {
         (self.out, self.into)
     }
 
-    /// Puts bytes where they leave from, in host memory.
+    /// Writes bytes to the host side of the send buffer.
     pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
         let to = self.host_out.at(at, bytes.len());
-        // SAFETY: `at` gives room for them; no copy is under way between `arrived` and `leave`.
+        // SAFETY: `at` returns that many bytes; no copy is in flight between `arrived` and `leave`.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Begins to copy the first bytes to the card.
+    /// Starts copying the first bytes to the device.
     pub(crate) fn leave(&self, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -187,7 +187,7 @@ impl CardStaging {
         check(done, || format!("copying {bytes} bytes to it"))
     }
 
-    /// Begins to copy the first bytes that arrived back to the host; the event says when they are there.
+    /// Starts copying the first received bytes back to the host; the event completes with the copy.
     pub(crate) fn arrive(&self, bytes: usize) -> Result<StreamEvent> {
         if bytes > 0 {
             let to = self.host_into.at(0, bytes).cast();
@@ -201,7 +201,7 @@ impl CardStaging {
         Ok(event)
     }
 
-    /// Bytes that arrived, once the event of [`CardStaging::arrive`] has happened.
+    /// Received bytes, after the event of [`CardStaging::arrive`] has completed.
     pub(crate) fn take(&mut self, at: usize, bytes: &mut [u8]) {
         let from = self.host_into.at(at, bytes.len());
         // SAFETY: `at` gives that many bytes, and no copy is under way.

@@ -1,14 +1,14 @@
-//! What a card takes, for plans.
+//! Memory and speed constants of a GPU, for plans.
 
 use super::head::logp::rows_at_a_time;
 use crate::footprint::Footprint;
 
-/// Measured on one H200 in bf16, when weights, gradients and moments were still rounded up by a 50th: a training step of 16 x 1024
-/// tokens of half a billion weights took 21.0 GiB of the card and of three times as many with 8192 tokens at once 38.3 GiB. The
-/// plan says 20.9 and 38.0 GiB.
+/// Measured on one H200 in bf16, when weights, gradients and moments were still rounded up by 1/50: a training step of 16 x 1024
+/// tokens of a 0.5B model took 21.0 GiB of device memory, and of a model three times as large with 8192 tokens 38.3 GiB. The plan
+/// says 20.9 and 38.0 GiB.
 pub const FOOTPRINT: Footprint = Footprint {
     own_memory: true,
-    // One form serves forward and backward; that of bf16 is the upper half of the master.
+    // One copy serves forward and backward; in bf16 it is the upper half of the master.
     weight: |n, k, size, _| if size == 2 { 0 } else { n * k * size },
     frozen: 2,
     head,
@@ -21,7 +21,7 @@ pub const FOOTPRINT: Footprint = Footprint {
     sampling_share: 0.18,
 };
 
-/// Logits in f32, whose gradient takes their place in backward; the rows and their gradients.
+/// Logits in f32, overwritten by their gradient in backward; the rows and their gradients.
 fn head(rows: usize, hidden: usize, vocab: usize, size: usize) -> usize {
     4 * rows.min(rows_at_a_time(rows, vocab, 1)) * vocab + rows * hidden * (4 + 2 * size)
 }

@@ -1,22 +1,22 @@
-//! CUDA graphs: work that is captured once and launched again as a whole, hundreds of kernels for the price of one launch.
+//! CUDA graphs: work captured once and replayed as a whole, hundreds of kernels for the price of one launch.
 //!
-//! A graph names the addresses it was captured with. What was allocated during capture stays its own, so that nothing else
-//! uses that memory between two launches.
+//! A graph contains the addresses it was captured with. Memory allocated during capture stays with the graph, so that nothing
+//! else uses it between two replays.
 
 use crate::backend::{Graph, GraphOps, PagedRows};
 use crate::cuda::attention;
 use crate::cuda::context::{Cuda, check};
 use crate::cuda::handles::CudaContext;
-use crate::cuda::memory::Held;
+use crate::cuda::memory::RetainedBlocks;
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode_enum};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A graph that can be launched, and the memory between its kernels.
+/// An executable graph, and the memory that its kernels use in between.
 pub(crate) struct Executable {
     exec: CUgraphExec,
-    held: Held,
+    held: RetainedBlocks,
     context: Arc<CudaContext>,
 }
 
@@ -28,13 +28,13 @@ unsafe impl Sync for Executable {}
 impl Drop for Executable {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: made by `capture`; the driver waits for a launch that runs.
+            // SAFETY: created by `capture`; the driver waits for a running launch.
             unsafe { sys::cuGraphExecDestroy(self.exec) };
         }
     }
 }
 
-/// What was captured, before it is made into something that can be launched.
+/// A captured graph before instantiation.
 struct Captured(CUgraph);
 
 impl Drop for Captured {
@@ -46,7 +46,7 @@ impl Drop for Captured {
     }
 }
 
-/// While this lives, work is captured. It ends the capture also where the work fails or panics.
+/// Captures work while it lives; ends the capture also if the work fails or panics.
 struct Capture<'a> {
     cuda: &'a Cuda,
     ended: bool,
@@ -55,17 +55,17 @@ struct Capture<'a> {
 impl<'a> Capture<'a> {
     fn begin(cuda: &'a Cuda) -> Result<Self> {
         let mode = CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the card's stream, on which nothing is being captured.
+        // SAFETY: the GPU's stream, on which nothing is being captured.
         check(unsafe { sys::cuStreamBeginCapture_v2(cuda.stream, mode) }, || "beginning to capture".into())?;
         cuda.capturing.store(true, Ordering::Relaxed);
-        cuda.arena.hold();
+        cuda.arena.retain_freed();
         Ok(Capture { cuda, ended: false })
     }
 
-    /// What was captured, and the memory that was given back meanwhile.
-    fn end(&mut self) -> (Result<Captured>, Held) {
+    /// The captured graph, and the memory that was freed during capture.
+    fn end(&mut self) -> (Result<Captured>, RetainedBlocks) {
         self.ended = true;
-        let held = self.cuda.arena.held_since();
+        let held = self.cuda.arena.take_retained();
         self.cuda.capturing.store(false, Ordering::Relaxed);
         let mut graph = std::ptr::null_mut();
         // SAFETY: ends what `begin` began.
@@ -83,11 +83,11 @@ impl Drop for Capture<'_> {
     }
 }
 
-/// What a [`Graph`] of this backend holds.
+/// Contents of a [`Graph`] of this backend.
 #[derive(Default)]
 struct Captures {
     executable: Option<Executable>,
-    /// The number of the paged lists it was captured with: where they have moved since, it is void.
+    /// The paged lists' reallocation number at capture: if it has changed, the graph is invalid.
     lists: u64,
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn capture(cuda: &Cuda, body: &mut dyn FnMut() -> Result<()>) -> Resu
     done?;
     let graph = graph?;
     let mut exec = std::ptr::null_mut();
-    // SAFETY: a graph that was captured whole; it is destroyed when its executable form exists.
+    // SAFETY: a complete captured graph; it is destroyed once the executable form exists.
     let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph.0, 0) };
     check(made, || "instantiating a graph".into())?;
     Ok(Executable { exec, held, context: cuda.context.clone() })
@@ -142,7 +142,7 @@ impl Executable {
     pub(crate) fn launch(&self, cuda: &Cuda) -> Result<()> {
         cuda.bind()?;
         let start = || {
-            // SAFETY: the graph lives; what it names lives as long as the caller promises.
+            // SAFETY: the graph is alive; the caller promises that the memory it refers to is.
             check(unsafe { sys::cuGraphLaunch(self.exec, cuda.stream) }, || "a graph".into())
         };
         cuda.profile.time(cuda.stream, || "graph".into(), start)

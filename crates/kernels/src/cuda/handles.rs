@@ -1,7 +1,7 @@
-//! The driver's handles: a card's context, which the process keeps, and streams, events and page-locked memory, each of which
-//! ends with its owner.
+//! Owners of driver handles: a GPU's context, which lives as long as the process, and streams, events and pinned memory, each
+//! destroyed with its owner.
 //!
-//! Each makes its context current before it ends, since a thread may have been at another card meanwhile.
+//! Each makes its context current before it is destroyed, since the thread may have used another GPU meanwhile.
 
 use super::context::check;
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-/// A card's primary context.
+/// A GPU's primary context.
 pub(crate) struct CudaContext {
     handle: CUcontext,
     device: CUdevice,
@@ -23,17 +23,17 @@ unsafe impl Send for CudaContext {}
 // SAFETY: as above.
 unsafe impl Sync for CudaContext {}
 
-/// One for each card that was opened. To make a context takes a good part of a second, and a card is often opened to see
-/// whether it is there before it is used; so they stay until the process ends.
+/// One per GPU that was opened. Creating a context takes a good part of a second, and a GPU is often opened to see whether it is
+/// available before it is used; so contexts live until the process ends.
 static OPENED: Mutex<Vec<Arc<CudaContext>>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The context that is current on this thread, as far as we made it so.
+    /// The context that we last made current on this thread.
     static CURRENT: Cell<CUcontext> = const { Cell::new(std::ptr::null_mut()) };
 }
 
 impl CudaContext {
-    /// Of a device of the driver, which has been started. It is current afterwards.
+    /// The context of a device, made current. The driver must be initialised.
     pub(super) fn of(device: CUdevice) -> Result<Arc<CudaContext>> {
         let mut opened = lock(&OPENED);
         if let Some(context) = opened.iter().find(|context| context.device == device) {
@@ -50,7 +50,7 @@ impl CudaContext {
         Ok(context)
     }
 
-    /// The device that it is of.
+    /// Its device.
     pub(super) fn device(&self) -> CUdevice {
         self.device
     }
@@ -60,14 +60,14 @@ impl CudaContext {
         if CURRENT.get() == self.handle {
             return Ok(());
         }
-        // SAFETY: a context that was retained and is never given back.
+        // SAFETY: a context that was retained and is never released.
         check(unsafe { sys::cuCtxSetCurrent(self.handle) }, || "binding its context".into())?;
         CURRENT.set(self.handle);
         Ok(())
     }
 }
 
-/// A stream of work.
+/// A CUDA stream.
 pub(super) struct Stream {
     pub(super) handle: CUstream,
     context: Arc<CudaContext>,
@@ -92,13 +92,13 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: made by `new`, and nothing is launched on it after this.
+            // SAFETY: created by `new`; nothing is launched on it after this.
             unsafe { sys::cuStreamDestroy_v2(self.handle) };
         }
     }
 }
 
-/// A place in a stream that can be waited for.
+/// A CUDA event.
 pub(crate) struct StreamEvent {
     pub(super) handle: CUevent,
     pub(super) context: Arc<CudaContext>,
@@ -119,7 +119,7 @@ impl StreamEvent {
         Ok(StreamEvent { handle, context: context.clone() })
     }
 
-    /// Waits until it has happened.
+    /// Waits until it has completed.
     pub(super) fn wait(&self) -> Result<()> {
         self.context.bind()?;
         // SAFETY: made by `new`.
@@ -136,7 +136,7 @@ impl Drop for StreamEvent {
     }
 }
 
-/// Page-locked memory of the host. Who has a copy under way waits for it before this ends.
+/// Pinned (page-locked) host memory. Users must wait for their copies before dropping it.
 pub(super) struct Pinned {
     at: *mut u8,
     bytes: usize,
@@ -155,16 +155,14 @@ impl Pinned {
         // SAFETY: a live variable; the context is current.
         let made = unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) };
         if made == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            let what = format!("the machine has no {} of memory that can be page-locked", size(bytes));
-            return Err(
-                Error::resource(what).fix("more of the machine's memory, or keep these numbers on the card")
-            );
+            let what = format!("cannot allocate {} of pinned host memory", size(bytes));
+            return Err(Error::resource(what).fix("more host memory, or keep this data in device memory"));
         }
         check(made, || format!("taking {bytes} bytes of page-locked memory"))?;
         Ok(Pinned { at: at.cast(), bytes, context: context.clone() })
     }
 
-    /// The address of byte `from`, with `len` bytes there.
+    /// Address of byte `from`; asserts that `len` bytes follow.
     pub(super) fn at(&self, from: usize, len: usize) -> *mut u8 {
         assert!(from <= self.bytes && len <= self.bytes - from, "beyond the page-locked memory");
         // SAFETY: within the allocation.
@@ -187,7 +185,7 @@ mod tests {
     use crate::buffer::DType;
     use crate::cuda::Cuda;
 
-    /// Needs a card; elsewhere it says so. Streams, page-locked memory, modules and descriptors were never given back.
+    /// Needs a GPU; skipped without one. Streams, pinned memory, modules and descriptors were leaked.
     #[test]
     fn a_card_that_is_closed_gives_everything_back() {
         let use_it = || -> crate::error::Result<usize> {
@@ -197,7 +195,7 @@ mod tests {
             assert_eq!(cuda.dot(&x, &x)?, f64::from(1 << 20));
             let used = cuda.memory_report().map_or(0, |report| report.used);
             drop(cuda);
-            // A buffer may outlive its card.
+            // A buffer may outlive its device.
             drop(x);
             Ok(used)
         };

@@ -1,4 +1,4 @@
-//! Starting kernels.
+//! Kernel launches.
 
 use super::context::Cuda;
 use super::tensor_map::TensorMap;
@@ -7,11 +7,11 @@ use crate::error::Result;
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::c_void;
 
-/// An argument of a kernel: a number or an address, in the low bytes of eight.
+/// A kernel argument: a number or an address, in the low bytes of eight.
 #[derive(Clone, Copy)]
 pub struct Arg {
     bits: u64,
-    /// Whether it is a count of things.
+    /// Whether it is a count or size, for error messages.
     counts: bool,
 }
 
@@ -24,7 +24,7 @@ impl Arg {
         Arg { bits, counts: false }
     }
 
-    /// The number, of an argument that counts things.
+    /// Its value if it is a count or size.
     pub(super) fn size(&self) -> Option<u64> {
         self.counts.then_some(self.bits)
     }
@@ -60,7 +60,7 @@ impl From<f64> for Arg {
         Arg::other(x.to_bits())
     }
 }
-/// `usize` becomes `unsigned long long`.
+/// `usize` is passed as `unsigned long long`.
 impl From<usize> for Arg {
     fn from(x: usize) -> Self {
         Arg::count(x as u64)
@@ -86,39 +86,39 @@ impl From<&std::sync::Arc<super::memory::CardMemory>> for Arg {
         Arg::other(m.ptr())
     }
 }
-/// No buffer is a null pointer.
+/// `None` is a null pointer.
 impl From<Option<&Buffer>> for Arg {
     fn from(b: Option<&Buffer>) -> Self {
         b.map_or(Arg::other(0), Arg::from)
     }
 }
 
-/// Arguments of a kernel, in its order; each must have the size of its parameter (`usize`: 8 bytes, `bool`: 1).
+/// Kernel arguments in order; each must have the size of its parameter (`usize`: 8 bytes, `bool`: 1).
 macro_rules! args {
     ($($x:expr),* $(,)?) => { [$($crate::cuda::launch::Arg::from($x)),*] };
 }
 pub(super) use args;
 
-/// How many blocks of threads, of what size, with how much dynamic shared memory.
+/// Launch configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid {
-    /// Blocks.
+    /// Grid size in blocks.
     pub blocks: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared: usize,
-    /// Whether it may start before the kernel before it has ended; see `wait_for_earlier` in prelude.cuh, which it must
-    /// call.
+    /// Programmatic dependent launch: the kernel may start before the previous one has ended, and must call `wait_for_earlier`
+    /// (see prelude.cuh).
     pub early: bool,
 }
 
 impl Grid {
-    /// That many blocks in a row.
+    /// One-dimensional.
     pub fn new(blocks: usize, threads: u32) -> Self {
         Grid { blocks: [blocks as u32, 1, 1], threads, shared: 0, early: false }
     }
-    /// In two dimensions.
+    /// Two-dimensional.
     pub fn plane(x: usize, y: usize, threads: u32) -> Self {
         Grid { blocks: [x as u32, y as u32, 1], threads, shared: 0, early: false }
     }
@@ -126,19 +126,19 @@ impl Grid {
     pub fn with_shared(self, shared: usize) -> Self {
         Grid { shared, ..self }
     }
-    /// Started early.
+    /// With programmatic dependent launch.
     pub fn early(self) -> Self {
         Grid { early: true, ..self }
     }
 }
 
 impl Cuda {
-    /// Starts a kernel of a source. Nothing is started for a grid without blocks.
+    /// Launches a kernel of a source. No-op for an empty grid.
     pub(super) fn launch(&self, module: &'static str, name: &str, grid: Grid, args: &[Arg]) -> Result<()> {
         self.launch_variant(module, "", name, grid, args)
     }
 
-    /// Starts a kernel of a source compiled with definitions, such as `"HEAD_DIM=64 GROUP=7"`.
+    /// Launches a kernel of a source compiled with definitions, such as `"HEAD_DIM=64 GROUP=7"`.
     pub(super) fn launch_variant(
         &self,
         module: &'static str,
@@ -169,7 +169,7 @@ impl Cuda {
         let args = args.iter().map(|a| (&raw const a.bits).cast_mut().cast());
         let mut args: Vec<*mut c_void> = maps.chain(args).collect();
         let [x, y, z] = grid.blocks;
-        // Cards before Hopper, and kernels that do not wait themselves, have no attribute.
+        // GPUs before Hopper do not support the attribute.
         let early = grid.early && self.card.capability >= (9, 0);
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -189,7 +189,7 @@ impl Cuda {
             numAttrs: u32::from(early),
         };
         let start = || {
-            // SAFETY: each argument points to eight live bytes or a live tensor map; launchers pass what the kernel's text declares.
+            // SAFETY: each argument points to eight live bytes or a live tensor map; launchers match the kernel's parameter list.
             let done =
                 unsafe { sys::cuLaunchKernelEx(&config, function, args.as_mut_ptr(), std::ptr::null_mut()) };
             match done {
@@ -201,7 +201,7 @@ impl Cuda {
         self.started()
     }
 
-    /// Starts a kernel with one thread for each of `n` things.
+    /// Launches a kernel with one thread per element, for `n` elements.
     pub(super) fn launch_flat(&self, module: &'static str, name: &str, n: usize, args: &[Arg]) -> Result<()> {
         self.launch(module, name, Grid::new(n.div_ceil(256), 256), args)
     }

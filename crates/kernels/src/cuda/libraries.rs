@@ -1,25 +1,25 @@
-//! Finds the shared libraries a card needs: the driver, the run-time compiler (NVRTC), cuBLASLt, and NCCL for several cards.
+//! Finds NVIDIA's shared libraries at run time: the driver, NVRTC, cuBLASLt, and NCCL.
 //!
-//! A library that is missing is an ordinary error here, which says what was looked for and where. One that is found
-//! outside the loader's path is opened by its full name; the bindings then meet it under its own name.
+//! A missing library is an ordinary error that says what was searched for and where. A library found outside the loader's path is
+//! opened by its full path; the bindings then find it already loaded.
 
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Major versions of the toolkit whose libraries are understood, newest first.
+/// Supported major versions of the CUDA toolkit, newest first.
 const MAJORS: [&str; 2] = ["13", "12"];
 
-/// A library of the toolkit, by the stem of its file name.
+/// A shared library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
-    /// Comes with the driver of the card.
+    /// libcuda, part of the driver.
     Driver,
-    /// Compiles kernels.
+    /// NVRTC.
     Compiler,
-    /// Multiplies matrices.
+    /// cuBLASLt.
     Products,
-    /// Moves bytes between cards (NCCL).
+    /// NCCL.
     Transfers,
 }
 
@@ -48,7 +48,7 @@ impl Library {
     }
 }
 
-/// Opens a library and keeps it open; where it was found.
+/// Opens a library for good; returns where it was found.
 pub fn open(library: Library) -> Result<String> {
     static FOUND: [OnceLock<std::result::Result<String, Error>>; 4] = [const { OnceLock::new() }; 4];
     FOUND[library as usize].get_or_init(|| search(library)).clone()
@@ -75,7 +75,7 @@ fn search(library: Library) -> Result<String> {
         .fix(library.fix()))
 }
 
-/// Opens a library for as long as the process lives.
+/// Opens a library until the process ends.
 fn load(path: &Path) -> bool {
     // SAFETY: NVIDIA's libraries have initialisers that may run at any time.
     match unsafe { libloading::Library::new(path) } {
@@ -87,7 +87,7 @@ fn load(path: &Path) -> bool {
     }
 }
 
-/// Folders with libraries that the loader may not know: CUDA_HOME, the toolkit's usual place, Python's packages.
+/// Folders outside the loader's path that may have the libraries: CUDA_HOME, the toolkit's default, Python packages.
 fn folders() -> Vec<PathBuf> {
     let mut all = Vec::new();
     for name in ["CUDA_HOME", "CUDA_PATH"] {
@@ -102,14 +102,14 @@ fn folders() -> Vec<PathBuf> {
     all
 }
 
-/// Prefixes of the Python environments in reach: an active one, that of `python3`, and the user's.
+/// Prefixes of available Python environments: the active one, that of `python3`, and the user's.
 fn pythons() -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from).into_iter().collect();
     for folder in std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()) {
         let python = folder.join("python3");
         if python.exists() {
             all.extend(folder.parent().map(Path::to_path_buf));
-            // A link may lead out of a folder of programs into the environment itself.
+            // A symlink in a bin folder may lead to the environment itself.
             let real = std::fs::canonicalize(&python).ok();
             all.extend(real.and_then(|p| Some(p.parent()?.parent()?.to_path_buf())));
             break;

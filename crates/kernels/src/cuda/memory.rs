@@ -1,28 +1,28 @@
-//! Memory of the card that is kept and handed out again.
+//! A caching allocator for device memory.
 //!
-//! Asking the driver for memory costs as much as a small kernel and freeing waits for the card, so blocks are kept.
-//! All work is on one stream: a block that is freed may be reused at once, because what reads it was started before
-//! what will write it. (What a transfer to another card uses is freed after that stream waits for it: `exchange`.) Sizes of what
-//! comes and goes are rounded up to classes, and a slightly larger block serves where none fits exactly. Weights, gradients and
-//! moments stay and keep their sizes: they take what they need.
+//! Allocating from the driver costs as much as a small kernel, and freeing synchronises, so freed blocks are cached. All work
+//! is on one stream: a freed block may be reused at once, because its readers were launched before its next writers. (Memory
+//! used by a transfer to another GPU is freed after the compute stream waits for it: `exchange`.) Sizes of temporary buffers
+//! are rounded up to classes, and a slightly larger block serves if none fits exactly. Weights, gradients and moments are
+//! permanent and are not rounded.
 
 use super::context::check;
 use super::handles::{CudaContext, Pinned};
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
 use crate::lock;
-use crate::usage::{Books, MemoryReport, Purpose, size};
+use crate::usage::{MemoryReport, MemoryUsage, Purpose, size};
 use cudarc::driver::sys::{self, CUresult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const ALIGN: usize = 512;
-/// Bytes of a card that context, kernels and libraries take.
+/// Device bytes of context, kernels and libraries.
 const CONTEXT: usize = super::FOOTPRINT.fixed as usize;
-/// Bytes of a block that is large.
+/// Bytes from which a block is large.
 const LARGE: usize = 64 << 20;
 
-/// Hands out memory and takes it back.
+/// The caching allocator.
 #[derive(Clone)]
 pub struct CardArena {
     state: Arc<Mutex<CardArenaState>>,
@@ -32,20 +32,20 @@ struct CardArenaState {
     context: Arc<CudaContext>,
     free: BTreeMap<usize, Vec<u64>>,
     unused: usize,
-    books: Books,
+    books: MemoryUsage,
     held: usize,
     most_held: usize,
-    /// Times the driver was asked.
+    /// Number of driver allocations.
     asked: u64,
-    /// Bytes that the card is taken to have, where fewer than it has.
+    /// Limit of total device memory, if lower than the real one.
     limit: Option<usize>,
-    /// Large sizes that were asked for.
-    met: BTreeSet<usize>,
-    /// While a graph is captured: what was given back since, for its own use.
+    /// Large sizes that were requested so far.
+    seen_sizes: BTreeSet<usize>,
+    /// While a graph is captured: blocks freed since, which stay with the graph.
     kept: Option<Vec<MemoryBlock>>,
 }
 
-/// A stretch of memory that is in use.
+/// A device memory block in use.
 #[derive(Clone, Copy)]
 struct MemoryBlock {
     at: u64,
@@ -53,62 +53,62 @@ struct MemoryBlock {
     purpose: Purpose,
 }
 
-/// Memory of one buffer; goes back to its arena when dropped, or to the system where it is the machine's.
+/// Memory of one buffer; returned to its arena when dropped, or to the system if it is host memory.
 pub struct CardMemory {
     block: MemoryBlock,
     arena: CardArena,
-    /// Page-locked memory of the machine, which kernels read and write through the bus under the host's own addresses.
+    /// Pinned host memory, which kernels access over the bus under the host's addresses.
     host: Option<Pinned>,
 }
 
 impl CardMemory {
-    /// Its address on the card.
+    /// Its device address.
     pub fn ptr(&self) -> u64 {
         self.block.at
     }
-    /// Whether it belongs to this arena and has room for `len` elements of that size.
+    /// Whether it belongs to this arena and holds `len` elements of `size` bytes.
     pub(super) fn is_room(&self, arena: &CardArena, len: usize, size: usize) -> bool {
         let bytes = len.checked_mul(size);
         Arc::ptr_eq(&self.arena.state, &arena.state) && bytes.is_some_and(|bytes| bytes <= self.block.bytes)
     }
 }
 
-/// What a buffer of this backend holds.
+/// Contents of a buffer of this backend.
 pub(super) struct Data {
-    /// None where there are upper halves alone.
+    /// `None` if only upper halves are stored.
     memory: Option<CardMemory>,
-    /// Indices are kept on the host as well, to check and to sort them without waiting for the card.
+    /// Host copy of indices, to check and sort them without waiting for the device.
     host: Option<Vec<u32>>,
-    /// Where `memory` holds the lower halves of its numbers, or nothing: the upper ones, which belong to a weight.
+    /// If `memory` has the lower halves of a split master (or nothing): the upper halves, which are a weight.
     upper: Option<Arc<CardMemory>>,
 }
 
 impl Data {
-    /// Numbers of f32 in two halves; without the lower ones, numbers of bf16.
+    /// A split master; without lower halves, a bf16 master.
     pub(super) fn split(lower: Option<CardMemory>, upper: Arc<CardMemory>) -> Self {
         Data { memory: lower, host: None, upper: Some(upper) }
     }
 }
 
-/// Bytes of a new block. For what comes and goes the next of 32 sizes between powers of two, of which at most a 32nd is wasted.
+/// Block size for a request. Temporary buffers: the next of 32 size classes per power of two, so at most 1/32 is wasted.
 fn rounded(bytes: usize, purpose: Purpose) -> usize {
-    let step = if stays(purpose) { ALIGN } else { (bytes.next_power_of_two() / 64).max(ALIGN) };
+    let step = if is_permanent(purpose) { ALIGN } else { (bytes.next_power_of_two() / 64).max(ALIGN) };
     bytes.next_multiple_of(step)
 }
 
-/// Whether memory is for what lives as long as the model and always has the same sizes.
-fn stays(purpose: Purpose) -> bool {
+/// Whether memory of this purpose is permanent.
+fn is_permanent(purpose: Purpose) -> bool {
     matches!(purpose, Purpose::Weights | Purpose::Gradients | Purpose::Optimizer)
 }
 
-/// Sizes of blocks that may serve where one of `wanted` bytes was asked for.
+/// Sizes of cached blocks that may serve a request.
 fn serving(wanted: usize, purpose: Purpose) -> std::ops::RangeInclusive<usize> {
-    wanted..=wanted + wanted / if stays(purpose) { 64 } else { 4 }
+    wanted..=wanted + wanted / if is_permanent(purpose) { 64 } else { 4 }
 }
 
 impl CardArena {
     pub(super) fn new(context: Arc<CudaContext>) -> Self {
-        let (free, met, books) = (BTreeMap::new(), BTreeSet::new(), Books::default());
+        let (free, seen_sizes, books) = (BTreeMap::new(), BTreeSet::new(), MemoryUsage::default());
         let state = CardArenaState {
             context,
             free,
@@ -118,7 +118,7 @@ impl CardArena {
             most_held: 0,
             asked: 0,
             limit: None,
-            met,
+            seen_sizes,
             kept: None,
         };
         CardArena { state: Arc::new(Mutex::new(state)) }
@@ -128,7 +128,7 @@ impl CardArena {
         lock(&self.state)
     }
 
-    /// At least `bytes` bytes with unspecified contents.
+    /// Allocates at least `bytes` bytes with unspecified contents.
     pub fn take(&self, bytes: usize) -> Result<CardMemory> {
         if bytes > isize::MAX as usize / 2 {
             return Err(Error::resource("a buffer of that size cannot exist"));
@@ -151,10 +151,10 @@ impl CardArena {
                 at
             }
             None => {
-                // Batches of ever new sizes must not pile up. A large size that was never met comes with new shapes: what
-                // earlier ones left may never fit again.
+                // Limit cached memory, so that ever new batch sizes do not exhaust it. A new large size means new shapes:
+                // blocks cached for earlier ones may never fit again.
                 let most = state.books.at_peak.total().max(state.books.now.total() + bytes);
-                let keep = if bytes >= LARGE && state.met.insert(bytes) { 0 } else { most / 4 };
+                let keep = if bytes >= LARGE && state.seen_sizes.insert(bytes) { 0 } else { most / 4 };
                 state.release(keep);
                 state.fresh(bytes)?
             }
@@ -164,7 +164,7 @@ impl CardArena {
         Ok(CardMemory { block, arena: self.clone(), host: None })
     }
 
-    /// The same in the machine's memory, which the books of the card's do not count.
+    /// The same in host memory, which the device's accounting excludes.
     fn take_host(&self, bytes: usize) -> Result<CardMemory> {
         let context = self.state().context.clone();
         let host = Pinned::new(&context, bytes.max(1))?;
@@ -172,13 +172,13 @@ impl CardArena {
         Ok(CardMemory { block, arena: self.clone(), host: Some(host) })
     }
 
-    /// Bytes in use now, and the most there have ever been.
+    /// Bytes in use now, and at the peak.
     pub fn usage(&self) -> (usize, usize) {
         let books = self.state().books;
         (books.now.total(), books.at_peak.total())
     }
 
-    /// Limits the memory of the card, its context included, to this number of bytes.
+    /// Limits total device memory, including the context.
     pub(super) fn set_limit(&self, bytes: Option<usize>) {
         self.state().limit = bytes;
     }
@@ -188,7 +188,7 @@ impl CardArena {
         std::mem::replace(&mut self.state().books.purpose, purpose)
     }
 
-    /// Where memory went.
+    /// Memory use.
     pub(super) fn report(&self) -> MemoryReport {
         let state = self.state();
         let (used, total) = state.card();
@@ -210,7 +210,7 @@ impl CardArena {
 }
 
 impl CardArena {
-    /// A buffer in the machine's memory with unspecified contents.
+    /// A buffer in host memory with unspecified contents.
     pub fn host_buffer(&self, dtype: DType, len: usize) -> Result<Buffer> {
         let bytes = len
             .checked_mul(dtype.size())
@@ -219,32 +219,32 @@ impl CardArena {
         Ok(Buffer::new(dtype, len, Box::new(Data { memory, host: None, upper: None })))
     }
 
-    /// From now on what is given back stays with the graph that is being captured.
-    pub(super) fn hold(&self) {
+    /// Starts retaining freed blocks for the graph that is being captured.
+    pub(super) fn retain_freed(&self) {
         self.state().kept = Some(Vec::new());
     }
 
-    /// Ends that; the graph has what was given back.
-    pub(super) fn held_since(&self) -> Held {
+    /// Stops that; returns the retained blocks for the graph.
+    pub(super) fn take_retained(&self) -> RetainedBlocks {
         let blocks = self.state().kept.take().unwrap_or_default();
-        Held { blocks, arena: self.clone() }
+        RetainedBlocks { blocks, arena: self.clone() }
     }
 }
 
-/// Memory of a graph; goes back to its arena when dropped.
-pub(super) struct Held {
+/// Memory of a graph; returned to its arena when dropped.
+pub(super) struct RetainedBlocks {
     blocks: Vec<MemoryBlock>,
     arena: CardArena,
 }
 
-impl Held {
-    /// Whether it was captured on the card of this arena.
+impl RetainedBlocks {
+    /// Whether it was captured on this arena's device.
     pub(super) fn is_of(&self, arena: &CardArena) -> bool {
         Arc::ptr_eq(&self.arena.state, &arena.state)
     }
 }
 
-impl Drop for Held {
+impl Drop for RetainedBlocks {
     fn drop(&mut self) {
         for block in self.blocks.drain(..) {
             drop(CardMemory { block, arena: self.arena.clone(), host: None });
@@ -277,7 +277,7 @@ impl CardArenaState {
         Ok(at)
     }
 
-    /// Bytes in use on the card, and all it has.
+    /// Device bytes in use, and in total.
     fn card(&self) -> (usize, usize) {
         let (mut free, mut total) = (0, 0);
         if self.context.bind().is_ok() {
@@ -285,13 +285,13 @@ impl CardArenaState {
             unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
         }
         match self.limit.filter(|&limit| limit < total) {
-            // Another program's memory would not be on a card of that size.
+            // Ignores other programs' memory, which would not be on a GPU of the limited size.
             Some(limit) => ((self.held + CONTEXT).min(limit), limit),
             None => (total.saturating_sub(free), total),
         }
     }
 
-    /// The error where the card has no room: what was wanted, what there is, and which purposes could take less.
+    /// The out-of-memory error: request, free memory, and which purposes could use less.
     fn full(&self, bytes: usize) -> Error {
         let (books, (used, total)) = (&self.books, self.card());
         let what = format!(
@@ -302,13 +302,13 @@ impl CardArenaState {
             size(total.saturating_sub(used)),
             size(total)
         );
-        // What is wanted now may be small beside what can be made smaller.
+        // The failed request may be small compared with what could be made smaller.
         let large = [Purpose::Cache, Purpose::Activations].into_iter().max_by_key(|&p| books.now.of(p));
         let other = large.filter(|&p| p != books.purpose && books.now.of(p) > bytes);
         Error::resource(what).short_of([books.purpose].into_iter().chain(other))
     }
 
-    /// Returns unused blocks to the driver, the largest first, until at most `keep` bytes are left.
+    /// Frees cached blocks, the largest first, until at most `keep` bytes remain.
     fn release(&mut self, keep: usize) {
         while self.unused > keep {
             let Some((bytes, mut blocks)) = self.free.pop_last() else { return };
@@ -338,7 +338,7 @@ impl Drop for CardMemory {
         let mut state = self.arena.state();
         if self.host.is_some() {
             if state.context.bind().is_ok() {
-                // SAFETY: the context is current. What reads the memory ends before it is freed.
+                // SAFETY: the context is current. Readers of the memory must end before it is freed.
                 unsafe { sys::cuCtxSynchronize() };
             }
             return;
@@ -354,8 +354,7 @@ impl Drop for CardMemory {
     }
 }
 
-/// Whether a buffer is of this arena, with room for as many elements as it says; of indices also whether the host knows
-/// them.
+/// Whether a buffer belongs to this arena and its memory fits its length; for indices also whether the host has a copy.
 pub(super) fn holds(arena: &CardArena, b: &Buffer) -> bool {
     let Some(Data { memory, host, upper }) = b.data().downcast_ref::<Data>() else { return false };
     let known = b.dtype() != DType::U32 || host.as_ref().is_some_and(|ids| ids.len() == b.len());
@@ -368,7 +367,7 @@ fn data(b: &Buffer) -> &Data {
     b.data().downcast_ref().expect("a buffer of the CUDA backend")
 }
 
-/// A buffer of ids, known to the host as well.
+/// An index buffer with its host copy.
 pub(super) fn index_buffer(memory: CardMemory, values: &[u32]) -> Buffer {
     Buffer::new(
         DType::U32,
@@ -377,7 +376,7 @@ pub(super) fn index_buffer(memory: CardMemory, values: &[u32]) -> Buffer {
     )
 }
 
-/// Other ids in the place of those of a buffer; as many.
+/// Overwrites an index buffer with equally many values.
 pub(super) fn set_indices(cuda: &super::Cuda, b: &mut Buffer, values: &[u32]) -> Result<()> {
     assert!(b.dtype() == DType::U32 && b.len() == values.len());
     cuda.upload(ptr(b), values)?;
@@ -386,20 +385,20 @@ pub(super) fn set_indices(cuda: &super::Cuda, b: &mut Buffer, values: &[u32]) ->
     Ok(())
 }
 
-/// Where on the host elements from `at` on are, `len` of them, of a buffer in the machine's memory.
+/// Host address of `len` elements from `at` on, if the buffer is in host memory.
 pub(super) fn on_host(b: &Buffer, at: usize, len: usize) -> Option<*mut u8> {
     let size = b.dtype().size();
     data(b).memory.as_ref()?.host.as_ref().map(|host| host.at(at * size, len * size))
 }
 
-/// A buffer's address, as kernels have it.
+/// A buffer's device address.
 pub fn ptr(b: &Buffer) -> u64 {
     let Data { memory, upper, .. } = data(b);
     let whole = memory.as_ref().filter(|_| upper.is_none());
     whole.expect("a split master where whole numbers are wanted").ptr()
 }
 
-/// Addresses of the lower and upper halves of the elements from `at` on, of a split master; 0 where there are no lower ones.
+/// Addresses of the lower and upper halves from element `at` on, if it is a split master; 0 if there are no lower halves.
 pub(super) fn split_parts(b: &Buffer, at: usize) -> Option<[u64; 2]> {
     let Data { memory, upper, .. } = data(b);
     assert!(at <= b.len());
@@ -419,13 +418,13 @@ pub fn element(b: &Buffer, at: usize) -> u64 {
     ptr(b) + (at * b.dtype().size()) as u64
 }
 
-/// The elements of an index buffer, as the host knows them.
+/// The elements of an index buffer, from its host copy.
 pub fn u32s(b: &Buffer) -> &[u32] {
     assert_eq!(b.dtype(), DType::U32);
     data(b).host.as_deref().expect("indices are known to the host")
 }
 
-/// The letter of a storage type in the names of kernels: `f` for f32, `b` for bf16.
+/// The letter of a storage type in kernel names: `f` for f32, `b` for bf16.
 pub fn letter(dtype: DType) -> char {
     match dtype {
         DType::F32 => 'f',
@@ -455,7 +454,7 @@ mod tests {
             let class = rounded(bytes, Purpose::Cache);
             assert!(class - bytes < (class / 32).max(ALIGN) && rounded(class, Purpose::Cache) == class);
         }
-        // A block of another size must not be used up by what is never given back.
+        // A cached block of another size must not be consumed by a permanent buffer.
         assert!(!serving(bytes, Purpose::Optimizer).contains(&(33 << 23)));
         assert!(serving(bytes, Purpose::Activations).contains(&(33 << 23)));
     }

@@ -1,11 +1,11 @@
-//! The backend for NVIDIA cards.
+//! The CUDA backend.
 //!
-//! One context, one stream, one arena (`handles` says who ends what). Kernels are `.cu` text beside their launchers, compiled for the card that is
-//! found ([`compile`]) after the same prelude (`prelude.cuh`); products go through cuBLASLt (`gemm`). Because all
-//! work is on one stream, memory that is freed may be handed out again at once. Transfers to other cards have a stream of their
-//! own and keep their memory until the first one waits for them (`exchange`).
+//! One context, one stream, one caching allocator (`handles` documents ownership). Kernels are `.cu` text next to their
+//! launchers, compiled at run time for the GPU at hand ([`compile`]) after a common prelude (`prelude.cuh`); large GEMMs go
+//! through cuBLASLt (`gemm`). Because all work is on one stream, freed memory can be reused at once. Transfers to other GPUs
+//! have a stream of their own and hold their memory until the compute stream waits for them (`exchange`).
 
-// Operations have one way in from outside, the trait `Backend`: it checks what they are given.
+// Private: operations are called through the trait `Backend`, which checks their operands.
 mod ahead;
 mod attention;
 pub mod compile;
@@ -36,25 +36,25 @@ pub use footprint::FOOTPRINT;
 pub(crate) use handles::StreamEvent;
 pub(crate) use memory::element;
 
-use crate::backend::{Backend, Heads, Home};
+use crate::backend::{Backend, DeviceInfo, Heads};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Opens the card of that number.
+/// Opens the GPU with this index.
 pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(Cuda::new(index)?))
 }
 
-impl Home for Cuda {
-    fn as_home(&self) -> &dyn Home {
+impl DeviceInfo for Cuda {
+    fn as_info(&self) -> &dyn DeviceInfo {
         self
     }
     fn holds(&self, buffer: &Buffer) -> bool {
         memory::holds(&self.arena, buffer)
     }
-    // One form serves forward and backward.
+    // One copy serves forward and backward.
     fn holds_weight(&self, weight: &Weight, _backward: bool) -> bool {
         gemm::linear::holds(&self.arena, weight)
     }

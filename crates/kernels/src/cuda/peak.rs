@@ -1,4 +1,4 @@
-//! The most multiply-adds this card does: the yardstick for matrix products.
+//! Peak multiply-add throughput of this GPU, the reference for GEMM benchmarks.
 
 use super::context::Cuda;
 use super::gemm::Gemm;
@@ -6,13 +6,13 @@ use crate::buffer::DType;
 use crate::error::Result;
 use std::time::Instant;
 
-/// Side of the square product that is timed in bf16.
+/// Size of the square bf16 GEMM that is timed.
 const SIDE: usize = 8192;
 
-/// GFLOP/s: of a large product in bf16; in f32, of all plain units at the card's clock.
+/// GFLOP/s: bf16, of a large GEMM; f32, of all FP32 units at the GPU's clock.
 pub fn measure(cuda: &Cuda, dtype: DType) -> f64 {
     if dtype == DType::Bf16 {
-        // A card that fails here fails in everything that is measured against it, with a message of its own.
+        // If this fails, everything that is measured against it fails, too, with its own message.
         return timed(cuda).unwrap_or(f64::NAN);
     }
     let units = if cuda.card.capability == (8, 0) { 64.0 } else { 128.0 };

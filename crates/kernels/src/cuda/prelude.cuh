@@ -1,5 +1,5 @@
-// Comes before every kernel: storage types, reductions in a fixed order, and our own mathematics.
-// The compiler makes no multiply-adds of its own (--fmad=false): where one is meant it is written fmaf.
+// Prepended to every kernel source: storage types, reductions in a fixed order, and mathematics of our own. The compiler does
+// not contract (--fmad=false): FMAs are written fmaf.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -17,7 +17,7 @@ struct bf16 {
 
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
-// To the nearest, ties to even.
+// Rounds to nearest even.
 __device__ __forceinline__ bf16 narrow(float x) {
     bf16 y;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
@@ -38,11 +38,11 @@ __device__ __forceinline__ float load(const float* p, u64 i) { return p[i]; }
 __device__ __forceinline__ float load(const bf16* p, u64 i) { return widen(p[i]); }
 __device__ __forceinline__ void store(float* p, u64 i, float x) { p[i] = x; }
 __device__ __forceinline__ void store(bf16* p, u64 i, float x) { p[i] = narrow(x); }
-// The value that a store would leave behind.
+// The value after a store: rounded to the storage type.
 __device__ __forceinline__ float stored(const float*, float x) { return x; }
 __device__ __forceinline__ float stored(const bf16*, float x) { return widen(narrow(x)); }
 
-// Four elements at a multiple of four from an aligned start.
+// Four elements, at a multiple of four from an aligned start.
 struct vec4 {
     float x[4];
 };
@@ -80,7 +80,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Over a block of whole warps, at most 32; `room` holds one value a warp. Every thread gets the result.
+// Sum over a block of at most 32 whole warps; `room` holds one value per warp. Every thread gets the result.
 template <class T>
 __device__ __forceinline__ T block_sum(T x, T* room) {
     x = warp_sum(x);
@@ -129,12 +129,12 @@ __device__ __forceinline__ float exp_(float x) {
     return x != x ? x : y;
 }
 
-// Natural logarithm of a normal positive number.
+// Natural logarithm of a positive normal number.
 __device__ __forceinline__ float log_(float x) {
     if (x == 0.0f) return -INFINITY_;
     if (!(x > 0.0f)) return __int_as_float(0x7fffffff);
     if (x == INFINITY_) return x;
-    // In f64 and rounded once; this is for a few numbers a row.
+    // In f64, rounded once; used for a few numbers per row.
     u64 bits = (u64)__double_as_longlong((double)x);
     int e = (int)((bits >> 52) & 0x7ff) - 1023;
     double m = __longlong_as_double((long long)((bits & 0x000fffffffffffffull) | 0x3ff0000000000000ull));
@@ -164,7 +164,7 @@ __device__ __forceinline__ float tanh_(float x) {
     return x != x ? x : y;
 }
 
-// 1 / (1 + e^-x), by the card's own power and reciprocal: within 3e-6, and for every activation of every token.
+// 1 / (1 + e^-x), by the GPU's exp2 and reciprocal instructions: within 3e-6; used for every activation of every token.
 __device__ __forceinline__ float sigmoid_(float x) {
     float e, y;
     asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(x * -1.44269504f));
@@ -172,18 +172,18 @@ __device__ __forceinline__ float sigmoid_(float x) {
     return y;
 }
 
-// ---- kernels that follow each other closely ------------------------------------------------------------------------
+// ---- programmatic dependent launch ---------------------------------------------------------------------------------
 
-// Waits until the kernels before this one are done and their results can be seen. A kernel that is started early (see
-// `Grid::early`) calls it in every thread before it touches what they read or write.
+// Waits until the previous kernels are complete and their results visible. A kernel with `Grid::early` calls it in every thread
+// before it accesses what they read or write.
 __device__ __forceinline__ void wait_for_earlier() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets the next kernel be started, if it is one that is started early, as soon as all blocks have said so. Before it waits itself, that
-// kernel may read weights: a kernel that says so before its own wait must follow one that does not, or weights that were written
-// before both might be read too soon.
+// Lets the next kernel start, if it has `Grid::early`, as soon as all blocks have called this. Before its own wait, that kernel
+// may read weights: a kernel that calls this before its own wait must follow one that does not, or weights written before both
+// might be read too soon.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,6 +1,6 @@
-//! Where the time goes: with `FERRL_PROFILE=1` every kernel, product and graph is timed on the card, and a table of them is
-//! printed to standard error when the card is closed. With `FERRL_PROFILE=kernels` nothing becomes a graph, so that those of decoding
-//! are seen one by one. What is done to choose an algorithm is not counted.
+//! Profiling: with `FERRL_PROFILE=1` every kernel, GEMM and graph is timed on the GPU, and a table is printed to standard error
+//! when the device is closed. `FERRL_PROFILE=kernels` also disables graphs, so that decode kernels are listed one by one.
+//! Tuning is excluded.
 
 use super::context::check;
 use super::handles::{CudaContext, StreamEvent};
@@ -12,25 +12,25 @@ use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Start and end of one piece of work.
+/// Start and end events of a piece of work.
 struct Span {
     name: String,
     events: [StreamEvent; 2],
 }
 
-/// Times, where they are wanted.
+/// Recorded times, if profiling.
 pub(super) struct Profile(Option<ProfileSpans>);
 
 struct ProfileSpans {
     spans: Mutex<Vec<Span>>,
     context: Arc<CudaContext>,
-    /// Whether kernels are wanted one by one.
+    /// Whether graphs are disabled.
     kernels: bool,
-    /// Trials that are under way, one within another.
+    /// Nesting depth of tuning.
     trials: AtomicUsize,
 }
 
-/// While this lives, nothing is counted.
+/// Suspends profiling while it lives.
 pub(super) struct Trials<'a>(Option<&'a ProfileSpans>);
 
 impl Drop for Trials<'_> {
@@ -52,12 +52,12 @@ impl Profile {
         }))
     }
 
-    /// Whether kernels are wanted one by one, without graphs.
+    /// Whether graphs are disabled for profiling.
     pub(super) fn wants_kernels(&self) -> bool {
         self.0.as_ref().is_some_and(|wanted| wanted.kernels)
     }
 
-    /// Before algorithms are tried.
+    /// Call before tuning.
     pub(super) fn trials(&self) -> Trials<'_> {
         if let Some(wanted) = &self.0 {
             wanted.trials.fetch_add(1, Ordering::Relaxed);
@@ -65,7 +65,7 @@ impl Profile {
         Trials(self.0.as_ref())
     }
 
-    /// Does some work on the stream, timed where wanted.
+    /// Launches work on the stream, timed if profiling.
     pub(super) fn time(
         &self,
         stream: CUstream,
@@ -93,14 +93,14 @@ impl Profile {
         Ok(())
     }
 
-    /// Says something, where times are wanted.
+    /// Prints a note if profiling.
     pub(super) fn note(&self, text: impl FnOnce() -> String) {
         if self.0.is_some() {
             let _ = writeln!(std::io::stderr(), "{}", text());
         }
     }
 
-    /// Prints what was timed, the slowest first. Everything must be done.
+    /// Prints the table, slowest first. All work must be complete.
     pub(super) fn report(&self) {
         let Some(ProfileSpans { spans, .. }) = &self.0 else { return };
         let mut sums: HashMap<String, (f64, usize)> = HashMap::new();

@@ -1,4 +1,4 @@
-//! Tensor maps: what the bulk tensor copy engine (TMA) of Hopper needs to know of a matrix.
+//! Tensor maps: descriptors of matrices for Hopper's TMA.
 
 use super::context::check;
 use crate::error::Result;
@@ -9,19 +9,19 @@ use cudarc::driver::sys::{
 };
 use std::ffi::c_void;
 
-/// Columns of a box: 128 bytes, the width of the swizzle.
+/// Columns per box: 128 bytes, the width of the swizzle.
 pub(super) const BOX_COLUMNS: usize = 64;
 
-/// A dense row-major matrix of bf16, copied in boxes of [`BOX_COLUMNS`] columns with the 128-byte swizzle; zeros outside of it.
+/// A dense row-major bf16 matrix, copied in boxes of [`BOX_COLUMNS`] columns with 128-byte swizzle; zero-filled out of bounds.
 pub(super) struct TensorMap(CUtensorMap);
 
 impl TensorMap {
-    /// Of `[rows, columns]` at an address that is a multiple of 16, with boxes of so many rows; `columns` is a multiple of 8.
+    /// For `[rows, columns]` at an address that is a multiple of 16, with `box_rows` rows per box; `columns` is a multiple of 8.
     pub(super) fn of(at: u64, [rows, columns]: [usize; 2], box_rows: usize) -> Result<Self> {
         let mut map = CUtensorMap { opaque: [0; 16] };
         let (sizes, pitch) = ([columns as u64, rows as u64], [(columns * 2) as u64]);
         let (boxes, steps) = ([BOX_COLUMNS as u32, box_rows as u32], [1u32; 2]);
-        // SAFETY: live arrays of the matrix's rank (one pitch fewer); the address is only written down.
+        // SAFETY: live arrays of the matrix's rank (one pitch fewer); the address is only recorded.
         let done = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,
@@ -42,7 +42,7 @@ impl TensorMap {
         Ok(TensorMap(map))
     }
 
-    /// Where a launch reads the kernel's parameter.
+    /// Address of the kernel parameter.
     pub(super) fn parameter(&self) -> *mut c_void {
         (&raw const self.0).cast_mut().cast()
     }

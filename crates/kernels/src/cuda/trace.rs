@@ -1,8 +1,7 @@
-//! What an error of the card says beside what failed: the work that was started last, how the stream is, and how much
-//! memory is free.
+//! Context for device errors: the last launched work, the state of the stream, and free memory.
 //!
-//! Work is started without waiting for it, so a kernel that fails is noticed later. With `FERRL_SYNC=1` every kernel and
-//! product is waited for and nothing is captured, so that the error names the one that failed.
+//! Launches are asynchronous, so a failing kernel is noticed later. With `FERRL_SYNC=1` every kernel and GEMM is waited for and
+//! nothing is captured, so that the error names the one that failed.
 
 use super::context::{Cuda, reason};
 use super::gemm::Gemm;
@@ -14,7 +13,7 @@ use cudarc::driver::sys::{self, CUresult, CUstreamCaptureStatus_enum as Capture}
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
-/// Remembers what was started last.
+/// Records the last launch.
 #[derive(Default)]
 pub(super) struct Trace {
     last: Mutex<Last>,
@@ -40,16 +39,16 @@ impl Trace {
         Trace { last: Mutex::default(), waits }
     }
 
-    /// Whether everything is waited for.
+    /// Whether every launch is waited for.
     pub(super) fn waits(&self) -> bool {
         self.waits
     }
 
-    /// A kernel is about to be started.
+    /// Records a kernel launch.
     pub(super) fn kernel(&self, of: &'static str, called: &str, on: Grid, with: &[Arg]) {
         let mut last = lock(&self.last);
         match &mut *last {
-            // No text is made anew for a kernel like the last one.
+            // No allocation for a kernel like the last one.
             Last::Kernel { module, name, grid, args } => {
                 (*module, *grid) = (of, on);
                 called.clone_into(name);
@@ -61,7 +60,7 @@ impl Trace {
         }
     }
 
-    /// A product is about to be started.
+    /// Records a GEMM launch.
     pub(super) fn product(&self, g: &Gemm) {
         *lock(&self.last) = Last::Product(*g);
     }
@@ -85,12 +84,12 @@ impl Trace {
 }
 
 impl Cuda {
-    /// The error of a call that failed in something the driver has a reason for.
+    /// The error of a failed driver call.
     pub(super) fn failed(&self, result: CUresult, what: &str) -> Error {
         self.failure(format!("the card failed in {what}: {}", reason(result)))
     }
 
-    /// The error of a failure, with everything that is known beside it.
+    /// The error of a failure, with this context.
     pub(super) fn failure(&self, what: String) -> Error {
         let fix = if self.trace.waits {
             "report it, with this message and what `ferrl doctor` says"
@@ -126,7 +125,7 @@ impl Cuda {
         }
     }
 
-    /// Waits for what was just started, where that is wanted.
+    /// Waits for the last launch, with `FERRL_SYNC=1`.
     pub(super) fn started(&self) -> Result<()> {
         if self.trace.waits && !self.capturing.load(Ordering::Relaxed) {
             return self.synchronize();
@@ -140,7 +139,7 @@ mod tests {
     use super::super::launch::args;
     use super::*;
 
-    /// Needs a card; elsewhere it says so.
+    /// Needs a GPU; skipped without one.
     #[test]
     fn an_error_names_the_work_its_sizes_the_stream_and_the_memory() {
         let cuda = match Cuda::new(0) {

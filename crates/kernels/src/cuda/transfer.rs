@@ -1,7 +1,7 @@
-//! Copies of much data to the card, such as a model's weights.
+//! Uploads of large data, such as a model's weights.
 //!
-//! A copy that need not wait goes through page-locked memory, and one thread fills that at a fifth of the speed at which the
-//! card takes it. So several threads fill one room while the card reads the others.
+//! An asynchronous copy goes through pinned memory, which one thread fills at a fifth of the GPU's copy bandwidth. So several
+//! threads fill one staging buffer while the GPU reads the others.
 
 use super::context::{Cuda, check};
 use super::handles::{CudaContext, Pinned, StreamEvent};
@@ -10,15 +10,15 @@ use crate::error::Result;
 use cudarc::driver::sys;
 use std::sync::Arc;
 
-/// Bytes of a room, and rooms.
+/// Bytes of a staging buffer, and number of buffers.
 const ROOM: usize = 16 << 20;
 const ROOMS: usize = 4;
-/// Threads that fill a room, at most.
+/// Maximum threads that fill a buffer.
 const THREADS: usize = 8;
-/// From how many bytes on it is worth it.
+/// Minimum bytes for this path.
 pub(super) const LARGE: usize = 2 * ROOM;
 
-/// Page-locked rooms, and when the card has read each.
+/// Pinned staging buffers, each with the event of its last copy.
 pub(super) struct StagingBuffers {
     memory: Pinned,
     read: [StreamEvent; ROOMS],
@@ -33,15 +33,15 @@ impl StagingBuffers {
         Ok(StagingBuffers { memory: Pinned::new(context, ROOMS * ROOM)?, read, threads })
     }
 
-    /// Copies to an address of the card that has room for all of it; the source may change as soon as this returns.
+    /// Copies to a device address with enough room; the source may change as soon as this returns.
     pub(super) fn upload(&mut self, cuda: &Cuda, to: u64, bytes: &[u8]) -> Result<()> {
         for (i, piece) in bytes.chunks(ROOM).enumerate() {
             let (room, read) = (self.memory.at(i % ROOMS * ROOM, piece.len()), &self.read[i % ROOMS]);
-            // One that was never used has nothing to wait for.
+            // Returns at once for a buffer that was never used.
             read.wait()?;
-            // SAFETY: the room has that many bytes, and all reads of it are complete.
+            // SAFETY: the buffer has this many bytes, and all reads of it are complete.
             self.fill(unsafe { std::slice::from_raw_parts_mut(room, piece.len()) }, piece);
-            // SAFETY: the room stays as it is until the event has happened; the card has room at `to`.
+            // SAFETY: the buffer does not change until the event completes; the device has room at `to`.
             let done = unsafe {
                 let to = to + (i * ROOM) as u64;
                 check(sys::cuMemcpyHtoDAsync_v2(to, room.cast(), piece.len(), cuda.stream), || {

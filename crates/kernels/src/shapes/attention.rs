@@ -1,14 +1,12 @@
-//! Attention over packed sequences and over cache blocks.
+//! Attention over packed sequences and over the paged cache.
 
-use super::Op;
 use super::layers::{angles, normed};
-use crate::backend::{
-    Attention, AttentionSaved, Heads, Home, Normed, PagedRows, QkvLayer, RowShard, Segments,
-};
+use super::{Dev, Op};
+use crate::backend::{Attention, AttentionSaved, Heads, Normed, PagedRows, QkvLayer, RowShard, Segments};
 use crate::buffer::Buffer;
 use crate::error::Result;
 
-/// Rows.
+/// Returns the number of rows.
 fn sequences(op: Op<'_>, of: &Attention, segments: &Segments) -> Result<usize> {
     op.groups(of)?;
     let starts = &segments.starts;
@@ -19,13 +17,13 @@ fn sequences(op: Op<'_>, of: &Attention, segments: &Segments) -> Result<usize> {
 }
 
 pub(crate) fn attention(
-    home: &dyn Home,
+    dev: Dev<'_>,
     of: &Attention,
     qkv: &Buffer,
     segments: &Segments,
     [out, lse]: [&Buffer; 2],
 ) -> Result<()> {
-    let op = Op::new(home, "attention");
+    let op = Op::new(dev, "attention");
     let rows = sequences(op, of, segments)?;
     op.floats("qkv", qkv, rows * of.heads.qkv_width())?;
     op.typed("out", out, qkv.dtype(), rows * of.heads.out_width())?;
@@ -33,14 +31,14 @@ pub(crate) fn attention(
 }
 
 pub(crate) fn attention_backward(
-    home: &dyn Home,
+    dev: Dev<'_>,
     of: &Attention,
     saved: AttentionSaved<'_>,
     dout: &Buffer,
     segments: &Segments,
     dqkv: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(home, "attention_backward");
+    let op = Op::new(dev, "attention_backward");
     let AttentionSaved { qkv, out, lse } = saved;
     let rows = sequences(op, of, segments)?;
     op.floats("qkv", qkv, rows * of.heads.qkv_width())?;
@@ -50,7 +48,7 @@ pub(crate) fn attention_backward(
     op.f32s("lse", lse, rows * of.heads.heads)
 }
 
-/// Rows of all sequences, and of the shard.
+/// Returns the numbers of rows of all sequences and of the shard.
 fn shard_rows(op: Op<'_>, of: &Attention, shard: RowShard<'_>) -> Result<(usize, usize)> {
     let rows = sequences(op, of, shard.segments)?;
     let mut end = 0;
@@ -63,13 +61,13 @@ fn shard_rows(op: Op<'_>, of: &Attention, shard: RowShard<'_>) -> Result<(usize,
 }
 
 pub(crate) fn attention_shard(
-    home: &dyn Home,
+    dev: Dev<'_>,
     of: &Attention,
     shard: RowShard<'_>,
     (q, kv): (&Buffer, &Buffer),
     [out, lse]: [&Buffer; 2],
 ) -> Result<()> {
-    let op = Op::new(home, "attention_shard");
+    let op = Op::new(dev, "attention_shard");
     let (rows, own) = shard_rows(op, of, shard)?;
     op.floats("q", q, own * of.heads.out_width())?;
     op.typed("kv", kv, q.dtype(), rows * of.heads.kv_width())?;
@@ -78,14 +76,14 @@ pub(crate) fn attention_shard(
 }
 
 pub(crate) fn attention_shard_backward(
-    home: &dyn Home,
+    dev: Dev<'_>,
     of: &Attention,
     saved: AttentionSaved<'_>,
     dout: &Buffer,
     shard: RowShard<'_>,
     dqkv: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(home, "attention_shard_backward");
+    let op = Op::new(dev, "attention_shard_backward");
     let AttentionSaved { qkv, out, lse } = saved;
     let (rows, own) = shard_rows(op, of, shard)?;
     op.floats("qkv", qkv, rows * of.heads.qkv_width())?;
@@ -95,7 +93,7 @@ pub(crate) fn attention_shard_backward(
     op.f32s("lse", lse, rows * of.heads.heads)
 }
 
-/// New tokens of a batch of `batch` rows, whose blocks are in the cache. Where they are written, no block is two sequences'.
+/// Checks new tokens of a batch of `batch` rows and their block tables. If `written`, no two sequences share a written block.
 fn paged(
     op: Op<'_>,
     heads: Heads,
@@ -104,7 +102,7 @@ fn paged(
     cache: &Buffer,
     written: bool,
 ) -> Result<()> {
-    let (tokens, len) = (op.home.block_tokens(), op.home.block_len(heads));
+    let (tokens, len) = (op.dev.block_tokens(), op.dev.block_len(heads));
     let blocks = cache.len() / len;
     let (mut end, mut to) = (0, Vec::new());
     for (i, s) in rows.sequences.iter().enumerate() {
@@ -127,13 +125,13 @@ fn paged(
 }
 
 pub(crate) fn cache_write(
-    home: &dyn Home,
+    dev: Dev<'_>,
     heads: Heads,
     qkv: &Buffer,
     rows: &PagedRows,
     cache: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(home, "cache_write");
+    let op = Op::new(dev, "cache_write");
     op.heads(heads)?;
     let batch = op.rows("qkv", qkv, heads.qkv_width())?;
     op.typed("cache", cache, qkv.dtype(), cache.len())?;
@@ -141,14 +139,14 @@ pub(crate) fn cache_write(
 }
 
 pub(crate) fn attention_paged(
-    home: &dyn Home,
+    dev: Dev<'_>,
     of: &Attention,
     qkv: &Buffer,
     rows: &PagedRows,
     cache: &Buffer,
     out: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(home, "attention_paged");
+    let op = Op::new(dev, "attention_paged");
     op.groups(of)?;
     let batch = op.rows("qkv", qkv, of.heads.qkv_width())?;
     op.typed("cache", cache, qkv.dtype(), cache.len())?;
@@ -157,17 +155,17 @@ pub(crate) fn attention_paged(
 }
 
 pub(crate) fn cache_copies(
-    home: &dyn Home,
+    dev: Dev<'_>,
     heads: Heads,
     pairs: &[(u32, u32)],
     layers: &[Buffer],
 ) -> Result<()> {
-    let op = Op::new(home, "cache_copies");
+    let op = Op::new(dev, "cache_copies");
     op.heads(heads)?;
     let Some(first) = layers.first() else { return Ok(()) };
     op.floats("a layer", first, first.len())?;
     layers.iter().try_for_each(|layer| op.typed("a layer", layer, first.dtype(), first.len()))?;
-    let blocks = first.len() / home.block_len(heads);
+    let blocks = first.len() / dev.block_len(heads);
     for (i, &(from, to)) in pairs.iter().enumerate() {
         let highest = from.max(to) as usize;
         op.expect(highest < blocks, || format!("block {highest}, the cache has {blocks}"))?;
@@ -179,26 +177,26 @@ pub(crate) fn cache_copies(
 }
 
 pub(crate) fn linear_qkv(
-    home: &dyn Home,
+    dev: Dev<'_>,
     x: &Buffer,
     layer: QkvLayer<'_>,
     cache: Option<(&PagedRows, &Buffer)>,
     qkv: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(home, "linear_qkv");
+    let op = Op::new(dev, "linear_qkv");
     let rows = op.affine(x, layer.linear)?;
     projected(op, layer, cache, rows, qkv)
 }
 
 pub(crate) fn normed_qkv(
-    home: &dyn Home,
+    dev: Dev<'_>,
     norm: Normed<'_>,
     x: &Buffer,
     layer: QkvLayer<'_>,
     cache: (&PagedRows, &Buffer),
     qkv: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(home, "normed_qkv");
+    let op = Op::new(dev, "normed_qkv");
     let rows = normed(op, norm, x, layer.linear)?;
     projected(op, layer, Some(cache), rows, qkv)
 }

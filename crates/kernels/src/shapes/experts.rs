@@ -1,21 +1,21 @@
 //! Weighted sums of rows.
 
-use super::Op;
-use crate::backend::{Home, RowMix};
+use super::{Dev, Op};
+use crate::backend::RowMix;
 use crate::buffer::Buffer;
 use crate::error::Result;
 
-pub(crate) fn mix_rows(home: &dyn Home, mix: RowMix<'_>, src: &Buffer, out: &Buffer) -> Result<()> {
-    mixed(Op::new(home, "mix_rows"), mix, src, ("out", out)).map(drop)
+pub(crate) fn mix_rows(dev: Dev<'_>, mix: RowMix<'_>, src: &Buffer, out: &Buffer) -> Result<()> {
+    mixed(Op::new(dev, "mix_rows"), mix, src, ("out", out)).map(drop)
 }
 
 pub(crate) fn mix_rows_backward(
-    home: &dyn Home,
+    dev: Dev<'_>,
     mix: RowMix<'_>,
     [src, dout]: [&Buffer; 2],
     [dsrc, dweights]: [&Buffer; 2],
 ) -> Result<()> {
-    let op = Op::new(home, "mix_rows_backward");
+    let op = Op::new(dev, "mix_rows_backward");
     let count = mixed(op, mix, src, ("dout", dout))?;
     op.floats("dsrc", dsrc, src.len())?;
     op.f32s("dweights", dweights, mix.rows.len())?;
@@ -23,11 +23,11 @@ pub(crate) fn mix_rows_backward(
         format!("src has {count} rows, expected one for each of the {} in rows", mix.rows.len())
     })?;
     let mut seen = vec![false; count];
-    let twice = home.ids(mix.rows).iter().find(|&&row| std::mem::replace(&mut seen[row as usize], true));
+    let twice = dev.ids(mix.rows).iter().find(|&&row| std::mem::replace(&mut seen[row as usize], true));
     op.expect(twice.is_none(), || format!("row {} is in rows twice", twice.copied().unwrap_or_default()))
 }
 
-/// Rows of `src`.
+/// Returns the number of rows of `src`.
 fn mixed(op: Op<'_>, mix: RowMix<'_>, src: &Buffer, (name, out): (&str, &Buffer)) -> Result<usize> {
     op.expect(mix.per_row > 0, || "sums of no rows".into())?;
     let count = op.rows("src", src, mix.width)?;

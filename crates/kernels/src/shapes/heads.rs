@@ -1,21 +1,21 @@
-//! The head: log-probabilities, logits, choices, divergence.
+//! The head: log-probabilities, logits, sampling, KL divergence.
 
-use super::Op;
-use crate::backend::{HeadGrads, HeadInput, Home, LogpGrads, LogpStats};
+use super::{Dev, Op};
+use crate::backend::{HeadGrads, HeadInput, LogpGrads, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
-/// Other tokens of a row at most.
+/// Maximum number of additional tokens per row.
 const OTHERS: usize = 32;
 
-/// Rows of a head with their targets.
+/// Checks hidden states, head and targets; returns the number of rows.
 fn targeted(op: Op<'_>, head: HeadInput<'_>, backward: bool) -> Result<usize> {
     let rows = scored(op, "x", head.x, head.w, backward)?;
     op.below("targets", head.targets, rows, head.w.n)?;
     Ok(rows)
 }
 
-/// Rows of a head.
+/// Checks hidden states and head; returns the number of rows.
 fn scored(op: Op<'_>, name: &str, x: &Buffer, w: &Weight, backward: bool) -> Result<usize> {
     op.weight("the head", w, backward)?;
     let rows = op.factor(name, x, w.k, w)?;
@@ -37,18 +37,18 @@ pub(super) fn others(
     vocab: usize,
 ) -> Result<()> {
     let each = ids.len() / rows.max(1);
-    op.expect(each <= OTHERS, || format!("{each} other tokens a row, expected at most {OTHERS}"))?;
+    op.expect(each <= OTHERS, || format!("{each} additional tokens per row, expected at most {OTHERS}"))?;
     op.below("others", ids, rows * each, vocab)?;
     op.f32s(name, out, ids.len())
 }
 
 pub(crate) fn logp(
-    home: &dyn Home,
+    dev: Dev<'_>,
     head: HeadInput<'_>,
     listed: Option<(&Buffer, &Buffer)>,
     s: &LogpStats,
 ) -> Result<()> {
-    let op = Op::new(home, "logp");
+    let op = Op::new(dev, "logp");
     let rows = targeted(op, head, false)?;
     listed.map_or(Ok(()), |(ids, out)| others(op, ids, ("logp of others", out), rows, head.w.n))?;
     stats(op, s, rows)
@@ -60,14 +60,14 @@ fn gradients(op: Op<'_>, w: &Weight, rows: usize, to: &HeadGrads<'_>) -> Result<
 }
 
 pub(crate) fn logp_backward(
-    home: &dyn Home,
+    dev: Dev<'_>,
     head: HeadInput<'_>,
     listed: Option<&Buffer>,
     s: &LogpStats,
     grads: &LogpGrads<'_>,
     to: &HeadGrads<'_>,
 ) -> Result<()> {
-    let op = Op::new(home, "logp_backward");
+    let op = Op::new(dev, "logp_backward");
     let rows = targeted(op, head, true)?;
     stats(op, s, rows)?;
     op.f32s("dlogp", grads.logp, rows)?;
@@ -81,27 +81,27 @@ pub(crate) fn logp_backward(
 }
 
 pub(crate) fn logp_one_pass(
-    home: &dyn Home,
+    dev: Dev<'_>,
     head: HeadInput<'_>,
     dlogp: &Buffer,
     s: &LogpStats,
     to: &HeadGrads<'_>,
 ) -> Result<()> {
-    let op = Op::new(home, "logp_one_pass");
+    let op = Op::new(dev, "logp_one_pass");
     let rows = targeted(op, head, true)?;
     op.f32s("dlogp", dlogp, rows)?;
     stats(op, s, rows)?;
     gradients(op, head.w, rows, to)
 }
 
-pub(crate) fn logits(home: &dyn Home, x: &Buffer, w: &Weight, [logits, lse]: [&Buffer; 2]) -> Result<()> {
-    let op = Op::new(home, "logits");
+pub(crate) fn logits(dev: Dev<'_>, x: &Buffer, w: &Weight, [logits, lse]: [&Buffer; 2]) -> Result<()> {
+    let op = Op::new(dev, "logits");
     let rows = scored(op, "x", x, w, false)?;
     op.f32s("logits", logits, rows * w.n)?;
     op.f32s("lse", lse, rows)
 }
 
-/// Tokens of a row.
+/// Returns the number of vocabulary entries.
 fn chosen_from(op: Op<'_>, logits: &Buffer, rows: usize) -> Result<usize> {
     let vocab = logits.len() / rows.max(1);
     op.f32s("logits", logits, rows * vocab)?;
@@ -109,24 +109,24 @@ fn chosen_from(op: Op<'_>, logits: &Buffer, rows: usize) -> Result<usize> {
     Ok(vocab)
 }
 
-pub(crate) fn sample(home: &dyn Home, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<usize> {
-    let op = Op::new(home, "sample");
+pub(crate) fn sample(dev: Dev<'_>, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<usize> {
+    let op = Op::new(dev, "sample");
     op.f32s("lse", lse, uniform.len())?;
     drawn(op, uniform.iter().copied())?;
     chosen_from(op, logits, uniform.len())
 }
 
-pub(crate) fn argmax(home: &dyn Home, logits: &Buffer, rows: usize) -> Result<usize> {
-    chosen_from(Op::new(home, "argmax"), logits, rows)
+pub(crate) fn argmax(dev: Dev<'_>, logits: &Buffer, rows: usize) -> Result<usize> {
+    chosen_from(Op::new(dev, "argmax"), logits, rows)
 }
 
 pub(crate) fn choose(
-    home: &dyn Home,
+    dev: Dev<'_>,
     logits: &Buffer,
     lse: &Buffer,
     draws: impl ExactSizeIterator<Item = Option<f32>>,
 ) -> Result<usize> {
-    let (op, rows) = (Op::new(home, "choose"), draws.len());
+    let (op, rows) = (Op::new(dev, "choose"), draws.len());
     op.f32s("lse", lse, rows)?;
     drawn(op, draws.flatten())?;
     chosen_from(op, logits, rows)
@@ -137,9 +137,9 @@ fn drawn(op: Op<'_>, mut draws: impl Iterator<Item = f32>) -> Result<()> {
     bad.map_or(Ok(()), |draw| Err(op.error(format!("a draw of {draw}, expected 0 to 1"))))
 }
 
-/// `choices` are the numbers of rows of each.
-pub(crate) fn feed(home: &dyn Home, choices: &[usize], from: &[(usize, u32)], ids: &Buffer) -> Result<()> {
-    let op = Op::new(home, "feed");
+/// `choices` has the number of rows of each.
+pub(crate) fn feed(dev: Dev<'_>, choices: &[usize], from: &[(usize, u32)], ids: &Buffer) -> Result<()> {
+    let op = Op::new(dev, "feed");
     op.typed("ids", ids, DType::U32, ids.len())?;
     let (n, room) = (from.len(), ids.len());
     op.expect(n <= room, || format!("ids have {room} elements, {n} are put there"))?;
@@ -150,7 +150,7 @@ pub(crate) fn feed(home: &dyn Home, choices: &[usize], from: &[(usize, u32)], id
 
 type KlOperands<'a> = (&'a Buffer, &'a Weight);
 
-/// Rows.
+/// Returns the number of rows.
 fn compared(op: Op<'_>, p: KlOperands<'_>, q: KlOperands<'_>, backward: bool) -> Result<usize> {
     let (rows, others) = (scored(op, "p", p.0, p.1, backward)?, scored(op, "q", q.0, q.1, false)?);
     op.expect(rows == others, || format!("{rows} rows of p, {others} of q"))?;
@@ -161,20 +161,20 @@ fn compared(op: Op<'_>, p: KlOperands<'_>, q: KlOperands<'_>, backward: bool) ->
     Ok(rows)
 }
 
-pub(crate) fn kl(home: &dyn Home, p: KlOperands<'_>, q: KlOperands<'_>, kl: &Buffer) -> Result<()> {
-    let op = Op::new(home, "kl");
+pub(crate) fn kl(dev: Dev<'_>, p: KlOperands<'_>, q: KlOperands<'_>, kl: &Buffer) -> Result<()> {
+    let op = Op::new(dev, "kl");
     let rows = compared(op, p, q, false)?;
     op.f32s("kl", kl, rows)
 }
 
 pub(crate) fn kl_backward(
-    home: &dyn Home,
+    dev: Dev<'_>,
     p: KlOperands<'_>,
     q: KlOperands<'_>,
     dkl: &Buffer,
     to: &HeadGrads<'_>,
 ) -> Result<()> {
-    let op = Op::new(home, "kl_backward");
+    let op = Op::new(dev, "kl_backward");
     let rows = compared(op, p, q, true)?;
     op.f32s("dkl", dkl, rows)?;
     gradients(op, p.1, rows, to)

@@ -1,28 +1,27 @@
-//! Norms, linear layers, rotation, activations.
+//! Norms, linear layers, RoPE, activations.
 
-use super::Op;
+use super::{Dev, Op};
 use crate::backend::{
-    Activation, Affine, HeadNorm, Heads, Home, LinearGrads, NormGrads, NormInput, NormRecompute, Normed,
-    Rotation,
+    Activation, Affine, HeadNorm, Heads, LinearGrads, NormGrads, NormInput, NormRecompute, Normed, Rotation,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
-pub(crate) fn norm(home: &dyn Home, norm: Normed<'_>, x: &Buffer, y: &Buffer) -> Result<()> {
-    let op = Op::new(home, "norm");
+pub(crate) fn norm(dev: Dev<'_>, norm: Normed<'_>, x: &Buffer, y: &Buffer) -> Result<()> {
+    let op = Op::new(dev, "norm");
     op.norm(norm)?;
     op.rows("x", x, norm.op.width)?;
     op.floats("y", y, x.len())
 }
 
 pub(crate) fn add_norm(
-    home: &dyn Home,
+    dev: Dev<'_>,
     norm: Normed<'_>,
     x: &Buffer,
     delta: &Buffer,
     [sum, y]: [&Buffer; 2],
 ) -> Result<()> {
-    let op = Op::new(home, "add_norm");
+    let op = Op::new(dev, "add_norm");
     op.norm(norm)?;
     op.rows("x", x, norm.op.width)?;
     op.floats("delta", delta, x.len())?;
@@ -36,14 +35,14 @@ fn norm_grads(op: Op<'_>, width: usize, grads: &NormGrads<'_>) -> Result<()> {
 }
 
 pub(crate) fn norm_backward(
-    home: &dyn Home,
+    dev: Dev<'_>,
     norm: Normed<'_>,
     dy: &Buffer,
     x: &Buffer,
     dx: &Buffer,
     grads: &NormGrads<'_>,
 ) -> Result<()> {
-    let op = Op::new(home, "norm_backward");
+    let op = Op::new(dev, "norm_backward");
     op.norm(norm)?;
     op.rows("x", x, norm.op.width)?;
     op.floats("dy", dy, x.len())?;
@@ -52,12 +51,12 @@ pub(crate) fn norm_backward(
 }
 
 pub(crate) fn norm_recompute(
-    home: &dyn Home,
+    dev: Dev<'_>,
     norm: Normed<'_>,
     of: NormInput<'_>,
     backward: &NormRecompute<'_>,
 ) -> Result<()> {
-    let op = Op::new(home, "norm_recompute");
+    let op = Op::new(dev, "norm_recompute");
     op.norm(norm)?;
     op.rows("x", of.x, norm.op.width)?;
     let n = of.x.len();
@@ -71,49 +70,43 @@ pub(crate) fn norm_recompute(
     norm_grads(op, norm.op.width, grads)
 }
 
-pub(crate) fn weight(home: &dyn Home, n: usize, k: usize, dtype: DType) -> Result<()> {
-    let op = Op::new(home, "weight");
+pub(crate) fn weight(dev: Dev<'_>, n: usize, k: usize, dtype: DType) -> Result<()> {
+    let op = Op::new(dev, "weight");
     op.expect(n > 0 && k > 0 && dtype.is_float(), || format!("{n} x {k} of {}", dtype.name()))?;
     op.times(n, k).map(|_| ())
 }
 
-pub(crate) fn master(home: &dyn Home, w: &Weight) -> Result<()> {
-    Op::new(home, "master").weight("the weight", w, false)
+pub(crate) fn master(dev: Dev<'_>, w: &Weight) -> Result<()> {
+    Op::new(dev, "master").weight("the weight", w, false)
 }
 
-pub(crate) fn load_weight(home: &dyn Home, master: &Buffer, w: &Weight) -> Result<()> {
-    let op = Op::new(home, "load_weight");
+pub(crate) fn load_weight(dev: Dev<'_>, master: &Buffer, w: &Weight) -> Result<()> {
+    let op = Op::new(dev, "load_weight");
     op.weight("the weight", w, false)?;
     op.f32s("master", master, w.n * w.k)
 }
 
-pub(crate) fn linear(
-    home: &dyn Home,
-    x: &Buffer,
-    w: &Weight,
-    bias: Option<&Buffer>,
-    y: &Buffer,
-) -> Result<()> {
-    let op = Op::new(home, "linear");
+pub(crate) fn linear(dev: Dev<'_>, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &Buffer) -> Result<()> {
+    let op = Op::new(dev, "linear");
     let rows = op.affine(x, Affine { weight: w, bias })?;
     op.floats("y", y, op.times(rows, w.n)?)
 }
 
-pub(crate) fn linear_dx(home: &dyn Home, dy: &Buffer, w: &Weight, dx: &Buffer) -> Result<()> {
-    let op = Op::new(home, "linear_dx");
+pub(crate) fn linear_dx(dev: Dev<'_>, dy: &Buffer, w: &Weight, dx: &Buffer) -> Result<()> {
+    let op = Op::new(dev, "linear_dx");
     op.weight("the weight", w, true)?;
     let rows = op.factor("dy", dy, w.n, w)?;
     op.floats("dx", dx, op.times(rows, w.k)?)
 }
 
 pub(crate) fn linear_dw(
-    home: &dyn Home,
+    dev: Dev<'_>,
     dy: &Buffer,
     x: &Buffer,
     tokens: usize,
     grads: &LinearGrads<'_>,
 ) -> Result<()> {
-    let op = Op::new(home, "linear_dw");
+    let op = Op::new(dev, "linear_dw");
     let (dw, dbias) = (grads.weight.as_deref(), grads.bias.as_deref());
     op.floats("dy", dy, dy.len())?;
     op.typed("x", x, dy.dtype(), x.len())?;
@@ -130,18 +123,18 @@ pub(crate) fn linear_dw(
     op.some_f32s("dbias", dbias, n)
 }
 
-pub(crate) fn head_norm(home: &dyn Home, norm: HeadNorm<'_>, qkv: &Buffer, out: &Buffer) -> Result<()> {
-    head_norms(Op::new(home, "head_norm"), norm, qkv, ("out", out))
+pub(crate) fn head_norm(dev: Dev<'_>, norm: HeadNorm<'_>, qkv: &Buffer, out: &Buffer) -> Result<()> {
+    head_norms(Op::new(dev, "head_norm"), norm, qkv, ("out", out))
 }
 
 pub(crate) fn head_norm_backward(
-    home: &dyn Home,
+    dev: Dev<'_>,
     norm: HeadNorm<'_>,
     qkv: &Buffer,
     dqkv: &Buffer,
     dweights: [Option<&Buffer>; 2],
 ) -> Result<()> {
-    let op = Op::new(home, "head_norm_backward");
+    let op = Op::new(dev, "head_norm_backward");
     head_norms(op, norm, qkv, ("dqkv", dqkv))?;
     let [(_, query), (_, key)] = norm.parts();
     op.some_f32s("dq_weight", dweights[0], query.width)?;
@@ -160,7 +153,7 @@ fn head_norms(op: Op<'_>, norm: HeadNorm<'_>, qkv: &Buffer, (name, out): (&str, 
     op.floats(name, out, qkv.len())
 }
 
-/// Angles for each of `rows` rows.
+/// Checks RoPE tables and positions for `rows` rows.
 pub(super) fn angles(op: Op<'_>, heads: Heads, rotation: Rotation<'_>, rows: usize) -> Result<()> {
     let Rotation { dim, cos, sin, positions } = rotation;
     let fits = dim.is_multiple_of(2) && dim <= heads.head_dim;
@@ -174,21 +167,21 @@ pub(super) fn angles(op: Op<'_>, heads: Heads, rotation: Rotation<'_>, rows: usi
     op.below("positions", positions, rows, known)
 }
 
-pub(crate) fn rotary(home: &dyn Home, heads: Heads, of: Rotation<'_>, qkv: &Buffer) -> Result<()> {
-    let op = Op::new(home, "rotary");
+pub(crate) fn rotary(dev: Dev<'_>, heads: Heads, of: Rotation<'_>, qkv: &Buffer) -> Result<()> {
+    let op = Op::new(dev, "rotary");
     op.heads(heads)?;
     let rows = op.rows("qkv", qkv, heads.qkv_width())?;
     angles(op, heads, of, rows)
 }
 
 pub(crate) fn qkv_backward(
-    home: &dyn Home,
+    dev: Dev<'_>,
     heads: Heads,
     of: Option<Rotation<'_>>,
     dqkv: &Buffer,
     dbias: Option<&Buffer>,
 ) -> Result<()> {
-    let op = Op::new(home, "qkv_backward");
+    let op = Op::new(dev, "qkv_backward");
     op.heads(heads)?;
     let rows = op.rows("dqkv", dqkv, heads.qkv_width())?;
     of.map_or(Ok(()), |of| angles(op, heads, of, rows))?;
@@ -196,24 +189,24 @@ pub(crate) fn qkv_backward(
 }
 
 pub(crate) fn rotated_bias(
-    home: &dyn Home,
+    dev: Dev<'_>,
     head_dim: usize,
     dqkv: &Buffer,
     tokens: usize,
     dbias: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(home, "rotated_bias");
+    let op = Op::new(dev, "rotated_bias");
     op.expect(head_dim > 0, || "heads without columns".into())?;
     op.floats("dqkv", dqkv, op.times(tokens, dbias.len())?)?;
     op.f32s("dbias", dbias, dbias.len())
 }
 
-/// Elements of a row of `x`, for rows of `width` of `y`.
+/// Elements of a row of `x` if a row of `y` has `width`.
 pub(crate) fn input_width(op: Activation, width: usize) -> usize {
     if op == Activation::Gelu { width } else { 2 * width }
 }
 
-/// Rows.
+/// Returns the number of rows.
 fn activations(
     op: Op<'_>,
     kind: Activation,
@@ -227,53 +220,53 @@ fn activations(
     Ok(rows)
 }
 
-/// Rows.
+/// Returns the number of rows.
 pub(crate) fn activation(
-    home: &dyn Home,
+    dev: Dev<'_>,
     kind: Activation,
     width: usize,
     x: &Buffer,
     y: &Buffer,
 ) -> Result<usize> {
-    activations(Op::new(home, "activation"), kind, width, ("x", x), ("y", y))
+    activations(Op::new(dev, "activation"), kind, width, ("x", x), ("y", y))
 }
 
-/// Rows.
+/// Returns the number of rows.
 pub(crate) fn activation_backward(
-    home: &dyn Home,
+    dev: Dev<'_>,
     kind: Activation,
     width: usize,
     x: &Buffer,
     dy: &Buffer,
     dx: &Buffer,
 ) -> Result<usize> {
-    let op = Op::new(home, "activation_backward");
+    let op = Op::new(dev, "activation_backward");
     let rows = activations(op, kind, width, ("x", x), ("dy", dy))?;
     op.floats("dx", dx, x.len())?;
     Ok(rows)
 }
 
-/// Rows.
+/// Returns the number of rows.
 pub(crate) fn activation_recompute(
-    home: &dyn Home,
+    dev: Dev<'_>,
     kind: Activation,
     width: usize,
     x: &Buffer,
     dy: &Buffer,
 ) -> Result<usize> {
-    let op = Op::new(home, "activation_recompute");
+    let op = Op::new(dev, "activation_recompute");
     let rows = activations(op, kind, width, ("x", x), ("dy", dy))?;
     op.typed("x", x, dy.dtype(), x.len())?;
     Ok(rows)
 }
 
-pub(crate) fn linear_add(home: &dyn Home, x: &Buffer, layer: Affine<'_>, to: &Buffer) -> Result<()> {
-    let op = Op::new(home, "linear_add");
+pub(crate) fn linear_add(dev: Dev<'_>, x: &Buffer, layer: Affine<'_>, to: &Buffer) -> Result<()> {
+    let op = Op::new(dev, "linear_add");
     let rows = op.affine(x, layer)?;
     op.f32s("to", to, op.times(rows, layer.weight.n)?)
 }
 
-/// Rows of the residual stream whose norm a layer multiplies.
+/// Checks a norm followed by a linear layer; returns the number of rows.
 pub(super) fn normed(op: Op<'_>, norm: Normed<'_>, x: &Buffer, layer: Affine<'_>) -> Result<usize> {
     op.norm(norm)?;
     op.weight("the weight", layer.weight, false)?;
@@ -285,14 +278,14 @@ pub(super) fn normed(op: Op<'_>, norm: Normed<'_>, x: &Buffer, layer: Affine<'_>
 }
 
 pub(crate) fn normed_activation(
-    home: &dyn Home,
+    dev: Dev<'_>,
     norm: Normed<'_>,
     x: &Buffer,
     layer: Affine<'_>,
     kind: Activation,
     y: &Buffer,
 ) -> Result<()> {
-    let op = Op::new(home, "normed_activation");
+    let op = Op::new(dev, "normed_activation");
     let rows = normed(op, norm, x, layer)?;
     let n = layer.weight.n;
     let width = if kind == Activation::Gelu { n } else { n / 2 };

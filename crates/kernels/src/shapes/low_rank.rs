@@ -1,29 +1,29 @@
-//! Low-rank additions to weights.
+//! LoRA updates of weights.
 
-use super::Op;
-use crate::backend::{ColumnsOf, Home, LinearGrads, LowRank, LowRankGrad};
+use super::{Dev, Op};
+use crate::backend::{ColumnsOf, LinearGrads, LowRank, LowRankGrad};
 use crate::buffer::{Buffer, Weight};
 use crate::error::Result;
 
-pub(crate) fn adapted(home: &dyn Home, base: &Buffer, parts: &[LowRank<'_>], out: &Buffer) -> Result<()> {
-    let op = Op::new(home, "adapted");
+pub(crate) fn adapted(dev: Dev<'_>, base: &Buffer, parts: &[LowRank<'_>], out: &Buffer) -> Result<()> {
+    let op = Op::new(dev, "adapted");
     op.f32s("out", out, base.len())?;
     additions(op, base, parts, None)
 }
 
 pub(crate) fn load_adapted(
-    home: &dyn Home,
+    dev: Dev<'_>,
     base: &Buffer,
     parts: &[LowRank<'_>],
     weight: &Weight,
 ) -> Result<()> {
-    let op = Op::new(home, "load_adapted");
+    let op = Op::new(dev, "load_adapted");
     op.weight("the weight", weight, false)?;
     op.floats("base", base, weight.n * weight.k)?;
     additions(op, base, parts, Some(weight.k))
 }
 
-/// Factors that fit the weights they are added to, in rows that follow each other; `k` where it is known.
+/// Checks factors that update consecutive, disjoint rows; `k` if known.
 fn additions(op: Op<'_>, base: &Buffer, parts: &[LowRank<'_>], k: Option<usize>) -> Result<()> {
     op.floats("base", base, base.len())?;
     let mut end = 0;
@@ -41,8 +41,8 @@ fn additions(op: Op<'_>, base: &Buffer, parts: &[LowRank<'_>], k: Option<usize>)
     Ok(())
 }
 
-pub(crate) fn low_rank_dw(home: &dyn Home, of: LowRankGrad<'_>, grads: &LinearGrads<'_>) -> Result<()> {
-    let op = Op::new(home, "low_rank_dw");
+pub(crate) fn low_rank_dw(dev: Dev<'_>, of: LowRankGrad<'_>, grads: &LinearGrads<'_>) -> Result<()> {
+    let op = Op::new(dev, "low_rank_dw");
     op.weight("the factor", of.w, false)?;
     for (name, columns, width) in [("x", of.x, of.w.k), ("y", of.y, of.y.width)] {
         let ColumnsOf { of: rows, from, width: found } = columns;

@@ -1,8 +1,8 @@
-//! What the operands of every operation must be: the one place where lengths, types and indices are checked, before unsafe
-//! code or a card meets an address.
+//! Operand checks of every operation: the one place where lengths, types and indices are validated before unsafe code or a GPU
+//! uses them as addresses.
 //!
-//! A function here stands for the operation of [`Backend`](crate::Backend) of its name, and every backend calls it first. An
-//! operand that does not fit is an error that names operation and operand; nothing has been computed then.
+//! Each function has the name of its operation of [`Backend`](crate::Backend), and every backend calls it first. An operand that
+//! does not fit is an error that names the operation and the operand, before anything is computed.
 
 mod attention;
 mod experts;
@@ -22,20 +22,23 @@ pub(crate) use updates::*;
 pub(crate) use vectors::*;
 pub(crate) use vocab::*;
 
-use crate::backend::{Affine, Attention, Heads, Home, Normed};
+use crate::backend::{Affine, Attention, DeviceInfo, Heads, Normed};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::{Error, Result};
 
-/// An operation whose operands are looked at.
+/// The device that checks its operands.
+pub(crate) type Dev<'a> = &'a dyn DeviceInfo;
+
+/// An operation whose operands are being checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Op<'a> {
     name: &'static str,
-    home: &'a dyn Home,
+    dev: Dev<'a>,
 }
 
 impl<'a> Op<'a> {
-    pub(crate) fn new(home: &'a dyn Home, name: &'static str) -> Self {
-        Op { name, home }
+    pub(crate) fn new(dev: Dev<'a>, name: &'static str) -> Self {
+        Op { name, dev }
     }
 
     #[cold]
@@ -43,21 +46,21 @@ impl<'a> Op<'a> {
         Error::usage(format!("operation {}: {what}", self.name))
     }
 
-    /// An error unless so; `what` says what is wrong.
+    /// Errors with `what()` unless `so`.
     fn expect(&self, so: bool, what: impl FnOnce() -> String) -> Result<()> {
         if so { Ok(()) } else { Err(self.error(what())) }
     }
 
-    /// A product of sizes that memory could hold.
+    /// `a * b`, if that many elements can exist.
     fn times(&self, a: usize, b: usize) -> Result<usize> {
         a.checked_mul(b)
             .filter(|&n| n <= MOST)
             .ok_or_else(|| self.error(format!("{a} x {b} elements cannot exist")))
     }
 
-    /// Of this device, and of this length.
+    /// Requires a buffer of this device with `len` elements.
     fn sized(&self, operand: &str, b: &Buffer, len: usize) -> Result<()> {
-        self.expect(self.home.holds(b), || format!("{operand} is not memory of this device"))?;
+        self.expect(self.dev.holds(b), || format!("{operand} is not memory of this device"))?;
         self.expect(b.len() == len, || format!("{operand} has {} elements, expected {len}", b.len()))
     }
 
@@ -73,7 +76,7 @@ impl<'a> Op<'a> {
         self.typed(operand, b, DType::F32, len)
     }
 
-    /// The same where there are any.
+    /// The same if the operand is present.
     fn some_f32s(&self, operand: &str, b: Option<&Buffer>, len: usize) -> Result<()> {
         b.map_or(Ok(()), |b| self.f32s(operand, b, len))
     }
@@ -85,7 +88,7 @@ impl<'a> Op<'a> {
         self.sized(operand, b, len)
     }
 
-    /// Rows of a float buffer.
+    /// Number of rows of a float buffer.
     fn rows(&self, operand: &str, b: &Buffer, width: usize) -> Result<usize> {
         self.expect(width > 0, || format!("rows of {operand} have no elements"))?;
         self.floats(operand, b, b.len())?;
@@ -97,7 +100,7 @@ impl<'a> Op<'a> {
     /// Requires `len` indices, all below a bound.
     fn below(&self, operand: &str, b: &Buffer, len: usize, bound: usize) -> Result<()> {
         self.typed(operand, b, DType::U32, len)?;
-        match self.home.ids(b).iter().find(|&&id| id as usize >= bound) {
+        match self.dev.ids(b).iter().find(|&&id| id as usize >= bound) {
             None => Ok(()),
             Some(id) => Err(self.error(format!("{operand} holds {id}, expected numbers below {bound}"))),
         }
@@ -108,17 +111,17 @@ impl<'a> Op<'a> {
         self.times(w.n, w.k)?;
         let what =
             if backward { "a weight of this device made for training" } else { "a weight of this device" };
-        self.expect(self.home.holds_weight(w, backward), || format!("{operand} is not {what}"))
+        self.expect(self.dev.holds_weight(w, backward), || format!("{operand} is not {what}"))
     }
 
-    /// Rows that a weight multiplies.
+    /// Checks rows for a GEMM with a weight; returns their number.
     fn factor(&self, operand: &str, x: &Buffer, width: usize, w: &Weight) -> Result<usize> {
         let (is, want) = (x.dtype().name(), w.compute.name());
         self.expect(x.dtype() == w.compute, || format!("{operand} is {is}, the weight {want}"))?;
         self.rows(operand, x, width)
     }
 
-    /// Rows that a layer multiplies.
+    /// Checks rows for a linear layer; returns their number.
     fn affine(&self, x: &Buffer, layer: Affine<'_>) -> Result<usize> {
         self.weight("the weight", layer.weight, false)?;
         self.some_f32s("bias", layer.bias, layer.weight.n)?;
@@ -131,7 +134,7 @@ impl<'a> Op<'a> {
         self.expect(sane, || format!("{all} heads, {kv_heads} key heads of {head_dim}"))
     }
 
-    /// Heads that share key heads, and what they see.
+    /// Checks head counts, grouping and window.
     fn groups(&self, of: &Attention) -> Result<()> {
         self.heads(of.heads)?;
         let Heads { heads, kv_heads, .. } = of.heads;
@@ -146,16 +149,16 @@ impl<'a> Op<'a> {
         self.some_f32s("bias", norm.bias, width)
     }
 
-    /// Elements `at..at + len` of a float buffer.
-    fn stretch(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
+    /// Requires elements `at..at + len` of a float buffer.
+    fn float_range(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
         self.floats(operand, b, b.len())?;
         self.inside(operand, b, at, len)
     }
 
-    /// The same, or of a buffer of codes.
+    /// The same, of a float buffer or a buffer of codes.
     fn numbers(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
         if b.dtype() != DType::U8 {
-            return self.stretch(operand, b, at, len);
+            return self.float_range(operand, b, at, len);
         }
         self.sized(operand, b, b.len())?;
         self.inside(operand, b, at, len)
@@ -167,5 +170,5 @@ impl<'a> Op<'a> {
     }
 }
 
-/// More elements than any memory has; products of two such numbers' roots do not overflow.
+/// More elements than any memory holds, yet sums and products of checked sizes do not overflow.
 const MOST: usize = 1 << 48;

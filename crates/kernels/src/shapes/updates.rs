@@ -1,14 +1,14 @@
-//! Updates of parameters.
+//! Optimizer steps.
 
-use super::Op;
-use crate::backend::{AdamWParam, Home, Sgd};
+use super::{Dev, Op};
+use crate::backend::{AdamWParam, Sgd};
 use crate::buffer::{Buffer, DType};
 use crate::codes::BLOCK;
 use crate::error::Result;
 use std::ops::Range;
 
-/// Stretches of a parameter: within it, in order, none twice.
-fn stretches(op: Op<'_>, ranges: &[Range<usize>], len: usize) -> Result<()> {
+/// Checks that ranges lie within a parameter, in ascending order, without overlap.
+fn check_ranges(op: Op<'_>, ranges: &[Range<usize>], len: usize) -> Result<()> {
     let mut at = 0;
     for r in ranges {
         op.expect(at <= r.start && r.start <= r.end && r.end <= len, || {
@@ -19,8 +19,8 @@ fn stretches(op: Op<'_>, ranges: &[Range<usize>], len: usize) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn adamw(home: &dyn Home, params: &[AdamWParam<'_>]) -> Result<()> {
-    let op = Op::new(home, "adamw");
+pub(crate) fn adamw(dev: Dev<'_>, params: &[AdamWParam<'_>]) -> Result<()> {
+    let op = Op::new(dev, "adamw");
     for p in params {
         let n = p.param.len();
         op.expect(p.op.step > 0, || "steps are counted from 1".into())?;
@@ -28,7 +28,7 @@ pub(crate) fn adamw(home: &dyn Home, params: &[AdamWParam<'_>]) -> Result<()> {
         let format = if p.absmax.is_some() { DType::U8 } else { DType::F32 };
         let moments = [("first", &*p.first), ("second", &*p.second)];
         moments.iter().try_for_each(|(name, b)| op.typed(name, b, format, n))?;
-        stretches(op, p.ranges, n)?;
+        check_ranges(op, p.ranges, n)?;
         if let Some([first, second]) = &p.absmax {
             let blocks = n.div_ceil(BLOCK);
             [("first's absmax", first), ("second's absmax", second)]
@@ -48,18 +48,18 @@ pub(crate) fn adamw(home: &dyn Home, params: &[AdamWParam<'_>]) -> Result<()> {
 }
 
 pub(crate) fn sgd(
-    home: &dyn Home,
+    dev: Dev<'_>,
     of: Sgd,
     range: &Range<usize>,
     param: &Buffer,
     grad: &Buffer,
     velocity: Option<&Buffer>,
 ) -> Result<()> {
-    let op = Op::new(home, "sgd");
+    let op = Op::new(dev, "sgd");
     let n = param.len();
     op.f32s("param", param, n)?;
     op.f32s("grad", grad, n)?;
     op.some_f32s("velocity", velocity, n)?;
     op.expect(of.momentum == 0.0 || velocity.is_some(), || "momentum needs a velocity".into())?;
-    stretches(op, std::slice::from_ref(range), n)
+    check_ranges(op, std::slice::from_ref(range), n)
 }

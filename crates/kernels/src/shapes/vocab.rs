@@ -1,19 +1,19 @@
-//! The head by parts of its vocabulary.
+//! The vocabulary-parallel head.
 
-use super::Op;
 use super::heads::{others, stats};
-use crate::backend::{Home, LogpGrads, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart};
+use super::{Dev, Op};
+use crate::backend::{LogpGrads, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
-/// Rows of hidden states that meet a part.
+/// Returns the number of rows of hidden states.
 fn scored(op: Op<'_>, x: &Buffer, part: VocabPart<'_>) -> Result<usize> {
     let VocabPart { w, first, from, to } = part;
     op.weight("the head", w, false)?;
     let rows = op.factor("x", x, w.k, w)?;
     let inside = first <= from && from < to && to - first <= w.n;
     op.expect(inside, || format!("tokens {from}..{to} of a head with {} from {first} on", w.n))?;
-    let tile = op.home.vocab_tile();
+    let tile = op.dev.vocab_tile();
     let tiles = (from - first).is_multiple_of(tile);
     let whole = (to - from).is_multiple_of(tile) || to - first == w.n;
     op.expect(tiles && whole, || format!("tokens {from}..{to} are not tiles of {tile}"))?;
@@ -21,10 +21,10 @@ fn scored(op: Op<'_>, x: &Buffer, part: VocabPart<'_>) -> Result<usize> {
     Ok(rows)
 }
 
-pub(crate) fn tile_stats(home: &dyn Home, x: &Buffer, part: VocabPart<'_>, to: &TileStats<'_>) -> Result<()> {
-    let op = Op::new(home, "tile_stats");
+pub(crate) fn tile_stats(dev: Dev<'_>, x: &Buffer, part: VocabPart<'_>, to: &TileStats<'_>) -> Result<()> {
+    let op = Op::new(dev, "tile_stats");
     let rows = scored(op, x, part)?;
-    op.f32s("tiles", to.tiles, 3 * rows * part.tiles(home.vocab_tile()))?;
+    op.f32s("tiles", to.tiles, 3 * rows * part.tiles(dev.vocab_tile()))?;
     if let Some((ids, found)) = &to.found {
         let whole = rows > 0 && ids.len().is_multiple_of(rows) || ids.is_empty();
         op.expect(whole, || format!("{} tokens are wanted of {rows} rows", ids.len()))?;
@@ -34,8 +34,8 @@ pub(crate) fn tile_stats(home: &dyn Home, x: &Buffer, part: VocabPart<'_>, to: &
     op.some_f32s("logits", to.logits.as_deref(), rows * part.width())
 }
 
-pub(crate) fn fold_tiles(home: &dyn Home, tiles: &Buffer, [lse, entropy]: [&Buffer; 2]) -> Result<()> {
-    let (op, rows) = (Op::new(home, "fold_tiles"), lse.len());
+pub(crate) fn fold_tiles(dev: Dev<'_>, tiles: &Buffer, [lse, entropy]: [&Buffer; 2]) -> Result<()> {
+    let (op, rows) = (Op::new(dev, "fold_tiles"), lse.len());
     op.f32s("lse", lse, rows)?;
     op.f32s("entropy", entropy, rows)?;
     let whole = if rows == 0 { tiles.is_empty() } else { tiles.len().is_multiple_of(3 * rows) };
@@ -43,7 +43,7 @@ pub(crate) fn fold_tiles(home: &dyn Home, tiles: &Buffer, [lse, entropy]: [&Buff
     op.f32s("tiles", tiles, tiles.len())
 }
 
-/// The part that gradients are computed of: the weight has its rows and no others.
+/// Requires a weight with exactly the part's rows.
 fn gradients(
     op: Op<'_>,
     part: Option<(VocabPart<'_>, &Buffer)>,
@@ -61,14 +61,14 @@ fn gradients(
 }
 
 pub(crate) fn part_backward(
-    home: &dyn Home,
+    dev: Dev<'_>,
     head: PartInput<'_>,
     listed: Option<&Buffer>,
     s: &LogpStats,
     grads: &LogpGrads<'_>,
     to: &PartGrads<'_>,
 ) -> Result<()> {
-    let (op, rows) = (Op::new(home, "part_backward"), head.targets.len());
+    let (op, rows) = (Op::new(dev, "part_backward"), head.targets.len());
     let vocab = to.back.k;
     op.below("targets", head.targets, rows, vocab)?;
     stats(op, s, rows)?;
@@ -92,14 +92,14 @@ fn compared(op: Op<'_>, [p, q]: [PartSide<'_>; 2]) -> Result<usize> {
     Ok(rows)
 }
 
-pub(crate) fn kl_tiles(home: &dyn Home, p: PartSide<'_>, q: PartSide<'_>, sums: &Buffer) -> Result<()> {
-    let op = Op::new(home, "kl_tiles");
+pub(crate) fn kl_tiles(dev: Dev<'_>, p: PartSide<'_>, q: PartSide<'_>, sums: &Buffer) -> Result<()> {
+    let op = Op::new(dev, "kl_tiles");
     let rows = compared(op, [p, q])?;
-    op.f32s("sums", sums, rows * p.part.tiles(home.vocab_tile()))
+    op.f32s("sums", sums, rows * p.part.tiles(dev.vocab_tile()))
 }
 
-pub(crate) fn fold_kl(home: &dyn Home, tiles: &Buffer, kl: &Buffer) -> Result<()> {
-    let (op, rows) = (Op::new(home, "fold_kl"), kl.len());
+pub(crate) fn fold_kl(dev: Dev<'_>, tiles: &Buffer, kl: &Buffer) -> Result<()> {
+    let (op, rows) = (Op::new(dev, "fold_kl"), kl.len());
     op.f32s("kl", kl, rows)?;
     let whole = if rows == 0 { tiles.is_empty() } else { tiles.len().is_multiple_of(rows) };
     op.expect(whole, || format!("{} sums of tiles for {rows} rows", tiles.len()))?;
@@ -107,12 +107,12 @@ pub(crate) fn fold_kl(home: &dyn Home, tiles: &Buffer, kl: &Buffer) -> Result<()
 }
 
 pub(crate) fn kl_part_backward(
-    home: &dyn Home,
+    dev: Dev<'_>,
     sides: Option<[PartSide<'_>; 2]>,
     [kl, dkl]: [&Buffer; 2],
     to: &PartGrads<'_>,
 ) -> Result<()> {
-    let (op, rows) = (Op::new(home, "kl_part_backward"), kl.len());
+    let (op, rows) = (Op::new(dev, "kl_part_backward"), kl.len());
     op.f32s("kl", kl, rows)?;
     op.f32s("dkl", dkl, rows)?;
     if let Some(sides) = sides {

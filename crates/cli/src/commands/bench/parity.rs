@@ -196,7 +196,7 @@ impl PeerOutput {
                 let want = self.floats(&name)?.ok_or_else(missing)?;
                 let scale = want.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
                 for (j, w) in want.iter().enumerate() {
-                    let g = part.held(j);
+                    let g = part.decoder_index(j);
                     let far = f64::from((got[at + g] - w).abs() / scale);
                     most = if far.is_nan() { f64::INFINITY } else { most.max(far) };
                 }

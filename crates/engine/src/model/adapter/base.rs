@@ -1,7 +1,7 @@
-//! Where the weights under an adapter live. They never change; a merge reads each of them once.
+//! Storage of the frozen base weights under an adapter. They never change; each merge reads each of them once.
 //!
-//! As NF4 they take 4.5 bits a weight instead of 16: blocks of 64 share an f32 magnitude, and each weight is the nearest of 16
-//! fractions of it. The policy is then an adapter on the rounded weights, `round(nf4(base) + s B A)`, as in QLoRA.
+//! NF4 takes 4.5 bits per weight instead of 16: blocks of 64 share an f32 absmax, and each weight is the nearest of 16 code
+//! values times that absmax. The policy is then `round(nf4(base) + s B A)`, as in QLoRA.
 
 use crate::checkpoint::ParamValues;
 use crate::model::ParamShape;
@@ -11,19 +11,19 @@ use ferrl_kernels::codes::{NF4_BLOCK, decode_nf4, encode_nf4};
 use ferrl_kernels::{Buffer, DType};
 use std::ops::Range;
 
-/// Where the weights under an adapter are, and how.
+/// Where, and in which format, base weights are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BaseHome {
-    /// Memory of the device, in bf16 where that holds them exactly.
+    /// Device memory; bf16 where that is exact, else f32.
     #[default]
     Device,
-    /// The machine's memory, likewise; merges read them through the bus.
+    /// Host memory, in the same formats; merges read it over the bus.
     Host,
-    /// Memory of the device, as NF4.
+    /// Device memory, NF4.
     Nf4,
 }
 
-/// A weight as NF4.
+/// An NF4-quantised weight.
 pub(crate) struct Nf4Base {
     codes: Buffer,
     absmax: Buffer,
@@ -32,8 +32,8 @@ pub(crate) struct Nf4Base {
 }
 
 impl Model {
-    /// A parameter that is the base of an adapter, of which products read what [`Model::merge`] derives. `block` where its
-    /// numbers come from NF4 in blocks of this size.
+    /// A base parameter; its GEMM weight is derived by [`Model::merge`]. `block` is set if the values were dequantised from
+    /// NF4 with this block size.
     pub(in crate::model) fn base_param(
         &mut self,
         index: usize,
@@ -62,14 +62,14 @@ impl Model {
             }
             _ => numbers.write(&*backend, &mut master)?,
         }
-        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived, turned: None, aside: None })
+        Ok(Param::new(shape, master, derived))
     }
 
     fn nf4_base(&self, shape: &ParamShape, values: &[f32], block: Option<usize>) -> Result<Nf4Base> {
         let size = block.unwrap_or(NF4_BLOCK);
         let (codes, absmax) = encode_nf4(values, size);
         if block.is_some() {
-            // Numbers that come from the same blocks are not rounded a second time.
+            // Values dequantised from the same blocks are not rounded a second time.
             let mut back = vec![0.0; values.len()];
             decode_nf4(&codes, &absmax, size, 0, &mut back);
             if back.iter().zip(values).any(|(x, y)| x.to_bits() != y.to_bits()) {
@@ -86,7 +86,7 @@ impl Model {
         Ok(Nf4Base { codes: on_device, absmax: self.upload(&absmax)?, block: size, len: values.len() })
     }
 
-    /// The weights under an adapter, or of any parameter, as a new buffer of f32.
+    /// An adapter's base weight, or any other parameter, as a new f32 buffer.
     pub(in crate::model) fn base_f32(&self, param: usize) -> Result<Buffer> {
         let (b, master) = (&*self.backend, self.master(param));
         if let Some(whole) = self.decoded_base(param)? {
@@ -97,7 +97,7 @@ impl Model {
         Ok(whole)
     }
 
-    /// A base that is NF4, in f32; `None` where the master is the base.
+    /// An NF4 base dequantised to f32; `None` where the master is the base.
     pub(in crate::model) fn decoded_base(&self, param: usize) -> Result<Option<Buffer>> {
         let gathered = self.params[param].whole.is_some();
         let Some(base) = self.bases.get(&param).filter(|_| !gathered) else { return Ok(None) };
@@ -106,7 +106,7 @@ impl Model {
         Ok(Some(whole))
     }
 
-    /// Keeps this rank's part of a base, in the home that it has.
+    /// Keeps this rank's shard of a base, in its present format and memory.
     pub(in crate::model) fn split_base(
         &mut self,
         param: usize,
@@ -116,7 +116,7 @@ impl Model {
         let (values, shape) = (self.own_values(param)?, self.params[param].shape);
         let (part, block) = (values[own.clone()].to_vec(), self.bases.remove(&param).map(|base| base.block));
         let format = self.params[param].master.dtype();
-        self.params[param].derived = None; // before the part is allocated: both need not fit at once
+        self.params[param].derived = None; // free first: full weight and shard need not fit together
         let backend = self.backend.clone();
         self.params[param].master = match (home, block) {
             (_, Some(block)) => {
@@ -134,17 +134,17 @@ impl Model {
         Ok(())
     }
 
-    /// How parts of a base travel: as they are held, with no number changed.
+    /// Wire format of base shards: the storage format, so that no value changes.
     pub(in crate::model) fn base_format(&self, param: usize) -> DType {
         if self.is_nf4(param) { DType::F32 } else { self.params[param].master.dtype() }
     }
 
-    /// Whether a parameter lies under an adapter.
+    /// Whether the parameter is an adapter's base weight.
     pub(in crate::model) fn is_base(&self, param: usize) -> bool {
         self.adapter.as_ref().is_some_and(|adapter| adapter.adapts(param))
     }
 
-    /// Whether a parameter is the base of an adapter and has no master.
+    /// Whether it is an NF4 base, which has no master.
     pub(crate) fn is_nf4(&self, param: usize) -> bool {
         self.bases.contains_key(&param)
     }

@@ -1,8 +1,8 @@
-//! An adapter on a model: its parameters, the weights derived from it, its gradients.
+//! A LoRA adapter on a model: its parameters, the merged weights, its gradients.
 //!
-//! Forward never multiplies by `A` or `B`: the weight that products read is `round(base + s B A)`. Backward needs no gradient
-//! of that weight: with `u = s x A^T` and `v = s dy B`, both `r` wide, `dB = dy^T u` and `dA = v^T x`. `B` is held as
-//! `[r, out]`, so that each of these, and `B A` itself, is one operation that every device has.
+//! Forward never multiplies by `A` or `B`: GEMMs read the merged weight `round(base + s B A)`. Backward does not form the
+//! gradient of that weight: with `u = s x A^T` and `v = s dy B`, both `r` wide, `dB = dy^T u` and `dA = v^T x`. `B` is stored
+//! transposed, `[r, out]`, so that these products, and `B A` itself, are each one operation that every device has.
 
 use super::{AdapterOptions, BaseHome, Init, LoraModule, SavedTensor, lora_modules, saved_tensors};
 use crate::Result;
@@ -16,47 +16,47 @@ use ferrl_kernels::{Buffer, DType, Purpose, Weight};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// An adapter of a model.
+/// An adapter on a model.
 pub struct Adapter {
     /// Its settings.
     pub options: AdapterOptions,
-    /// What is trained whole beside it.
+    /// Tensors outside the adapter that are fully trained with it (`modules_to_save`, biases, heads).
     pub saved: Vec<SavedTensor>,
     parts: Vec<ModuleAdapter>,
 }
 
-/// The adapter of one module.
+/// LoRA on one module.
 struct ModuleAdapter {
     module: LoraModule,
     /// Indices of `A` and `B` among the model's parameters.
     a: usize,
     b: usize,
-    /// `s A`, `[r, in]`, and `s B`, `[r, out]`, as backward multiplies with them.
+    /// `s A`, `[r, in]`, and `s B`, `[r, out]`: the operands of backward.
     scaled_a: Weight,
     scaled_b: Weight,
 }
 
-/// First values of a module's `A` and `B`, both `r` rows.
+/// Initial values of a module's `A` and `B`, both with `r` rows.
 pub type Values = [Vec<f32>; 2];
 
-/// How much of an adapter's change is left once weights are rounded.
+/// How much of the update `d = s B A` survives rounding of the merged weight, as `d' = round(base + d) - round(base)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AdapterRounding {
-    /// Sum over weights of the change times itself.
+    /// `sum d * d`
     pub intended: f64,
-    /// Sum of the change times what it becomes.
+    /// `sum d * d'`
     pub arrived: f64,
 }
 
 impl AdapterRounding {
-    /// The fraction that arrives; `None` where nothing has changed.
+    /// `sum d d' / sum d d`; `None` if the update is zero.
     pub fn fraction(self) -> Option<f64> {
         (self.intended > 0.0).then(|| self.arrived / self.intended)
     }
 }
 
 impl Adapter {
-    /// Its modules, in the order of the model's parameters.
+    /// Adapted modules, in the order of the model's parameters.
     pub fn modules(&self) -> impl Iterator<Item = &LoraModule> {
         self.parts.iter().map(|part| &part.module)
     }
@@ -66,12 +66,12 @@ impl Adapter {
         self.parts.iter().map(|part| (&part.module, [part.a, part.b]))
     }
 
-    /// Whether a weight is derived from base and adapter.
+    /// Whether a weight is merged from a base and an adapter.
     pub fn adapts(&self, weight: usize) -> bool {
         self.parts.iter().any(|part| part.module.param == weight)
     }
 
-    /// Elements of each parameter of the model that are trained.
+    /// Trained elements of each parameter of the model.
     pub(crate) fn trained(&self, params: &[Param]) -> Vec<Vec<Range<usize>>> {
         let mut all: Vec<Vec<Range<usize>>> = vec![Vec::new(); params.len()];
         for SavedTensor { param, elements, .. } in &self.saved {
@@ -98,7 +98,7 @@ impl Adapter {
         all
     }
 
-    /// Adds to the gradients of `A` and `B` of a linear layer's modules.
+    /// Adds to the gradients of `A` and `B` of each module of a linear layer.
     pub(in crate::model) fn backward(
         &self,
         m: &Model,
@@ -127,25 +127,25 @@ impl Adapter {
 }
 
 impl Model {
-    /// The adapter, where the model has one.
+    /// The model's adapter, if any.
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref()
     }
 
-    /// Puts an adapter on the model: the weights as they are become its base. `first` gives a module's first values; those
-    /// it does not give are drawn from `seed`.
+    /// Adds an adapter; the current weights become its frozen base. `first` may give a module's initial values (`None`: drawn
+    /// from `seed`).
     pub fn adapt(
         &mut self,
         options: &AdapterOptions,
         seed: u64,
         first: impl FnMut(&LoraModule) -> Result<Option<Values>>,
     ) -> Result<()> {
-        self.put_on(options, seed, first)?;
-        frozen_params(&self.config, options)?.into_iter().try_for_each(|i| self.store_again(i, true))
+        self.attach_adapter(options, seed, first)?;
+        frozen_params(&self.config, options)?.into_iter().try_for_each(|i| self.set_storage(i, true))
     }
 
-    /// The same with everything but the base as it is.
-    pub(in crate::model) fn put_on(
+    /// As [`Model::adapt`], but parameters other than the base keep their storage.
+    pub(in crate::model) fn attach_adapter(
         &mut self,
         options: &AdapterOptions,
         seed: u64,
@@ -154,25 +154,25 @@ impl Model {
         for weight in adapted_weights(&self.config, options)? {
             self.set_base(weight, options.base)?;
         }
-        self.put_adapter(options, seed, first)
+        self.attach_to_bases(options, seed, first)
     }
 
-    /// Stores a parameter that a device holds in fewer bytes where it is `frozen` in the form for that, or in the other one.
-    fn store_again(&mut self, param: usize, frozen: bool) -> Result<()> {
+    /// Moves a parameter to the compact storage for `frozen` weights, or back, on devices that have one.
+    fn set_storage(&mut self, param: usize, frozen: bool) -> Result<()> {
         let shape = self.params[param].shape;
         if !self.training || !self.rounds_where_frozen(&shape) {
             return Ok(());
         }
         let _weights = Purpose::Weights.on(&self.backend.clone());
         let values = self.read(param)?;
-        self.params[param].derived = None; // the old memory goes first
+        self.params[param].derived = None; // free the old memory first
         self.params[param].master = self.backend.alloc(DType::F32, 0)?;
         self.params[param] = self.param_with(shape, &ParamValues::F32(values), frozen)?;
         Ok(())
     }
 
-    /// The same on weights that were made as bases.
-    pub(in crate::model) fn put_adapter(
+    /// As [`Model::attach_adapter`], on weights that were created as bases.
+    pub(in crate::model) fn attach_to_bases(
         &mut self,
         options: &AdapterOptions,
         seed: u64,
@@ -185,27 +185,27 @@ impl Model {
         for module in modules {
             let values = match first(&module)? {
                 Some(values) => values,
-                None => fresh(&module, options.init, seed),
+                None => initial_values(&module, options.init, seed),
             };
-            parts.push(self.part(module, &values)?);
+            parts.push(self.add_module(module, &values)?);
         }
         self.adapter = Some(Adapter { options: options.clone(), saved, parts });
         self.merge()
     }
 
-    /// Gives an adapted weight memory of its own: some devices hold a weight and its master in one. A base that bf16 holds
-    /// exactly is kept in bf16, where the model computes in it.
+    /// Makes a weight a base with memory of its own: some devices store a GEMM weight inside its master. A base that is exact in
+    /// bf16 is stored in bf16 if the model computes in bf16.
     fn set_base(&mut self, weight: usize, home: BaseHome) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend.clone());
         let (values, shape) = (self.read(weight)?, self.params[weight].shape);
-        // The old memory goes first.
+        // Free the old memory first.
         self.params[weight].derived = None;
         self.params[weight].master = self.backend.alloc(DType::F32, 0)?;
         self.params[weight] = self.base_param(weight, shape, ParamValues::F32(values), (home, None))?;
         Ok(())
     }
 
-    fn part(&mut self, module: LoraModule, [a, b]: &Values) -> Result<ModuleAdapter> {
+    fn add_module(&mut self, module: LoraModule, [a, b]: &Values) -> Result<ModuleAdapter> {
         let LoraModule { rows, cols, r, .. } = module;
         let of = self.params[module.param].shape.id;
         let index = module.part as u8;
@@ -213,16 +213,7 @@ impl Model {
             let shape = ParamShape { id: ParamId { kind, ..of }, rows: r, cols };
             let mut master = self.backend.alloc(DType::F32, shape.len())?;
             self.backend.write(&mut master, 0, values)?;
-            let own = 0..shape.len();
-            self.params.push(Param {
-                shape,
-                master,
-                own,
-                whole: None,
-                derived: None,
-                turned: None,
-                aside: None,
-            });
+            self.params.push(Param::new(shape, master, None));
             Ok(self.params.len() - 1)
         };
         let (a, b) = (add(ParamKind::LoraA(index), cols, a)?, add(ParamKind::LoraB(index), rows, b)?);
@@ -231,8 +222,8 @@ impl Model {
         Ok(ModuleAdapter { module, a, b, scaled_a, scaled_b })
     }
 
-    /// [`Model::room`] for [`Model::merge`]: copies of a weight where the device works on such, and what NF4 is decoded to.
-    pub(crate) fn merge_room(&self) -> Result<()> {
+    /// [`Model::reserve`] for [`Model::merge`]: scratch copies of a weight on devices that merge out of place, and dequantised NF4.
+    pub(crate) fn reserve_for_merge(&self) -> Result<()> {
         let Some(adapter) = &self.adapter else { return Ok(()) };
         let in_place = |weight: &Weight| !self.backend.merges_in_copies(weight);
         let in_place = |w: &usize| self.params[*w].derived.as_ref().is_some_and(in_place);
@@ -241,12 +232,11 @@ impl Model {
         let len = |w: &usize| self.params[*w].shape.len();
         let parts = adapter.parts.iter().filter(|part| copied.contains(&part.module.param));
         let parts = parts.map(|part| part.module.elements().len());
-        self.room(copied.iter().map(len).chain(parts), 2)?;
-        self.room(in_place.iter().filter(|w| self.is_nf4(**w)).map(len), 1)
+        self.reserve(copied.iter().map(len).chain(parts), 2)?;
+        self.reserve(in_place.iter().filter(|w| self.is_nf4(**w)).map(len), 1)
     }
 
-    /// Derives the adapted weights from base and adapter; those of a model that is split, or that ranks compute with together,
-    /// when they are gathered.
+    /// Derives the merged weights. Under ZeRO-3 or in a team this happens at each gather instead.
     pub(crate) fn merge(&mut self) -> Result<()> {
         if self.split.is_some() || self.team.is_some() {
             return Ok(());
@@ -255,13 +245,13 @@ impl Model {
         self.derive(&weights)
     }
 
-    /// The same of one weight that was gathered, and whose adapter was before; its base is given back. Nothing for other
-    /// parameters.
+    /// [`Model::merge`] of one gathered weight, whose `A` and `B` were gathered before it; frees the gathered base. No-op for
+    /// other parameters.
     pub(in crate::model) fn merge_gathered(&mut self, param: usize) -> Result<()> {
         if !self.is_base(param) {
             return Ok(());
         }
-        // Of a weight whose features members of a team share, each reads its own.
+        // Under tensor parallelism each member derives its own output features.
         if self.is_shared(param) {
             return self.merge_shared(param);
         }
@@ -279,7 +269,7 @@ impl Model {
         let done = self.scale_parts(&mut adapter, &[weight]).and_then(|()| {
             let values = self.read_f32s(&self.merged(&adapter, weight)?)?;
             self.params[weight].whole = None;
-            self.make_own_readable(weight, &values).map(drop)
+            self.materialize_own(weight, &values).map(drop)
         });
         self.adapter = Some(adapter);
         done
@@ -292,7 +282,7 @@ impl Model {
         done
     }
 
-    /// What backward multiplies with, of the modules of these weights.
+    /// Updates the `s A` and `s B` of these weights' modules.
     fn scale_parts(&self, adapter: &mut Adapter, weights: &[usize]) -> Result<()> {
         for part in adapter.parts.iter_mut().filter(|part| weights.contains(&part.module.param)) {
             for (i, form) in [(part.a, &mut part.scaled_a), (part.b, &mut part.scaled_b)] {
@@ -316,7 +306,7 @@ impl Model {
         Ok(())
     }
 
-    /// Calls `f` with the base of a weight and what the adapter adds to it.
+    /// Calls `f` with a weight's base and its adapter terms.
     fn with_parts<T>(
         &self,
         adapter: &Adapter,
@@ -336,10 +326,10 @@ impl Model {
         f(decoded.as_ref().unwrap_or_else(|| self.master(weight)), &parts)
     }
 
-    /// A parameter times a number; `None` where that is the parameter itself.
+    /// `scale * param`; `None` if `scale` is 1.
     fn scaled(&self, param: usize, scale: f32) -> Result<Option<Buffer>> {
         if scale == 1.0 {
-            return Ok(None); // hundreds of modules with three small kernels each are a hundredth of a step
+            return Ok(None); // saves 3 small kernels for each of hundreds of modules: 1 % of a step
         }
         let mut scaled = self.f32s(self.params[param].shape.len())?;
         self.backend.fill(&mut scaled, 0.0)?;
@@ -356,7 +346,7 @@ impl Model {
         })
     }
 
-    /// The values of a parameter, with what the adapter adds to it.
+    /// A parameter's values, with the adapter merged in.
     pub fn values_of(&self, param: usize) -> Result<Vec<f32>> {
         match &self.adapter {
             Some(adapter) if adapter.adapts(param) => self.read_f32s(&self.merged(adapter, param)?),
@@ -364,11 +354,11 @@ impl Model {
         }
     }
 
-    /// Makes the adapter part of the weights: a plain model from then on, with the same derived weights.
+    /// Merges the adapter into the weights and drops it (PEFT's `merge_and_unload`); the derived weights do not change.
     pub fn fold(&mut self) -> Result<()> {
         let Some(adapter) = self.adapter.take() else { return Ok(()) };
         for weight in adapter.weights() {
-            // The weight as it is rounded now, where no more of it is kept.
+            // Where only the rounded weight is stored, that becomes the master.
             if let Some(master) = self.rounded_view(weight)? {
                 self.params[weight].master = master;
                 continue;
@@ -379,20 +369,20 @@ impl Model {
             self.params[weight] = self.param(shape, &ParamValues::F32(values))?;
         }
         self.params.truncate(self.config.params().len());
-        // Whatever was frozen beside the adapter may be trained from now on.
+        // Parameters that the adapter froze may be trained again.
         frozen_params(&self.config, &adapter.options)?
             .into_iter()
-            .try_for_each(|i| self.store_again(i, false))
+            .try_for_each(|i| self.set_storage(i, false))
     }
 
-    /// How much of the adapter's change of one layer arrives in its weights, where these are rounded to bf16; layers take
-    /// turns by the version of the weights.
+    /// What rounding to bf16 leaves of the adapter's update, measured on one layer: layer `version % layers`. `None` without an
+    /// adapter, in f32, or under ZeRO-3.
     pub fn arrived(&self) -> Result<Option<AdapterRounding>> {
         let (Some(adapter), DType::Bf16, b) = (&self.adapter, self.dtype, &*self.backend) else {
             return Ok(None);
         };
         if self.split.is_some() {
-            return Ok(None); // no rank has a whole weight and its base
+            return Ok(None); // no rank has a full weight and its base
         }
         let layers: Vec<usize> =
             adapter.weights().into_iter().filter_map(|w| self.params[w].shape.id.layer).collect();
@@ -412,7 +402,7 @@ impl Model {
             let mut arrived = rounded(&intended)?;
             let master = self.master(weight);
             if master.dtype() == DType::Bf16 && !self.is_nf4(weight) {
-                // Rounding leaves such a base as it is: no copies of it, which would be most of the memory here.
+                // A bf16 base is its own rounding; copies of it would take most of the memory here.
                 b.axpy(-1.0, master, &mut arrived)?;
                 b.axpy(-1.0, master, &mut intended)?;
             } else {
@@ -427,7 +417,7 @@ impl Model {
     }
 }
 
-/// The weights that options adapt, in order.
+/// The weights that these options adapt, in parameter order.
 pub(in crate::model) fn adapted_weights(
     config: &ModelConfig,
     options: &AdapterOptions,
@@ -437,7 +427,7 @@ pub(in crate::model) fn adapted_weights(
     Ok(all)
 }
 
-/// The parameters of a configuration that are neither adapted nor trained beside an adapter with these options.
+/// Parameters that these options neither adapt nor train in full.
 pub fn frozen_params(config: &ModelConfig, options: &AdapterOptions) -> Result<BTreeSet<usize>> {
     let adapted = lora_modules(config, options)?.into_iter().map(|m| m.param);
     let saved = saved_tensors(config, options)?.into_iter().map(|t| t.param);
@@ -445,8 +435,8 @@ pub fn frozen_params(config: &ModelConfig, options: &AdapterOptions) -> Result<B
     Ok((0..config.params().len()).filter(|i| !changes.contains(i)).collect())
 }
 
-/// First values: `A` at random by seed, name and place alone, `B` zero.
-fn fresh(module: &LoraModule, init: Init, seed: u64) -> Values {
+/// Initial values: `A` random, a function of seed and module name only; `B` zero.
+fn initial_values(module: &LoraModule, init: Init, seed: u64) -> Values {
     let key = [seed as u32, (seed >> 32) as u32];
     let name = name_words(&format!("{}.lora_A", module.name));
     let mut a = vec![0.0; module.r * module.cols];

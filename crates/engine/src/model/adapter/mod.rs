@@ -1,11 +1,11 @@
 //! Low-rank adapters (LoRA, Hu et al., 2021, arXiv 2106.09685): what is adapted, and how.
 //!
-//! `W = round(base + s B A)` with `s = alpha / r`. The base stays as it is; `A` and `B` are parameters of the model, listed
-//! after those of its configuration, and the form that products read is rebuilt from all three after each update
-//! (`lora.rs`). So forward, decoding, cache and log-probabilities know nothing of adapters.
+//! `W = round(base + s B A)` with `s = alpha / r`. The base is frozen; `A` and `B` are parameters of the model, listed after
+//! those of its configuration, and the merged weight is rebuilt after each update (`lora.rs`). So forward, decoding, KV cache
+//! and log-probabilities know nothing of adapters.
 //!
-//! The settings mean what they mean in PEFT's `LoraConfig`. A module is a tensor of the model's files without its
-//! `.weight`: query, key and value have adapters of their own although the decoder holds them in one matrix.
+//! The settings mean what they mean in PEFT's `LoraConfig`. A module is named as its tensor in the checkpoint, without
+//! `.weight`: q_proj, k_proj and v_proj have separate adapters although the decoder fuses them into one matrix.
 
 pub(crate) mod base;
 mod lora;
@@ -27,25 +27,25 @@ pub struct AdapterOptions {
     pub r: usize,
     /// Numerator of the scale: `alpha / r`.
     pub alpha: f64,
-    /// Modules that are adapted.
+    /// Adapted modules.
     pub target_modules: Modules,
-    /// Modules that are not, although `target_modules` names them.
+    /// Modules excluded from `target_modules`.
     pub exclude_modules: Option<Modules>,
-    /// Other ranks, by a regular expression over the end of a module's name.
+    /// Rank by module: regular expressions matched against the end of its name.
     pub rank_pattern: Vec<(String, usize)>,
-    /// Other alphas, likewise.
+    /// Alpha by module, likewise.
     pub alpha_pattern: Vec<(String, f64)>,
-    /// Layers that are adapted; all, where not given.
+    /// Indices of the adapted layers; `None` is all.
     pub layers_to_transform: Option<Vec<usize>>,
-    /// The scale is `alpha / sqrt(r)`.
+    /// rsLoRA: the scale is `alpha / sqrt(r)`.
     pub use_rslora: bool,
-    /// Modules that are trained whole, and saved with the adapter.
+    /// Modules trained in full and saved with the adapter.
     pub modules_to_save: Vec<String>,
-    /// Biases that are trained.
+    /// Which biases are trained.
     pub bias: Bias,
-    /// First values of `A`.
+    /// Initialisation of `A`.
     pub init: Init,
-    /// Where the weights under it live; no setting of PEFT.
+    /// Storage of the base weights (not a PEFT setting).
     pub base: BaseHome,
 }
 
@@ -71,11 +71,11 @@ impl Default for AdapterOptions {
 /// A choice of modules.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Modules {
-    /// Every linear layer but the head.
+    /// Every linear layer except the head.
     AllLinear,
-    /// Those whose whole name matches a regular expression.
+    /// Modules whose full name matches a regular expression.
     Matching(String),
-    /// Those whose name is one of these, or ends with a dot and one of these.
+    /// Modules whose name equals one of these, or ends with `.` and one of these.
     Named(Vec<String>),
 }
 
@@ -84,65 +84,70 @@ pub enum Modules {
 pub enum Bias {
     /// None.
     None,
-    /// All of the model's.
+    /// All biases of the model.
     All,
-    /// Those of adapted modules.
+    /// Biases of adapted modules.
     LoraOnly,
 }
 
-/// First values of `A`; `B` begins at zero.
+/// Initialisation of `A`; `B` starts at zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Init {
-    /// Uniform within one over the root of the inputs: PEFT's default.
+    /// Uniform in `+-1/sqrt(in_features)`: PEFT's default.
     Kaiming,
     /// Normal with standard deviation `1 / r`.
     Gaussian,
 }
 
 impl AdapterOptions {
-    /// Refuses settings that name what the model does not have, or that PEFT could not load; of a recipe, where a name without effect
+    /// Refuses names that the model does not have, or that PEFT could not load. Called for recipes, where a name without effect
     /// is a typo.
     pub fn check_names(&self, config: &ModelConfig) -> Result<()> {
         modules::check_names(self, config)
     }
 
-    /// Refuses options that adapt other modules, or in another way.
+    /// Refuses options that adapt other modules, or with another rank or scale.
     pub fn same(&self, wanted: &AdapterOptions, config: &ModelConfig) -> Result<()> {
         let differs = |what: String| {
-            Err(Error::usage(format!("the adapter there and the recipe's differ: {what}")).fix(
+            Err(Error::usage(format!("the model's adapter and the recipe's differ: {what}")).fix(
                 "the same settings in [adapter], or `ferrl export DIR --merge --out DIR` and a new adapter on the result",
             ))
         };
-        // PEFT's files do not say what base an adapter was trained on.
+        // PEFT's files do not say which base format an adapter was trained on.
         if self.base == BaseHome::Nf4 && wanted.base != BaseHome::Nf4 {
-            return differs("it was trained on weights as NF4: adapter.base = \"nf4\"".into());
+            return differs("it was trained on an NF4 base: adapter.base = \"nf4\"".into());
         }
         let (own, other) = (lora_modules(config, self)?, lora_modules(config, wanted)?);
         for m in &own {
             match other.iter().find(|o| o.name == m.name) {
-                None => return differs(format!("{} is adapted there alone", m.name)),
+                None => return differs(format!("{} is adapted only in the model", m.name)),
                 Some(o) if o.r != m.r => {
-                    return differs(format!("{} has rank {} there, {} here", m.name, m.r, o.r));
+                    return differs(format!(
+                        "{} has rank {} in the model, {} in the recipe",
+                        m.name, m.r, o.r
+                    ));
                 }
                 Some(o) if o.scale != m.scale => {
-                    let what =
-                        format!("{} is scaled by {} there, {} here (alpha / r)", m.name, m.scale, o.scale);
+                    let what = format!(
+                        "{}: alpha / r is {} in the model, {} in the recipe",
+                        m.name, m.scale, o.scale
+                    );
                     return differs(what);
                 }
                 Some(_) => {}
             }
         }
         if let Some(o) = other.iter().find(|o| own.iter().all(|m| m.name != o.name)) {
-            return differs(format!("{} is adapted here alone", o.name));
+            return differs(format!("{} is adapted only in the recipe", o.name));
         }
         let (own, other) = (saved_tensors(config, self)?, saved_tensors(config, wanted)?);
         if let Some(t) = own.iter().find(|t| !other.contains(t)) {
-            return differs(format!("{} is trained whole there alone", t.name));
+            return differs(format!("{} is trained in full only in the model", t.name));
         }
         Ok(())
     }
 
-    /// Rank and scale of a module.
+    /// Rank and scale for a module.
     fn shape(&self, module: &str) -> Result<(usize, f32)> {
         let r = pattern(&self.rank_pattern, module)?.unwrap_or(self.r);
         let alpha = pattern(&self.alpha_pattern, module)?.unwrap_or(self.alpha);
@@ -160,7 +165,7 @@ impl AdapterOptions {
 const MOST: usize = 1 << 16;
 
 impl Modules {
-    /// Whether it names a module; all linear layers are the caller's to tell.
+    /// Whether it selects a module by name; `AllLinear` is decided by the caller.
     fn names(&self, module: &str) -> Result<bool> {
         match self {
             Modules::AllLinear => Ok(true),
@@ -170,12 +175,12 @@ impl Modules {
     }
 }
 
-/// Whether a module has that name, or ends with a dot and it.
+/// Whether a module's name equals `name` or ends with `.name`.
 pub(crate) fn ends_with(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// The value of the first pattern that matches the end of a module's name, as PEFT finds it.
+/// The value of the first pattern that matches the end of a module's name, as in PEFT.
 fn pattern<T: Copy>(patterns: &[(String, T)], module: &str) -> Result<Option<T>> {
     for (text, value) in patterns {
         if matches(text, module)? {
@@ -192,7 +197,7 @@ fn matches(text: &str, module: &str) -> Result<bool> {
 
 fn regex(whole: &str, given: &str) -> Result<Regex> {
     Regex::new(whole).map_err(|_| {
-        Error::usage(format!("{given:?} is no regular expression that is understood here")).at("adapter").fix(
+        Error::usage(format!("{given:?} is not a valid regular expression")).at("adapter").fix(
             "without look-ahead and back-references, or a list of names such as [\"q_proj\", \"v_proj\"]",
         )
     })

@@ -1,20 +1,20 @@
-//! Which tensors of a model are adapted, and which are trained whole beside them.
+//! Which tensors of a model get an adapter, and which are trained in full with it.
 
 use super::{AdapterOptions, Bias, Modules, ends_with, matches};
 use crate::model::{ModelConfig, ParamKind, RowOrder, Slot, StoredPart, family};
 use crate::{Error, Result, nearest};
 use std::ops::Range;
 
-/// An adapted module: `A` and `B` of a tensor that a weight of the decoder is stacked from.
+/// An adapted module: one checkpoint tensor, which may be a block of rows of a fused weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraModule {
-    /// Its name in the model's files, without `.weight`.
+    /// Name in the checkpoint, without `.weight`.
     pub name: String,
-    /// The weight, among the parameters of the configuration.
+    /// Index of the weight among the configuration's parameters.
     pub param: usize,
-    /// Which of the weight's tensors.
+    /// Index of the tensor among those fused in the weight.
     pub part: usize,
-    /// First row of the tensor in the weight.
+    /// Its first row in the fused weight.
     pub row: usize,
     /// Output features.
     pub rows: usize,
@@ -22,37 +22,37 @@ pub struct LoraModule {
     pub cols: usize,
     /// Rank.
     pub r: usize,
-    /// What `B A` is multiplied with.
+    /// Scale of `B A`.
     pub scale: f32,
-    /// Whether the tensor is stored as `[in, out]`.
+    /// Whether the checkpoint stores it as `[in, out]`.
     pub transposed: bool,
-    /// In which order its rows are stored, and with them those of `B`.
+    /// Row order of the tensor, and of `B`, in the checkpoint.
     pub order: RowOrder,
 }
 
 impl LoraModule {
-    /// Elements of the weight that are this module's.
+    /// The module's elements of the fused weight.
     pub fn elements(&self) -> Range<usize> {
         self.row * self.cols..(self.row + self.rows) * self.cols
     }
 }
 
-/// A tensor that is trained whole and saved with the adapter.
+/// A tensor that is trained in full and saved with the adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedTensor {
-    /// Its name in the model's files.
+    /// Name in the checkpoint.
     pub name: String,
-    /// The parameter, among those of the configuration.
+    /// Index among the configuration's parameters.
     pub param: usize,
-    /// Its elements there.
+    /// Its elements in that parameter.
     pub elements: Range<usize>,
-    /// How the model's files hold it.
+    /// Its layout in the checkpoint.
     pub stored: StoredPart,
     /// Whether it is the bias of an adapted module.
     pub of_adapted: bool,
 }
 
-/// Every module that the options adapt, in the order of the configuration's parameters.
+/// All modules that the options adapt, in the order of the configuration's parameters.
 pub fn lora_modules(config: &ModelConfig, options: &AdapterOptions) -> Result<Vec<LoraModule>> {
     let (mut found, mut linear) = (Vec::new(), Vec::new());
     for (param, tensor) in family(config.family)?.tensors(config).into_iter().enumerate() {
@@ -80,7 +80,7 @@ pub fn lora_modules(config: &ModelConfig, options: &AdapterOptions) -> Result<Ve
 }
 
 fn chosen(options: &AdapterOptions, name: &str, layer: Option<usize>) -> Result<bool> {
-    // Heads are no linear layers to PEFT's all-linear; named, they are refused below.
+    // PEFT's all-linear excludes heads; naming one explicitly is refused below.
     if options.target_modules == Modules::AllLinear && layer.is_none() {
         return Ok(false);
     }
@@ -93,14 +93,14 @@ fn chosen(options: &AdapterOptions, name: &str, layer: Option<usize>) -> Result<
     Ok(within && !excluded && options.target_modules.names(name)?)
 }
 
-/// Refuses options that adapt nothing, or name what is not there or cannot be adapted.
+/// Refuses options that adapt nothing, or name a module that does not exist or cannot be adapted.
 fn check(options: &AdapterOptions, found: &[LoraModule], linear: &[(String, bool)]) -> Result<()> {
     let refuse = |what: String, fix: String| Err(Error::usage(what).at("adapter.target_modules").fix(fix));
     let head = linear.iter().find(|(name, inside)| !inside && found.iter().any(|m| m.name == *name));
     if let Some((name, _)) = head {
         return refuse(
             format!("{name:?} is a head, which is not adapted"),
-            format!("adapter.modules_to_save = [{name:?}] trains it whole"),
+            format!("adapter.modules_to_save = [{name:?}] trains it in full"),
         );
     }
     if let Modules::Named(names) = &options.target_modules {
@@ -109,7 +109,7 @@ fn check(options: &AdapterOptions, found: &[LoraModule], linear: &[(String, bool
             let words: Vec<&str> = linear.iter().filter_map(|(m, _)| m.rsplit('.').next()).collect();
             let near = nearest(name, words.iter().copied()).or(words.first().copied()).unwrap_or_default();
             return refuse(
-                format!("{name:?} is no linear layer of the model"),
+                format!("{name:?} is not a linear layer of the model"),
                 format!("adapter.target_modules = [{near:?}], or \"all-linear\""),
             );
         }
@@ -184,7 +184,7 @@ pub(super) fn check_names(options: &AdapterOptions, config: &ModelConfig) -> Res
     Ok(())
 }
 
-/// Every tensor that is trained whole: those of `modules_to_save`, biases, and a value or score head.
+/// Tensors trained in full: `modules_to_save`, biases, and a value or score head.
 pub fn saved_tensors(config: &ModelConfig, options: &AdapterOptions) -> Result<Vec<SavedTensor>> {
     let adapted = lora_modules(config, options)?;
     let (mut found, mut used) = (Vec::new(), vec![false; options.modules_to_save.len()]);
@@ -197,7 +197,7 @@ pub fn saved_tensors(config: &ModelConfig, options: &AdapterOptions) -> Result<V
             let name = module(&part.name);
             names.push(name);
             let named: Vec<usize> =
-                // PEFT compares the ends of names letter by letter: "norm" is every norm.
+                // PEFT tests `name.endswith(module)`: "norm" is every norm.
                 (0..used.len()).filter(|&i| name.ends_with(&options.modules_to_save[i])).collect();
             named.iter().for_each(|&i| used[i] = true);
             if config.tied && id.slot == Slot::Embed && !named.is_empty() {
@@ -218,7 +218,7 @@ pub fn saved_tensors(config: &ModelConfig, options: &AdapterOptions) -> Result<V
                 continue;
             }
             if of_adapted && id.kind == ParamKind::Weight {
-                return Err(Error::usage(format!("{name:?} is adapted and trained whole at once"))
+                return Err(Error::usage(format!("{name:?} is both adapted and trained in full"))
                     .at("adapter.modules_to_save")
                     .fix(format!("leave it out, or adapter.exclude_modules = [{name:?}]")));
             }
@@ -235,14 +235,14 @@ pub fn saved_tensors(config: &ModelConfig, options: &AdapterOptions) -> Result<V
                 .at("adapter.modules_to_save")
                 .fix("leave it out: PEFT would load it as the head alone"));
         }
-        return Err(Error::usage(format!("{name:?} is no module of the model"))
+        return Err(Error::usage(format!("{name:?} is not a module of the model"))
             .at("adapter.modules_to_save")
             .fix(format!("adapter.modules_to_save = [{near:?}]")));
     }
     Ok(found)
 }
 
-/// Number of weights that an adapter trains, beside the tensors that are trained whole and with them.
+/// Number of trained weights: in `A` and `B`, and in tensors trained in full.
 pub fn adapter_weights(config: &ModelConfig, options: &AdapterOptions) -> Result<(usize, usize)> {
     let low: usize = lora_modules(config, options)?.iter().map(|m| m.r * (m.rows + m.cols)).sum();
     let whole: usize = saved_tensors(config, options)?.iter().map(|t| t.elements.len()).sum();

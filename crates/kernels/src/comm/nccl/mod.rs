@@ -1,5 +1,4 @@
-//! NCCL, which moves bytes between cards. The library is opened when the program runs, and none of its reductions is used: sums
-//! are Ferrl's own.
+//! NCCL as a transport between GPUs. The library is opened at run time; its reductions are not used: sums are Ferrl's own.
 
 mod mover;
 mod world;
@@ -17,25 +16,25 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-/// A communicator, as the library calls it.
+/// `ncclComm_t`.
 type NcclHandle = *mut c_void;
 
-/// `ncclUniqueId`: what the ranks of a communicator find each other by.
+/// `ncclUniqueId`: how the ranks of a communicator find each other.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub [u8; 128]);
 
 /// `ncclUint8`
 const BYTES: c_int = 1;
-/// `ncclInProgress`: of a communicator that does not block, which none is here.
+/// `ncclInProgress`: only returned for non-blocking communicators, which are not used here.
 const IN_PROGRESS: c_int = 7;
 
-/// The functions that are called, as `nccl.h` of version 2 declares them.
+/// The functions used, as declared in `nccl.h` of version 2.
 struct NcclFunctions {
     version: unsafe extern "C" fn(*mut c_int) -> c_int,
     unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     init_rank: unsafe extern "C" fn(*mut NcclHandle, c_int, UniqueId, c_int) -> c_int,
-    /// Since 2.18; the last argument is a configuration, null for that of the parent.
+    /// Since 2.18; the last argument is a configuration, null for the parent's.
     split: Option<unsafe extern "C" fn(NcclHandle, c_int, c_int, *mut NcclHandle, *mut c_void) -> c_int>,
     group_start: unsafe extern "C" fn() -> c_int,
     group_end: unsafe extern "C" fn() -> c_int,
@@ -49,37 +48,37 @@ struct NcclFunctions {
     last_error: Option<unsafe extern "C" fn(NcclHandle) -> *const c_char>,
 }
 
-/// The library of this process.
+/// The opened library.
 pub(super) struct Nccl {
     functions: NcclFunctions,
     /// Where it was found.
     file: String,
-    /// Such as 23203 for 2.32.3.
+    /// E.g. 23203 for 2.32.3.
     pub version: u32,
 }
 
-/// An NCCL library of this machine.
+/// An NCCL library on this machine.
 #[derive(Clone, Debug)]
 pub struct FoundNccl {
     /// The file, or its name in the loader's path.
     pub file: String,
-    /// Such as 2.32.3.
+    /// E.g. 2.32.3.
     pub version: String,
 }
 
-/// The NCCL that ranks on cards would use, or why they would use none.
+/// The NCCL library that ranks with GPUs would use, or why they would use none.
 pub fn find() -> Result<FoundNccl> {
     let nccl = Nccl::get()?;
     Ok(FoundNccl { file: nccl.file.clone(), version: nccl.version() })
 }
 
-/// Whether the environment keeps numbers from going from card to card.
+/// Whether the environment disables device-to-device transfers.
 pub(super) fn is_off() -> bool {
     std::env::var("FERRL_NCCL").is_ok_and(|value| value == "off")
 }
 
 impl Nccl {
-    /// Opens it once.
+    /// Opens it once per process.
     pub fn get() -> Result<&'static Nccl> {
         static OPENED: OnceLock<Result<Nccl>> = OnceLock::new();
         OPENED.get_or_init(Nccl::open).as_ref().map_err(Clone::clone)
@@ -89,7 +88,7 @@ impl Nccl {
         let named = std::env::var("FERRL_NCCL").ok().filter(|name| !name.is_empty() && name != "off");
         let Some(name) = named else {
             let file = libraries::open(Needed::Transfers)?;
-            // What is open already is found under its own name, wherever it lies.
+            // An already open library is found under its own name, wherever it is.
             let opened = ["libnccl.so.2", "libnccl.so"].iter().find_map(|name| load(name).ok());
             let library = opened.ok_or_else(|| Error::device(format!("{file} cannot be opened again")))?;
             return Nccl::of(library, file);
@@ -136,7 +135,7 @@ impl Nccl {
         Ok(nccl)
     }
 
-    /// Such as 2.32.3.
+    /// E.g. 2.32.3.
     pub fn version(&self) -> String {
         let v = self.version;
         format!("{}.{}.{}", v / 10000, v / 100 % 100, v % 100)
@@ -148,19 +147,19 @@ impl Nccl {
         }
         let text = |at: *const c_char| match at.is_null() {
             true => String::new(),
-            // SAFETY: a string of the library's own.
+            // SAFETY: a string owned by the library.
             false => unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string(),
         };
-        // SAFETY: any code may be asked for.
+        // SAFETY: any code is allowed.
         let meaning = text(unsafe { (self.functions.error_string)(code) });
-        // SAFETY: null stands for a communicator, whichever failed last.
+        // SAFETY: null means the last error of any communicator.
         let last = self.functions.last_error.map(|f| text(unsafe { f(std::ptr::null_mut()) }));
         let last = last.filter(|last| !last.is_empty()).map_or(String::new(), |last| format!(" ({last})"));
         Err(Error::device(format!("NCCL {} failed in {what}: {meaning}{last}", self.version()))
             .fix("NCCL_DEBUG=WARN says more; FERRL_NCCL=off exchanges through host memory"))
     }
 
-    /// What the ranks of a new communicator find each other by. One rank asks for it and sends it to the others.
+    /// Creates the identifier of a new communicator. One rank calls this and sends the result to the others.
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: a live variable of the size that nccl.h gives.
@@ -174,7 +173,7 @@ fn load(name: &str) -> std::result::Result<Library, libloading::Error> {
     unsafe { Library::new(name) }
 }
 
-/// Bytes of the card's memory for or from another rank.
+/// Device memory to send to, or receive from, another rank.
 #[derive(Clone, Copy)]
 pub(super) struct CardBytes {
     pub peer: usize,
@@ -182,23 +181,23 @@ pub(super) struct CardBytes {
     pub bytes: usize,
 }
 
-/// Ranks that move bytes between their cards.
+/// `ncclComm_t` of ranks with one GPU each.
 pub(super) struct Communicator {
     nccl: &'static Nccl,
-    /// Null once it has ended. One thread at a time calls the library.
+    /// Null once destroyed. Calls are serialised.
     handle: Mutex<NcclHandle>,
     failed: AtomicBool,
     pub rank: usize,
     pub size: usize,
 }
 
-// SAFETY: a communicator may be used from any thread, one at a time: the lock sees to that.
+// SAFETY: a communicator may be used from any thread, one at a time: the lock ensures that.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}
 
 impl Communicator {
-    /// Joins the others. The card is current on this thread, and stays this rank's in the communicator.
+    /// Joins the communicator. The GPU that is current on this thread becomes this rank's.
     pub fn new(nccl: &'static Nccl, id: UniqueId, rank: usize, size: usize) -> Result<Self> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a live variable; the identifier is passed by value, as nccl.h has it.
@@ -209,7 +208,7 @@ impl Communicator {
         Ok(Communicator { nccl, handle: Mutex::new(handle), failed: AtomicBool::new(false), rank, size })
     }
 
-    /// The group of ranks that name the same `first`, in the order of ranks. All ranks call it together, with the card current.
+    /// The subgroup of ranks that pass the same `first`, in rank order. Collective, with the GPU current.
     pub fn split(&self, first: usize, rank: usize, size: usize) -> Result<Self> {
         let split = self.nccl.functions.split.ok_or_else(|| {
             Error::device(format!("NCCL {} cannot make groups of ranks", self.nccl.version()))
@@ -233,12 +232,12 @@ impl Communicator {
         Ok(handle)
     }
 
-    /// Begins to send and to receive, all at once, on a stream of the card, which is current. What is between two ranks is matched in
-    /// order. The memory stays as it is until the stream is done.
+    /// Starts all sends and receives as one NCCL group, on a stream of the current GPU. Messages between two ranks match in
+    /// order. The memory must not change until the stream is done.
     pub fn begin(&self, sends: &[CardBytes], receives: &[CardBytes], stream: CUstream) -> Result<()> {
         let handle = self.lock()?;
         let f = &self.nccl.functions;
-        // SAFETY: callers give memory of this card, of that many bytes, that lives until the stream is done.
+        // SAFETY: callers pass memory of this GPU, of these lengths, that lives until the stream is done.
         let codes = unsafe {
             let mut codes = vec![(f.group_start)()];
             for &CardBytes { peer, at, bytes } in sends {
@@ -255,8 +254,8 @@ impl Communicator {
         self.nccl.check(failed, "ncclSend and ncclRecv").inspect_err(|_| self.abort())
     }
 
-    /// An error that came up since the last look, such as a rank that is gone.
-    pub fn look(&self) -> Result<()> {
+    /// Checks for an asynchronous error, such as a lost rank.
+    pub fn check_async_error(&self) -> Result<()> {
         let mut code = 0;
         let handle = self.lock()?;
         // SAFETY: the communicator lives.
@@ -273,13 +272,13 @@ impl Communicator {
             .fix("see what the other ranks printed; --resume goes on from the last checkpoint"))
     }
 
-    /// Ends everything that is under way here; the other ranks are not asked.
+    /// Aborts all operations of this rank; the other ranks are not asked.
     pub fn abort(&self) {
         self.failed.store(true, Ordering::SeqCst);
         self.end(self.nccl.functions.abort);
     }
 
-    /// The last call, of all ranks together, when nothing is under way.
+    /// Last call, collective, when nothing is in flight.
     pub fn finish(&self) {
         if !self.failed.load(Ordering::SeqCst) {
             self.end(self.nccl.functions.destroy);
@@ -290,12 +289,12 @@ impl Communicator {
         let mut handle = lock(&self.handle);
         let ended = std::mem::replace(&mut *handle, std::ptr::null_mut());
         if !ended.is_null() {
-            // SAFETY: it was made by the library, and nothing uses it any more: the lock is held and it is null from now on.
+            // SAFETY: created by the library and not used any more: the lock is held and the handle is null from now on.
             unsafe { how(ended) };
         }
     }
 
-    /// What moves the bytes, for people.
+    /// The transport, for users.
     pub fn describe(&self) -> String {
         format!("NCCL {}", self.nccl.version())
     }

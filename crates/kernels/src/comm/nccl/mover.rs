@@ -1,4 +1,4 @@
-//! Numbers from card to card: NCCL on the exchange stream, ordered with the stream that computes by events.
+//! GPU-to-GPU transfers: NCCL on the transfer stream, ordered with the compute stream by events.
 
 use super::{CardBytes, Communicator};
 use crate::backend::Backend;
@@ -8,17 +8,17 @@ use crate::error::{Error, Result};
 use crate::lock;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Moves numbers between the cards of a group of ranks.
+/// Transfers numbers between the GPUs of a group of ranks.
 pub(in crate::comm) struct NcclMover {
     communicator: Arc<Communicator>,
-    /// The card that the communicator is of.
+    /// The communicator's GPU.
     card: CardId,
-    /// Whether it ends with the mover: it may be the one that host bytes go through.
+    /// Whether the communicator is destroyed with the mover: host bytes may use the same one.
     owned: bool,
     times: Arc<Times>,
 }
 
-/// When transfers began and ended.
+/// Start and end events of transfers.
 #[derive(Default)]
 struct Times(Mutex<Vec<(StreamEvent, StreamEvent)>>);
 
@@ -40,7 +40,7 @@ impl Mover for NcclMover {
     }
 
     fn prepare(&self, backend: &Arc<dyn Backend>) -> Result<Box<dyn Transfer>> {
-        let cuda = backend.as_card().ok_or_else(|| Error::device("these ranks exchange between cards"))?;
+        let cuda = backend.as_card().ok_or_else(|| Error::device("these ranks communicate between GPUs"))?;
         let streams = cuda.exchange_stream()?;
         if streams.card != self.card {
             return Err(Error::device("this is not the card that the ranks are connected by")
@@ -71,15 +71,15 @@ impl Mover for NcclMover {
 struct CardTransfer {
     communicator: Arc<Communicator>,
     streams: Arc<ExchangeStream>,
-    /// What was packed, and the last use of the memory that numbers come to.
+    /// After packing, and after the last use of the receive buffers.
     computed: StreamEvent,
-    /// When the transfers begin and end.
+    /// Start and end of the transfers.
     ends: Option<(StreamEvent, StreamEvent)>,
     times: Arc<Times>,
 }
 
 impl CardTransfer {
-    /// Ranges of buffers that go to other ranks, or come from them.
+    /// Ranges of buffers to send to other ranks, or receive from them.
     fn bytes(&self, sections: &[Section]) -> Vec<CardBytes> {
         let own = self.communicator.rank;
         let of = |section: &Section| -> Vec<CardBytes> {
@@ -116,7 +116,7 @@ impl Transfer for CardTransfer {
                 self.times.lock().push((start, end));
                 Ok(())
             }
-            // They failed at their beginning: some may be there all the same.
+            // The start failed, but some transfers may have been launched.
             None => self.streams.compute_waits(&self.streams.exchanged()?),
         }
     }

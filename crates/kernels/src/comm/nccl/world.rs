@@ -1,27 +1,27 @@
-//! Ranks without MPI: NCCL finds them by an address, and bytes of the host pass through memory of the cards.
+//! Ranks without MPI: NCCL as the only transport, with rendezvous by address; host bytes are staged in device memory.
 //!
-//! The environment is that of `torchrun`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. NCCL has no beat: where a
-//! rank is gone, whoever started the ranks ends the others.
+//! Environment variables are those of `torchrun`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. There is no
+//! heartbeat: if a rank is lost, the launcher must end the others.
 
 use super::{CardBytes, Communicator, Nccl};
 use crate::card::{CardId, CardStaging, StreamEvent};
 use crate::comm::launcher::Launched;
-use crate::comm::{Arrived, Comm, room};
+use crate::comm::{Arrived, Comm, message_buffer};
 use crate::error::{Error, Result};
 use crate::lock;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Bytes of the card's memory, each way, that host bytes pass through.
+/// Bytes of device staging memory for host messages, in each direction.
 const STAGING: usize = 32 << 20;
-/// Those of a group of some ranks.
+/// The same for a subgroup.
 const GROUP_STAGING: usize = 4 << 20;
-/// Bytes between the beginnings of two messages there.
+/// Alignment of messages in it.
 const ALIGN: usize = 256;
-/// The bit of a header that marks an error.
+/// Header bit that marks an error.
 const FAILED: u64 = 1 << 63;
 
-/// Ranks whose host bytes go through their cards.
+/// Ranks whose host messages go through their GPUs.
 pub struct NcclWorld {
     communicator: Arc<Communicator>,
     staging: Mutex<CardStaging>,
@@ -29,7 +29,7 @@ pub struct NcclWorld {
     local: (usize, usize),
 }
 
-/// Joins the other ranks of an environment such as `torchrun` makes.
+/// Joins the ranks of a `torchrun` environment.
 pub(in crate::comm) fn open(launched: &Launched) -> Result<NcclWorld> {
     let without = |e: Error| {
         let (what, _, fix) = e.parts();
@@ -54,7 +54,7 @@ pub(in crate::comm) fn open(launched: &Launched) -> Result<NcclWorld> {
     Ok(NcclWorld { communicator, staging: Mutex::new(staging), card, local })
 }
 
-/// Where rank 0 listens. `torchrun` itself listens at MASTER_PORT; the next one is NCCL's then.
+/// Where rank 0 listens. `torchrun` itself listens at MASTER_PORT; NCCL then uses the next port.
 fn address(get: impl Fn(&str) -> Option<String>) -> Result<String> {
     if let Some(address) = get("NCCL_COMM_ID") {
         return Ok(address);
@@ -75,12 +75,12 @@ fn address(get: impl Fn(&str) -> Option<String>) -> Result<String> {
 }
 
 impl NcclWorld {
-    /// The communicator and its card, which numbers may go through as well.
+    /// The communicator and its GPU, for device-to-device transfers.
     pub(in crate::comm) fn shared(&self) -> (Arc<Communicator>, CardId) {
         (self.communicator.clone(), self.card)
     }
 
-    /// Sends these bytes, and receives into those, from rank to rank. All of them fit into the staging memory.
+    /// Sends and receives one round of messages, which fit into the staging memory.
     fn pass(&self, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) -> Result<()> {
         let mut staging = lock(&self.staging);
         let (stream, (out, into)) = (staging.bind()?, staging.addresses());
@@ -105,7 +105,7 @@ impl NcclWorld {
         Ok(())
     }
 
-    /// Waits for bytes to arrive. It sleeps between looks, so that other ranks on the same cores can work.
+    /// Waits for messages. Sleeps between polls, so that other ranks on the same cores can work.
     fn wait(&self, arrived: &StreamEvent) -> Result<()> {
         for look in 0u64.. {
             if arrived.has_happened()? {
@@ -117,7 +117,7 @@ impl NcclWorld {
                 _ => std::thread::sleep(Duration::from_micros(50)),
             }
             if look % 2000 == 1999 {
-                self.communicator.look()?;
+                self.communicator.check_async_error()?;
             }
         }
         unreachable!("the loop ends when the bytes arrive")
@@ -153,11 +153,11 @@ impl Comm for NcclWorld {
         self.pass(&sends, &mut receives)?;
         let arrived = |head: &[u8; 8]| {
             let head = u64::from_le_bytes(*head);
-            Arrived { failed: head & FAILED != 0, bytes: room((head & !FAILED) as usize) }
+            Arrived { failed: head & FAILED != 0, bytes: message_buffer((head & !FAILED) as usize) }
         };
         let mut all: Vec<Arrived> = heads.iter().map(arrived).collect();
         all[own].bytes.copy_from_slice(parts[own]);
-        // A message goes in pieces of the same length on both sides, one piece of each at a time.
+        // Messages are split into pieces of the same length on both sides, one piece of each per round.
         let most = staged(lock(&self.staging).bytes, size);
         let longest = (0..size).filter(peers).map(|r| parts[r].len().max(all[r].bytes.len())).max();
         for start in (0..longest.unwrap_or(0)).step_by(most) {
@@ -191,7 +191,7 @@ impl Comm for NcclWorld {
         };
         match made() {
             Ok(group) => Box::new(group),
-            Err(error) => Box::new(Unmade { error, rank, size: members.len() }),
+            Err(error) => Box::new(FailedGroup { error, rank, size: members.len() }),
         }
     }
 
@@ -208,19 +208,19 @@ impl Comm for NcclWorld {
     }
 }
 
-/// Bytes of one message that pass at a time, where one goes to and comes from each of the other ranks.
+/// Maximum bytes per message and round, with one message to and from each of the other ranks.
 fn staged(bytes: usize, size: usize) -> usize {
     (bytes / size.max(1) / ALIGN * ALIGN).max(ALIGN)
 }
 
-/// A group that could not be made; every exchange in it says why.
-struct Unmade {
+/// A subgroup that could not be created; every exchange in it returns the reason.
+struct FailedGroup {
     error: Error,
     rank: usize,
     size: usize,
 }
 
-impl Comm for Unmade {
+impl Comm for FailedGroup {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -234,7 +234,7 @@ impl Comm for Unmade {
     }
 
     fn subgroup(&self, _members: &[usize]) -> Box<dyn Comm> {
-        Box::new(Unmade { error: self.error.clone(), ..*self })
+        Box::new(FailedGroup { error: self.error.clone(), ..*self })
     }
 
     fn describe(&self) -> String {

@@ -1,28 +1,28 @@
-//! Some columns of some rows of a buffer, which travel one row behind the other.
+//! A sub-matrix of a buffer, serialised row by row.
 
 use crate::backend::Backend;
 use crate::buffer::Buffer;
 use crate::error::Result;
 use std::ops::Range;
 
-/// Rows of a buffer, and of each of them some columns.
+/// Rows and columns of a row-major buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Which rows.
+    /// Row range.
     pub rows: Range<usize>,
-    /// Elements of a row of the buffer.
+    /// Row width of the buffer.
     pub width: usize,
-    /// Which of them, in the order in which they travel.
+    /// Column ranges, in serialisation order.
     pub columns: Vec<Range<usize>>,
 }
 
 impl Block {
-    /// Whole rows of a buffer.
+    /// Full rows of a buffer.
     pub fn rows(rows: Range<usize>, width: usize) -> Self {
         Block { rows, width, columns: std::iter::once(0..width).collect() }
     }
 
-    /// Elements of it.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.rows.len() * self.columns()
     }
@@ -36,7 +36,7 @@ impl Block {
         self.columns.iter().map(Range::len).sum()
     }
 
-    /// Its first element, where all of them lie one behind the other in the buffer.
+    /// Its first element, if it is contiguous in the buffer.
     pub(super) fn in_a_row(&self) -> Option<usize> {
         match &self.columns[..] {
             [columns] if columns.len() == self.width => Some(self.rows.start * self.width),
@@ -44,7 +44,7 @@ impl Block {
         }
     }
 
-    /// From a buffer to another one, where it lies in a row from element `at` on.
+    /// Copies it contiguously to another buffer, from element `at` on.
     pub fn pack(&self, b: &dyn Backend, from: &Buffer, to: &mut Buffer, at: usize) -> Result<()> {
         self.parts().try_for_each(|(start, before, count)| {
             let sizes = [self.rows.len(), count];
@@ -52,7 +52,7 @@ impl Block {
         })
     }
 
-    /// The way back.
+    /// The inverse.
     pub(super) fn unpack(
         &self,
         b: &dyn Backend,
@@ -65,10 +65,10 @@ impl Block {
         })
     }
 
-    /// Of each range of columns its first element, the columns that travel before it, and how many it has.
+    /// Per column range: first element, columns serialised before it, number of columns.
     fn parts(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let first = self.rows.start * self.width;
-        // A buffer without rows has no place where columns begin.
+        // An empty block has no valid offsets.
         let some = if self.is_empty() { &[][..] } else { &self.columns };
         some.iter().scan(0, move |before, columns| {
             let part = (first + columns.start, *before, columns.len());

@@ -1,21 +1,21 @@
-//! Parcels that have arrived, and what is taken out of them.
+//! Received parcels.
 
 use super::{Block, ParcelPiece};
 use crate::backend::Backend;
 use crate::buffer::{Buffer, DType};
 use crate::comm::device::{ANNOUNCEMENT, Shipment};
-use crate::comm::give_back;
+use crate::comm::recycle;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// Parcels that have arrived. Each piece is taken once, those of a rank in the order in which it pushed them.
+/// Received parcels. Each piece is taken once, those of a rank in the order in which it pushed them.
 pub struct Inbox {
     backend: Arc<dyn Backend>,
-    /// What each rank has sent, in host memory: everything, or the note.
+    /// Messages by rank, in host memory: whole parcels, or only notes.
     messages: Vec<Vec<u8>>,
-    /// How far each was read.
+    /// Bytes consumed of each.
     taken: Vec<usize>,
-    /// Numbers that have come from device to device.
+    /// Numbers received device to device.
     shipped: Option<Shipped>,
     numbers: Vec<f32>,
 }
@@ -23,12 +23,12 @@ pub struct Inbox {
 struct Shipped {
     shipment: Shipment,
     own: usize,
-    /// How far the numbers of each rank were taken, by section.
+    /// Elements taken of each rank's numbers, by section.
     taken: Vec<[usize; 2]>,
 }
 
 impl Shipped {
-    /// Where the next piece of a rank lies.
+    /// Location of a rank's next piece.
     fn next(&mut self, from: usize, piece: ParcelPiece) -> Result<(&Buffer, usize)> {
         let s = piece.section();
         let sections = if from == self.own { &self.shipment.out } else { &self.shipment.into };
@@ -47,7 +47,7 @@ impl Shipped {
     }
 }
 
-/// What is wrong where ranks do not agree on what they send.
+/// The error if ranks disagree on shapes.
 fn unequal_shapes() -> Error {
     Error::rank("another rank's model has another shape").fix("one binary and one recipe on all ranks")
 }
@@ -70,7 +70,7 @@ impl Inbox {
         Ok(Inbox { backend, messages, taken, shipped: Some(shipped), numbers: Vec::new() })
     }
 
-    /// The note of a rank's parcel, of that many bytes. It is taken before the pieces.
+    /// The note of a rank's parcel, of known length. Taken before the pieces.
     pub fn note(&mut self, from: usize, len: usize) -> Result<Vec<u8>> {
         self.bytes(from, len).map(<[u8]>::to_vec)
     }
@@ -81,7 +81,7 @@ impl Inbox {
         self.messages[from].get(at..at + len).ok_or_else(unequal_shapes)
     }
 
-    /// The next piece of a rank, to a buffer from element `at` on.
+    /// Writes a rank's next piece to a buffer, from element `at` on.
     pub fn write(&mut self, from: usize, piece: ParcelPiece, to: &mut Buffer, at: usize) -> Result<()> {
         if let Some(shipped) = &mut self.shipped {
             let (buffer, start) = shipped.next(from, piece)?;
@@ -91,7 +91,7 @@ impl Inbox {
         self.backend.write(to, at, &self.numbers)
     }
 
-    /// The next piece of a rank, to a block of a buffer.
+    /// Writes a rank's next piece to a block of a buffer.
     pub fn write_block(&mut self, from: usize, to: &mut Buffer, block: &Block) -> Result<()> {
         let piece = ParcelPiece { len: block.len(), format: to.dtype() };
         if let Some(at) = block.in_a_row() {
@@ -107,7 +107,7 @@ impl Inbox {
         block.unpack(&*self.backend, (&packed, 0), to)
     }
 
-    /// `total += piece`, of as many elements as the next piece of a rank has; it is one of f32.
+    /// `total += piece`, for the next piece of a rank, in f32.
     pub fn add(&mut self, from: usize, total: &mut Buffer) -> Result<()> {
         let piece = ParcelPiece::f32s(total.len());
         if let Some(shipped) = &mut self.shipped {
@@ -120,7 +120,7 @@ impl Inbox {
         self.backend.axpy(1.0, &buffer, total)
     }
 
-    /// The next piece of a rank, to the host.
+    /// Reads a rank's next piece to the host.
     pub fn read(&mut self, from: usize, piece: ParcelPiece, to: &mut [f32]) -> Result<()> {
         if let Some(shipped) = &mut self.shipped {
             let (buffer, start) = shipped.next(from, piece)?;
@@ -138,7 +138,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// The end of a rank's parcel: an error where something is left of it.
+    /// Checks that nothing is left of a rank's parcel.
     pub fn end(&self, from: usize) -> Result<()> {
         let read = self.taken[from] == self.messages[from].len();
         let taken = self.shipped.as_ref().is_none_or(|shipped| shipped.is_taken(from));
@@ -148,11 +148,11 @@ impl Inbox {
 
 impl Drop for Inbox {
     fn drop(&mut self) {
-        give_back(std::mem::take(&mut self.messages));
+        recycle(std::mem::take(&mut self.messages));
     }
 }
 
-/// Numbers from bytes that have travelled.
+/// Deserialises numbers.
 fn read(bytes: &[u8], format: DType, values: &mut [f32]) {
     match format {
         DType::Bf16 => {

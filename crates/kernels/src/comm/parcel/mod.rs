@@ -1,8 +1,8 @@
-//! Numbers of buffers for other ranks. They go from device to device where the ranks are connected so ([`Ranks::connect`]), and
-//! through host memory elsewhere; whoever packs and unpacks them need not know which.
+//! Messages of buffer contents between ranks ("parcels"): device to device if the ranks are connected so ([`Ranks::connect`]),
+//! else through host memory, with the same interface for both.
 //!
-//! A parcel is a note of a few bytes and pieces of numbers. Both sides know the pieces from the note and from shapes, so nothing
-//! but numbers travels. On a device all parcels of an exchange lie in one buffer for each storage type, pieces at aligned places.
+//! A parcel is a note of a few bytes and pieces of numbers. Both sides derive the pieces from the note and from shapes, so no
+//! metadata is sent. On a device, all parcels of an exchange share one buffer per wire format, with aligned pieces.
 
 mod block;
 mod inbox;
@@ -11,8 +11,8 @@ pub use block::Block;
 pub use inbox::Inbox;
 
 use super::device::{Devices, FORMATS, Mover, Section, Shipment, announce};
-use super::line::{Brought, Job};
-use super::{Group, Pending, Ranks, give_back, room};
+use super::line::{Completed, Job};
+use super::{Group, Pending, Ranks, message_buffer, recycle};
 use crate::backend::Backend;
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
@@ -20,17 +20,17 @@ use crate::narrow;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Numbers in a row, and how they are stored on their way: f32 or bf16.
+/// Contiguous numbers and their wire format, f32 or bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParcelPiece {
-    /// How many.
+    /// Number of elements.
     pub len: usize,
-    /// Storage type.
+    /// Wire format.
     pub format: DType,
 }
 
 impl ParcelPiece {
-    /// That many of f32.
+    /// `len` f32 elements.
     pub fn f32s(len: usize) -> Self {
         ParcelPiece { len, format: DType::F32 }
     }
@@ -39,30 +39,30 @@ impl ParcelPiece {
         self.len * self.format.size()
     }
 
-    /// Which section of a shipment it belongs to.
+    /// Index of its section in a shipment.
     fn section(self) -> usize {
         FORMATS.iter().position(|&f| f == self.format).expect("f32 or bf16")
     }
 
-    /// Elements that it takes there: vector loads begin at multiples of eight.
+    /// Padded length in the section: vector loads need multiples of eight.
     fn padded(self) -> usize {
         self.len.next_multiple_of(8)
     }
 }
 
-/// What one parcel holds.
+/// Contents of a parcel.
 pub struct ParcelContents {
-    /// Bytes that are read first.
+    /// Bytes to be read first.
     pub note: Vec<u8>,
-    /// In the order in which they are pushed and taken.
+    /// Pieces, in the order in which they are pushed and taken.
     pub pieces: Vec<ParcelPiece>,
 }
 
-/// Who gets which slot.
+/// Which slot is sent to which rank.
 pub enum Route {
-    /// ParcelContents `r` is for rank `r`.
+    /// Slot `r` to rank `r`.
     Each,
-    /// The only slot is for each of these ranks.
+    /// The only slot to each of these ranks.
     Same(Vec<usize>),
 }
 
@@ -75,25 +75,25 @@ impl Route {
     }
 }
 
-/// Parcels that are being packed.
+/// Parcels being packed.
 pub struct Outbox {
     backend: Arc<dyn Backend>,
     route: Route,
     slots: Vec<ParcelContents>,
-    /// Pieces that were pushed, by slot.
+    /// Pieces pushed so far, by slot.
     pushed: Vec<usize>,
     packed: ParcelStorage,
 }
 
 enum ParcelStorage {
-    /// Notes and numbers as bytes, by slot, and how far each is filled.
+    /// Serialised notes and numbers by slot, and the bytes filled.
     Host { bytes: Vec<Vec<u8>>, filled: Vec<usize>, numbers: Vec<f32> },
-    /// A buffer for each storage type, and where the numbers of each slot begin and end in it so far.
+    /// One buffer per wire format, and each slot's range filled so far.
     Device { mover: Arc<dyn Mover>, buffers: [Buffer; 2], filled: Vec<[Range<usize>; 2]> },
 }
 
 impl Outbox {
-    /// Room for parcels of these contents.
+    /// Allocates parcels with these contents.
     pub fn new(
         ranks: &Ranks,
         backend: &Arc<dyn Backend>,
@@ -109,7 +109,7 @@ impl Outbox {
         Ok(Outbox { backend: backend.clone(), route, slots, pushed, packed })
     }
 
-    /// The next piece of a slot: numbers of a buffer from element `at` on.
+    /// Pushes a slot's next piece: elements of a buffer from `at` on.
     pub fn push(&mut self, slot: usize, from: &Buffer, at: usize) -> Result<()> {
         let piece = self.slots[slot].pieces[self.pushed[slot]];
         self.pushed[slot] += 1;
@@ -130,7 +130,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// The next piece of a slot: a block of a buffer.
+    /// Pushes a slot's next piece: a block of a buffer.
     pub fn push_block(&mut self, slot: usize, from: &Buffer, block: &Block) -> Result<()> {
         if let Some(at) = block.in_a_row() {
             return self.push(slot, from, at);
@@ -158,7 +158,7 @@ impl ParcelStorage {
     fn host(slots: &[ParcelContents]) -> Self {
         let packed = |slot: &ParcelContents| {
             let numbers: usize = slot.pieces.iter().map(|p| p.bytes()).sum();
-            let mut bytes = room(slot.note.len() + numbers);
+            let mut bytes = message_buffer(slot.note.len() + numbers);
             bytes[..slot.note.len()].copy_from_slice(&slot.note);
             bytes
         };
@@ -174,7 +174,7 @@ impl ParcelStorage {
     }
 }
 
-/// Where these pieces lie in each section behind what is there; `totals` counts them.
+/// Ranges of these pieces in each section; advances `totals`.
 fn begin(totals: &mut [usize; 2], pieces: &[ParcelPiece]) -> [Range<usize>; 2] {
     let starts = *totals;
     pieces.iter().for_each(|piece| totals[piece.section()] += piece.padded());
@@ -185,7 +185,7 @@ fn buffers(backend: &dyn Backend, totals: [usize; 2]) -> Result<[Buffer; 2]> {
     Ok([backend.alloc(FORMATS[0], totals[0])?, backend.alloc(FORMATS[1], totals[1])?])
 }
 
-/// Numbers as bytes that travel.
+/// Serialises numbers.
 fn write(values: &[f32], format: DType, bytes: &mut [u8]) {
     match format {
         DType::Bf16 => {
@@ -196,17 +196,17 @@ fn write(values: &[f32], format: DType, bytes: &mut [u8]) {
     }
 }
 
-/// Parcels on their way.
+/// Parcels in flight.
 #[must_use]
-pub struct ComingParcels {
+pub struct PendingParcels {
     pending: Pending,
     backend: Arc<dyn Backend>,
 }
 
 impl Ranks {
-    /// Begins to send parcels; [`Ranks::receive`] returns what others have sent. `expected` are the most pieces that each rank
-    /// may send. All ranks begin and receive in the same order, as with [`Ranks::begin`].
-    pub fn begin_parcels(&self, outbox: Outbox, expected: &[Vec<ParcelPiece>]) -> Result<ComingParcels> {
+    /// Starts sending parcels; [`Ranks::receive`] returns those of the other ranks. `expected` are the largest pieces that each
+    /// rank may send. All ranks must start and receive in the same order, as with [`Ranks::begin`].
+    pub fn begin_parcels(&self, outbox: Outbox, expected: &[Vec<ParcelPiece>]) -> Result<PendingParcels> {
         outbox.check();
         let Outbox { backend, route, slots, packed, .. } = outbox;
         let pending = match (packed, route) {
@@ -219,22 +219,22 @@ impl Ranks {
                 group.ship(&backend, mover, PackedParcels { route, slots, buffers, filled }, expected)?
             }
         };
-        Ok(ComingParcels { pending, backend })
+        Ok(PendingParcels { pending, backend })
     }
 
-    /// What all ranks have sent.
-    pub fn receive(&self, coming: ComingParcels) -> Result<Inbox> {
-        let ComingParcels { pending, backend } = coming;
+    /// Waits for the parcels of all ranks.
+    pub fn receive(&self, coming: PendingParcels) -> Result<Inbox> {
+        let PendingParcels { pending, backend } = coming;
         match &self.0 {
             None => Ok(Inbox::host(backend, self.wait(pending)?)),
             Some(group) => group.unpack(backend, group.waiting(|line| line.wait(pending.number))?),
         }
     }
 
-    /// Sends parcels, and returns what others have sent.
+    /// Sends parcels and waits for those of the other ranks.
     pub fn exchange_parcels(&self, outbox: Outbox, expected: &[Vec<ParcelPiece>]) -> Result<Inbox> {
         let Outbox { backend, route, packed: ParcelStorage::Host { bytes, .. }, .. } = &outbox else {
-            let ComingParcels { backend, .. } = self.begin_parcels(outbox, expected)?;
+            let PendingParcels { backend, .. } = self.begin_parcels(outbox, expected)?;
             let group = self.0.as_ref().expect("devices belong to a group");
             return group.unpack(backend, group.waiting(|line| line.last())?);
         };
@@ -243,13 +243,13 @@ impl Ranks {
         let parts: Vec<&[u8]> = (0..self.size()).map(part).collect();
         let inbox = Inbox::host(backend.clone(), self.all_to_all(&parts)?);
         if let ParcelStorage::Host { bytes, .. } = outbox.packed {
-            give_back(bytes);
+            recycle(bytes);
         }
         Ok(inbox)
     }
 }
 
-/// Parcels in a device's memory.
+/// Parcels packed in device memory.
 struct PackedParcels {
     route: Route,
     slots: Vec<ParcelContents>,
@@ -258,7 +258,7 @@ struct PackedParcels {
 }
 
 impl PackedParcels {
-    /// Which elements of a section go to a rank.
+    /// Elements of a section that go to a rank.
     fn range(&self, rank: usize, section: usize) -> Range<usize> {
         self.route.slot(rank).map_or(0..0, |slot| self.filled[slot][section].clone())
     }
@@ -269,16 +269,16 @@ impl Group {
         self.devices.get().and_then(|Devices { mover, .. }| mover.clone())
     }
 
-    fn unpack(&self, backend: Arc<dyn Backend>, (number, mut brought): Brought) -> Result<Inbox> {
-        let shipment = brought.shipment.take();
-        let messages = self.read((number, brought))?;
+    fn unpack(&self, backend: Arc<dyn Backend>, (number, mut completed): Completed) -> Result<Inbox> {
+        let shipment = completed.shipment.take();
+        let messages = self.read((number, completed))?;
         match shipment {
             None => Ok(Inbox::host(backend, messages)),
             Some(shipment) => Inbox::device(backend, messages, shipment, self.comm.rank()),
         }
     }
 
-    /// Begins an exchange whose numbers go from device to device.
+    /// Starts an exchange with device-to-device transfers.
     fn ship(
         &self,
         backend: &Arc<dyn Backend>,
@@ -290,10 +290,10 @@ impl Group {
         let mut totals = [0; 2];
         let none = Vec::new();
         let coming = |rank: usize| if rank == own { &none } else { &expected[rank] };
-        let rooms: Vec<_> = (0..size).map(|rank| begin(&mut totals, coming(rank))).collect();
+        let incoming: Vec<_> = (0..size).map(|rank| begin(&mut totals, coming(rank))).collect();
         let into = buffers(&**backend, totals)?.into_iter().enumerate();
         let into = into.map(|(i, buffer)| {
-            let ranges = rooms.iter().map(|room| room[i].clone()).collect();
+            let ranges = incoming.iter().map(|ranges| ranges[i].clone()).collect();
             Section { buffer, ranges }
         });
         let into = into.collect();
@@ -304,7 +304,7 @@ impl Group {
             message
         };
         let messages: Vec<Vec<u8>> = (0..size).map(message).collect();
-        // What stays here keeps its range: it is read from where it was packed.
+        // What a rank sends to itself is read from where it was packed.
         let ranges = [0, 1].map(|s| (0..size).map(|rank| packing.range(rank, s)).collect::<Vec<_>>());
         let elements =
             |rank: usize| [0, 1].map(|s| ranges[s][rank].len() * FORMATS[s].size()).iter().sum::<usize>();

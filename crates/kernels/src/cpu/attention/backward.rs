@@ -1,11 +1,11 @@
-//! The backward pass, recomputing the weights from the kept log-sum-exp.
+//! The backward pass, which recomputes the softmax weights from the stored log-sum-exp.
 //!
-//! A task owns a span of query positions of one sequence and key head: their gradients, and their share of
-//! the gradients of all keys and values they see. Short sequences are one span; the shares of a long one are
-//! added in the order of the spans. Spans depend on the length alone, so no sum depends on the threads.
+//! A task computes, for a span of query positions of one sequence and key head, their gradients and their contribution to the
+//! gradients of all keys and values they attend to. Short sequences are one span; contributions of a long one are added in span
+//! order. Spans depend only on the length, so no sum depends on the number of threads.
 
 use super::{
-    BLOCK, Product, QueryRows, ROWS, Rooms, STRIDE, Scoring, SeenKeys, Storage, cut, gather, matrix,
+    BLOCK, Product, QueryRows, ROWS, STRIDE, Scoring, SeenKeys, Storage, TaskRows, cut, gather, matrix,
     multiply, panels, row_dots, scatter, scores, softmax_backward, transpose, with_scratch,
 };
 use crate::backend::{Attention, AttentionSaved, Heads, Segments};
@@ -18,9 +18,9 @@ use crate::cpu::simd::Level;
 use crate::error::Result;
 use std::ops::Range;
 
-/// Tokens of a span at least.
+/// Minimum tokens per span.
 const SPAN: usize = 512;
-/// Spans of a sequence at most: each needs room for gradients of the keys and values before it.
+/// Maximum spans per sequence: each needs a buffer for the gradients of all keys and values before it.
 const MAX_SPANS: usize = 4;
 
 /// See [`AttentionOps::attention_backward`](crate::backend::AttentionOps::attention_backward).
@@ -55,40 +55,40 @@ pub(super) struct BackwardOperands<'a, T> {
     pub dqkv: Disjoint<'a, T>,
 }
 
-/// Query positions `span` of the sequence in `rows`, and what they see of `blocks`.
+/// Query positions `span` of the sequence in `rows`, and the key blocks they attend to.
 pub(super) struct BackwardTask {
     pub rows: Range<usize>,
     pub kv_head: usize,
     pub span: Range<usize>,
     pub blocks: Range<usize>,
-    /// Where its share goes if there are other spans.
+    /// Offset of its key and value gradients, if there are other spans.
     pub share: Option<usize>,
-    /// Row of `dqkv` for the first query of the span; `None` where gradients of queries are not wanted.
+    /// Row of `dqkv` for the span's first query; `None` if query gradients are not computed.
     pub to: Option<usize>,
 }
 
-/// Elements of a block of f32 panels.
+/// Elements of a key or value block as f32 panels.
 pub(super) fn block(heads: Heads) -> usize {
     panels(heads) * BLOCK * PANEL
 }
 
-/// What is derived from a block: keys transposed, values transposed, keys.
+/// Elements derived from a block: keys transposed, values transposed, keys.
 pub(super) fn derived(heads: Heads) -> usize {
     2 * heads.head_dim * BLOCK + block(heads)
 }
 
-/// Spans of a sequence: they depend on its length alone.
+/// Spans of a sequence: a function of its length.
 pub(super) fn spans(len: usize) -> impl Iterator<Item = Range<usize>> {
     let step = len.div_ceil((len / SPAN).clamp(1, MAX_SPANS)).next_multiple_of(BLOCK);
     (0..len).step_by(step.max(1)).map(move |start| start..(start + step).min(len))
 }
 
-/// Blocks that queries of these positions see.
+/// Key blocks that queries of these positions attend to.
 pub(super) fn seen_blocks(op: &Attention, span: &Range<usize>) -> Range<usize> {
     SeenKeys::at(span.start, op.window).from / BLOCK..span.end.div_ceil(BLOCK)
 }
 
-/// The tasks of all sequences, and the elements of all their shares.
+/// The tasks of all sequences, and the elements of all their contributions.
 fn tasks(op: &Attention, segments: &Segments) -> (Vec<BackwardTask>, usize) {
     let heads = op.heads;
     let (mut tasks, mut room) = (Vec::new(), 0);
@@ -104,7 +104,7 @@ fn tasks(op: &Attention, segments: &Segments) -> (Vec<BackwardTask>, usize) {
                 tasks.push(BackwardTask { rows, kv_head, span, blocks, share, to });
             }
         }
-        // The last rows see most keys: first.
+        // Longest first: the last rows attend to most keys.
         tasks[first..].reverse();
     }
     (tasks, room)
@@ -135,7 +135,7 @@ fn backward<T: Storage>(
         let (fixed, sums) = (task_room(heads, task.blocks.len()), 2 * block(heads) * task.blocks.len());
         with_scratch(fixed + sums, |scratch| {
             let (scratch, own) = scratch.split_at_mut(fixed);
-            // SAFETY: the shares of tasks lie one behind the other.
+            // SAFETY: the tasks' contributions do not overlap.
             let sums = task.share.map_or(own, |at| unsafe { all.part(at, sums) });
             sums.fill(0.0);
             query_rows(cpu, &call, task, Some(&mut *sums), scratch);
@@ -150,25 +150,24 @@ fn backward<T: Storage>(
     Ok(())
 }
 
-/// Elements that [`query_rows`] needs for a task with that many blocks.
+/// Scratch elements that [`query_rows`] needs for a task with this many blocks.
 pub(super) fn task_room(heads: Heads, blocks: usize) -> usize {
     3 * matrix(heads) + 2 * ROWS * BLOCK + derived(heads) * blocks
 }
 
-/// What the products of some rows of queries read and write, in panels.
+/// Operand and result tiles of some query rows, in panels.
 struct PanelTiles<'a> {
     q: &'a mut [f32],
     dout: &'a mut [f32],
     dq: &'a mut [f32],
     p: &'a mut [f32],
     dp: &'a mut [f32],
-    /// Of each row: log-sum-exp of its scores, and `dout . out`.
+    /// Per row: log-sum-exp of its scores, and `dout . out`.
     lse: [f32; ROWS],
     delta: [f32; ROWS],
 }
 
-/// Gradients of the task's queries; adds to `sums`, where gradients of keys and values are wanted, for each block those of keys,
-/// then those of values.
+/// Query gradients of the task. Adds key, then value gradients of each block to `sums`, if those are computed.
 pub(super) fn query_rows<T: Storage>(
     cpu: &Cpu,
     call: &BackwardOperands<'_, T>,
@@ -207,12 +206,12 @@ pub(super) fn query_rows<T: Storage>(
         let (Some(to), width) = (task.to, heads.qkv_width()) else { continue };
         let offsets = rows.offsets_from(task.span.start, to * width, width, heads.head_dim);
         // SAFETY: in bounds, and the queries of every row and head belong to one task.
-        let room = unsafe { Rooms::new(call.dqkv) };
+        let room = unsafe { TaskRows::new(call.dqkv) };
         scatter(level, (tiles.dq, STRIDE), &[1.0; ROWS], &offsets[..count], heads.head_dim, room);
     }
 }
 
-/// Fills the tiles of queries, of gradients of outputs and of statistics; `dq` becomes zero.
+/// Loads queries, output gradients and statistics; zeros `dq`.
 fn load_rows<T: Storage>(
     level: Level,
     call: &BackwardOperands<'_, T>,
@@ -239,7 +238,7 @@ fn load_rows<T: Storage>(
     }
 }
 
-/// One block of keys and values: adds to the block's sums where there are any, and to `dq` with `queries`.
+/// One key/value block: adds to the block's sums, if any, and to `dq` with `queries`.
 fn block_products(
     level: Level,
     op: &Attention,
@@ -299,14 +298,14 @@ fn block_products(
     multiply::<BLOCK, 1>(level, product);
 }
 
-/// Where the key head lies in the rows of a block; values are `kv_heads * head_dim` further.
+/// Offsets of the key head in the rows of a block; values are `kv_heads * head_dim` further.
 fn key_offsets(heads: Heads, task: &BackwardTask, b: usize) -> ([usize; BLOCK], usize) {
     let count = (task.rows.len() - b * BLOCK).min(BLOCK);
     let head = (heads.heads + task.kv_head) * heads.head_dim;
     (std::array::from_fn(|j| (task.rows.start + b * BLOCK + j) * heads.qkv_width() + head), count)
 }
 
-/// Fills what [`derived`] describes; columns without a token are zero.
+/// Fills the layout of [`derived`]; columns without a token are zero.
 fn derive<T: Storage>(
     cpu: &Cpu,
     call: &BackwardOperands<'_, T>,
@@ -333,7 +332,7 @@ fn derive<T: Storage>(
     }
 }
 
-/// Writes the gradients of a block's keys and values.
+/// Writes a block's key and value gradients.
 fn store_block<T: Storage>(
     cpu: &Cpu,
     call: &BackwardOperands<'_, T>,
@@ -345,7 +344,7 @@ fn store_block<T: Storage>(
     store_keys(cpu, call, task.kv_head, (task.rows.start + b * BLOCK, 0..count), sums);
 }
 
-/// Writes some keys of a block, from row `to` of `dqkv` on, and their values.
+/// Writes gradients of some keys of a block, and of their values, from row `to` of `dqkv` on.
 pub(super) fn store_keys<T: Storage>(
     cpu: &Cpu,
     call: &BackwardOperands<'_, T>,
@@ -360,15 +359,15 @@ pub(super) fn store_keys<T: Storage>(
         let offsets: [usize; BLOCK] = std::array::from_fn(|j| (to + j) * heads.qkv_width() + column);
         let sums = (&sums[keys.start * PANEL..], BLOCK * PANEL);
         // SAFETY: in bounds, and the key and the value of a row and head are written by one task.
-        let room = unsafe { Rooms::new(call.dqkv) };
+        let room = unsafe { TaskRows::new(call.dqkv) };
         scatter(cpu.level, sums, &[1.0; BLOCK], &offsets[..keys.len()], heads.head_dim, room);
     }
 }
 
-/// Adds the shares of each block in the order of the spans and writes the gradients.
+/// Adds the spans' contributions to each block in span order and writes the gradients.
 fn add_shares<T: Storage>(cpu: &Cpu, call: &BackwardOperands<'_, T>, tasks: &[BackwardTask], shares: &[f32]) {
     let len = 2 * block(call.op.heads);
-    // The span that holds a block's own tokens is the first that sees it.
+    // The span that contains a block's own tokens is the first that attends to it.
     let mut blocks = Vec::new();
     for (i, task) in tasks.iter().enumerate().filter(|(_, t)| t.share.is_some()) {
         blocks.extend((task.span.start / BLOCK..task.blocks.end).map(|b| (i, b)));
@@ -378,7 +377,7 @@ fn add_shares<T: Storage>(cpu: &Cpu, call: &BackwardOperands<'_, T>, tasks: &[Ba
         let task = &tasks[own];
         with_scratch(len, |sums| {
             sums.fill(0.0);
-            // A sequence's tasks are neighbours, later spans first.
+            // A sequence's tasks are contiguous, later spans first.
             let sequence = tasks[..=own].iter().rev().take_while(|t| t.rows == task.rows);
             for t in sequence.filter(|t| t.kv_head == task.kv_head && t.blocks.contains(&b)) {
                 if let Some(at) = t.share {

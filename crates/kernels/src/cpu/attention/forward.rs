@@ -1,9 +1,9 @@
-//! The forward pass, from keys and values in cache blocks.
+//! The forward pass over the paged cache.
 
 use super::paged::{block_len, head_len};
 use super::{
-    BLOCK, Product, QueryRows, ROWS, Rooms, STRIDE, Scoring, Storage, cut, gather, matrix, multiply, panels,
-    scatter, scores, softmax_step, with_scratch,
+    BLOCK, Product, QueryRows, ROWS, STRIDE, Scoring, Storage, TaskRows, cut, gather, matrix, multiply,
+    panels, scatter, scores, softmax_step, with_scratch,
 };
 use crate::backend::{Attention, CacheOps, MemoryOps, PagedRows, PagedSequence, Segments};
 use crate::buffer::{Buffer, DType};
@@ -45,7 +45,7 @@ pub fn attention(
     Ok(())
 }
 
-/// Some rows of one sequence and key head.
+/// Some query rows of one sequence and key head.
 struct RowsTask<'a> {
     sequence: &'a PagedSequence,
     kv_head: usize,
@@ -56,14 +56,14 @@ struct RowsTask<'a> {
 /// The operands of all tasks.
 struct RowsCall<'a, T> {
     op: Attention,
-    /// Rows that begin with queries, and the elements of one.
+    /// Rows that start with queries, and the row width.
     queries: (&'a [T], usize),
     cache: &'a [T],
     out: Disjoint<'a, T>,
     lse: Option<Disjoint<'a, f32>>,
 }
 
-/// Attention of all rows, of `width` elements that begin with the queries; `lse` has an element for each row and query head.
+/// Attention of all rows, given with their width; `lse` has one element per row and query head.
 pub(super) fn attend<T: Storage>(
     cpu: &Cpu,
     op: Attention,
@@ -83,7 +83,7 @@ pub(super) fn attend<T: Storage>(
         assert!(sequence.row >= row && sequence.row + sequence.count <= tokens, "rows overlap");
         row = sequence.row + sequence.count;
         let all = sequence.count * (heads.heads / heads.kv_heads);
-        // The last rows see most keys: first.
+        // Longest first: the last rows attend to most keys.
         for first in (0..all).step_by(ROWS).rev() {
             let count = ROWS.min(all - first);
             tasks.extend((0..heads.kv_heads).map(|kv_head| RowsTask { sequence, kv_head, first, count }));
@@ -120,7 +120,7 @@ fn attend_rows<T: Storage>(
         let key = b * BLOCK;
         let active = rows.seeing(key);
         let seen = &rows.seen[active.clone()];
-        // Slots past what the last row sees may be unwritten: their scores are masked, their values not read.
+        // Slots beyond what the last row attends to may be uninitialised: their scores are masked, their values not read.
         let valid = seen[seen.len() - 1].within(key).1;
         let from = sequence.blocks[b] as usize * block_len(heads) + task.kv_head * head_len(heads);
         let block = T::block(level, heads, &cache[from..from + head_len(heads)], valid, scratch);
@@ -157,6 +157,6 @@ fn attend_rows<T: Storage>(
     let factors = sum.map(|s| 1.0 / s);
     let offsets = rows.offsets(sequence.row * heads.out_width(), heads.out_width(), heads.head_dim);
     // SAFETY: in bounds, and every row and head belongs to one task.
-    let out = unsafe { Rooms::new(*out) };
+    let out = unsafe { TaskRows::new(*out) };
     scatter(level, (o, STRIDE), &factors, &offsets[..count], heads.head_dim, out);
 }

@@ -1,12 +1,12 @@
-//! Causal attention with grouped heads: training, scoring, prefill and decoding are one routine.
+//! Causal grouped-query attention: training, scoring, prefill and decoding are one routine.
 //!
-//! Keys and values lie in cache blocks of 32 tokens ([`paged`]); training and scoring write them into a
-//! temporary cache first. The query heads that share a key head are rows of one problem: row `r` is head
-//! `r % group` of new token `r / group`. Tasks take up to 56 such rows and meet the key blocks in ascending
-//! order ([`forward`]). What happens to a row depends on its position alone, never on the rows beside it.
+//! Keys and values are in cache blocks of 32 tokens ([`paged`]); training and scoring first write them to a temporary cache. The
+//! query heads of a key head are rows of one problem: row `r` is head `r % group` of new token `r / group`. Tasks take up to 56
+//! such rows and iterate over the key blocks in ascending order ([`forward`]). A row's arithmetic depends only on its position,
+//! never on the other rows of the batch.
 //!
-//! Matrices in scratch are cut into panels of 32 columns, `[panel][row][32]`: the form the register tile
-//! reads on its right and writes, and, 32 columns at a time, what it reads on its left.
+//! Scratch matrices are stored in panels of 32 columns, `[panel][row][32]`: the layout in which the register tile reads its
+//! right operand, writes its output, and, 32 columns at a time, reads its left operand.
 
 mod backward;
 mod forward;
@@ -26,30 +26,30 @@ use crate::error::Result;
 use crate::shapes;
 use std::cell::RefCell;
 
-/// Keys of a tile, and tokens of a cache block.
+/// Keys per tile, tokens per cache block.
 pub const BLOCK: usize = PANEL;
-/// Rows of a task: four of the largest register tiles.
+/// Maximum rows per task: four of the largest register tiles.
 const ROWS: usize = 56;
-/// Elements from one panel of a task's matrix to the next.
+/// Elements between panels of a task's matrix.
 const STRIDE: usize = ROWS * PANEL;
 
-/// Panels of a head.
+/// Panels per head.
 fn panels(heads: Heads) -> usize {
     heads.head_dim.div_ceil(PANEL)
 }
 
-/// Elements of a task's matrix with a row per query row.
+/// Elements of a task's matrix with one row per query row.
 fn matrix(heads: Heads) -> usize {
     panels(heads) * STRIDE
 }
 
-/// Storage of activations and cache.
+/// Storage type of activations and cache.
 trait Storage: Stored + Plain {
     /// The elements of a buffer of this type.
     fn of(b: &Buffer) -> &[Self];
     /// The elements of a buffer of this type.
     fn of_mut(b: &mut Buffer) -> &mut [Self];
-    /// A cache block of one head as f32; of the values only the first `valid` tokens.
+    /// A cache block of one head as f32; of the values, only the first `valid` tokens are converted.
     fn block<'a>(
         level: Level,
         heads: Heads,
@@ -100,7 +100,7 @@ impl Storage for u16 {
     }
 }
 
-/// Keys a query row sees.
+/// Range of keys that a query row attends to.
 #[derive(Clone, Copy, Default)]
 struct SeenKeys {
     from: usize,
@@ -112,7 +112,7 @@ impl SeenKeys {
         let to = position + 1;
         SeenKeys { from: window.map_or(0, |w| to.saturating_sub(w)), to }
     }
-    /// The part within the block that starts at `key`.
+    /// Its intersection with the block that starts at `key`.
     #[inline(always)]
     fn within(self, key: usize) -> (usize, usize) {
         (self.from.saturating_sub(key).min(BLOCK), self.to.saturating_sub(key).min(BLOCK))
@@ -123,12 +123,12 @@ impl SeenKeys {
 struct QueryRows {
     count: usize,
     seen: [SeenKeys; ROWS],
-    /// Token within the sequence's new tokens, and query head.
+    /// Per row: index among the sequence's new tokens, and query head.
     place: [(usize, usize); ROWS],
 }
 
 impl QueryRows {
-    /// Rows `first..first + count` of the problem whose first token has this position.
+    /// Rows `first..first + count` of a problem whose first token has this position.
     fn new(op: &Attention, kv_head: usize, position: usize, first: usize, count: usize) -> Self {
         let group = op.heads.heads / op.heads.kv_heads;
         let mut rows = QueryRows { count, seen: [SeenKeys::default(); ROWS], place: [(0, 0); ROWS] };
@@ -143,22 +143,22 @@ impl QueryRows {
         }
         rows
     }
-    /// Blocks that some row sees.
+    /// Blocks that any row attends to.
     fn blocks(&self) -> std::ops::Range<usize> {
         self.seen[0].from / BLOCK..self.seen[self.count - 1].to.div_ceil(BLOCK)
     }
-    /// The rows that see something of the block that starts at `key`; later rows see later keys.
+    /// The rows that attend to the block that starts at `key`; later rows attend to later keys.
     fn seeing(&self, key: usize) -> std::ops::Range<usize> {
         let seen = &self.seen[..self.count];
         let start = seen.iter().take_while(|s| s.to <= key).count();
         let len = seen[start..].iter().take_while(|s| s.from < key + BLOCK).count();
         start..start + len
     }
-    /// Where the rows lie in an array of token rows: `base + token * width + head * head_dim`.
+    /// Offsets of the rows in an array of token rows: `base + token * width + head * head_dim`.
     fn offsets(&self, base: usize, width: usize, head_dim: usize) -> [usize; ROWS] {
         self.offsets_from(0, base, width, head_dim)
     }
-    /// The same where token `first` lies at `base`.
+    /// The same if token `first` is at `base`.
     fn offsets_from(&self, first: usize, base: usize, width: usize, head_dim: usize) -> [usize; ROWS] {
         let mut at = [0; ROWS];
         for (at, (token, head)) in at.iter_mut().zip(self.place).take(self.count) {
@@ -176,7 +176,7 @@ thread_local! {
     static SCRATCH: RefCell<Vec<ScoreLine>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends `len` aligned elements of the thread's scratch, contents unspecified.
+/// Lends `len` aligned elements of the thread's scratch, uninitialised.
 fn with_scratch<T>(len: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
     let mut lines = SCRATCH.take();
     if lines.len() * LANES < len {
@@ -189,7 +189,7 @@ fn with_scratch<T>(len: usize, f: impl FnOnce(&mut [f32]) -> T) -> T {
     result
 }
 
-/// Cuts `len` elements, a multiple of sixteen, off the front.
+/// Splits `len` elements, a multiple of sixteen, off the front.
 fn cut<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     debug_assert!(len.is_multiple_of(LANES));
     let (front, back) = std::mem::take(rest).split_at_mut(len);
@@ -197,22 +197,22 @@ fn cut<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     front
 }
 
-/// `c (+)= a · b`, each element one chain over the units in ascending order.
+/// `c (+)= a · b`; each element is one FMA chain over the units in ascending order.
 struct Product<'a> {
     rows: usize,
     units: usize,
     /// Panels of `b` and `c`.
     panels: usize,
     a: &'a [f32],
-    /// Units of `a` that lie together, and elements from one such piece to the next.
+    /// Contiguous units of `a`, and elements between such pieces.
     piece: usize,
     a_stride: usize,
-    /// 32 columns a unit.
+    /// 32 columns per unit.
     b: &'a [f32],
     b_stride: usize,
     c: &'a mut [f32],
     c_stride: usize,
-    /// Whether `c` is added to.
+    /// Whether to accumulate into `c`.
     resume: bool,
 }
 
@@ -236,7 +236,7 @@ multiversion! {
             let count = share.min(rows - row);
             let mut panel = 0;
             while panel < panels {
-                // Few rows leave registers free for more columns.
+                // Fewer rows leave registers for more columns.
                 let step = if count > 3 || panels - panel == 1 { 1 } else if panels - panel < 4 { 2 } else { 4 };
                 let mut unit = 0;
                 while unit < units {
@@ -290,8 +290,7 @@ unsafe fn tile_of<S: Simd, const A_ROW: usize, const A_STEP: usize>(
     unsafe { arms!(1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
 }
 
-/// Dot products of the rows of `a` (a task's matrix, from its row `first`) with the 32 columns of `b`
-/// (`[head_dim][32]`).
+/// `c = a · b`: rows of `a` (a task's matrix, from row `first`) times the 32 columns of `b` (`[head_dim][32]`).
 fn scores(level: Level, heads: Heads, rows: std::ops::Range<usize>, a: &[f32], b: &[f32], c: &mut [f32]) {
     let product = Product {
         rows: rows.len(),
@@ -309,7 +308,7 @@ fn scores(level: Level, heads: Heads, rows: std::ops::Range<usize>, a: &[f32], b
     multiply::<PANEL, 1>(level, product);
 }
 
-/// What happens to a dot product before the softmax.
+/// Scale and soft cap of the scores.
 #[derive(Clone, Copy)]
 struct Scoring {
     scale: f32,
@@ -320,7 +319,7 @@ impl Scoring {
     fn of(op: &Attention) -> Self {
         Scoring { scale: op.scale, softcap: op.softcap }
     }
-    /// The score, and the derivative of the cap.
+    /// The score, and the derivative of the soft cap.
     #[inline(always)]
     fn apply<S: Simd>(self, s: S, dot: S::V) -> (S::V, S::V) {
         let z = s.mul(dot, s.splat(self.scale));
@@ -343,15 +342,15 @@ fn select_between<S: Simd>(s: S, lane: usize, (from, to): (usize, usize), x: S::
 }
 
 multiversion! {
-    /// One step of the online softmax: turns the dot products of rows with a block of keys into weights, and
-    /// brings maxima, sums and the unfinished outputs to the new maximum. Every row sees some key of the block.
+    /// One online-softmax step: turns scores of a key block into weights, and rescales maxima, sums and unnormalised outputs to
+    /// the new maximum. Every row attends to some key of the block.
     fn softmax_step<S>(s, op: Scoring, keys: (usize, &[SeenKeys]), p: &mut [f32], totals: (&mut [f32], &mut [f32]), output: (&mut [f32], usize)) {
         let ((key, seen), (max, sum), (o, panels)) = (keys, totals, output);
         let rows = seen.len();
         assert!(rows <= ROWS && p.len() >= rows * BLOCK && max.len() >= rows && sum.len() >= rows);
         assert!(o.len() >= (panels - 1) * STRIDE + rows * PANEL);
         let lowest = s.splat(f32::NEG_INFINITY);
-        // The old maxima less the new ones, then e to that.
+        // decay = e^(old maximum - new maximum)
         let mut decay = [0f32; ROWS + LANES];
         // SAFETY: a row of `p` is two vectors, a row of a panel of `o` too; `decay` has room for whole vectors.
         unsafe {
@@ -383,7 +382,7 @@ multiversion! {
                 s.store(row, a);
                 s.store(row.add(LANES), b);
                 sum[r] = sum[r] * decay[r] + s.sum(s.add(a, b));
-                // Times one changes nothing.
+                // A factor of 1 changes nothing.
                 if decay[r] != 1.0 {
                     let d = s.splat(decay[r]);
                     for panel in 0..panels {
@@ -398,7 +397,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// Turns dot products into weights (`p`) and gradients of weights (`dp`) into gradients of dot products.
+    /// Turns scores into weights (`p`), and gradients of weights (`dp`) into gradients of scores.
     fn softmax_backward<S>(s, op: Scoring, key: usize, seen: &[SeenKeys], stats: (&[f32], &[f32]), tiles: (&mut [f32], &mut [f32])) {
         let ((lse, delta), (p, dp)) = (stats, tiles);
         let rows = seen.len();
@@ -428,7 +427,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// Rows of `dims` elements into panels, widened; the last panel is filled up with zeros.
+    /// Loads rows of `dims` elements into f32 panels; the last panel is zero-padded.
     fn gather<S, type T: Stored>(s, x: &[T], offsets: &[usize], dims: usize, out: &mut [f32], stride: usize) {
         let width = dims.next_multiple_of(PANEL);
         for r in 0..offsets.len() {
@@ -446,9 +445,9 @@ multiversion! {
 }
 
 multiversion! {
-    /// Rows of panels, each times its factor, to rows of `dims` elements. No zero is stored as minus zero:
-    /// multiples of zero by unseen values may have given the sums either sign.
-    fn scatter<S, type T: Stored>(s, panels: (&[f32], usize), factors: &[f32], offsets: &[usize], dims: usize, out: Rooms<'_, T>) {
+    /// Stores rows of panels, each times its factor, as rows of `dims` elements. Stores -0 as +0: masked products of zero may
+    /// have given sums either sign.
+    fn scatter<S, type T: Stored>(s, panels: (&[f32], usize), factors: &[f32], offsets: &[usize], dims: usize, out: TaskRows<'_, T>) {
         let (x, stride) = panels;
         for r in 0..offsets.len() {
             let factor = s.splat(factors[r]);
@@ -466,19 +465,19 @@ multiversion! {
     }
 }
 
-/// Rows that the task of its holder alone writes.
-struct Rooms<'a, T>(Disjoint<'a, T>);
+/// Rows that only the holder's task writes.
+struct TaskRows<'a, T>(Disjoint<'a, T>);
 
-impl<'a, T> Rooms<'a, T> {
+impl<'a, T> TaskRows<'a, T> {
     /// # Safety
     /// The rows that will be written lie within the array and belong to this task alone.
     unsafe fn new(all: Disjoint<'a, T>) -> Self {
-        Rooms(all)
+        TaskRows(all)
     }
 }
 
 multiversion! {
-    /// Dot products of the rows of two of a task's matrices.
+    /// Row-wise dot products of two of a task's matrices.
     fn row_dots<S>(s, a: &[f32], b: &[f32], panels: usize, out: &mut [f32]) {
         for r in 0..out.len() {
             let mut sum = s.splat(0.0);
@@ -510,7 +509,7 @@ multiversion! {
 
 /// `out[d * 32 + j] = x[offset of row j + d]`.
 fn transpose<T: Copy>(x: &[T], rows: impl Fn(usize) -> usize, count: usize, dims: usize, out: &mut [T]) {
-    // What is written at a time, 16 KiB at most, stays in the first-level cache.
+    // Writes at most 16 KiB at a time, to stay in the L1 cache.
     for from in (0..dims).step_by(4 * PANEL) {
         let n = (dims - from).min(4 * PANEL);
         for j in 0..count {

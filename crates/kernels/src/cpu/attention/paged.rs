@@ -1,7 +1,7 @@
-//! Keys and values in blocks of 32 tokens.
+//! The paged KV cache: blocks of 32 tokens.
 //!
-//! A block holds, for each key head, the keys as `[head_dim][32 tokens]` and the values as panels
-//! `[32 tokens][32]`: both are right-hand matrices of the register tile as they lie.
+//! Per key head, a block holds the keys as `[head_dim][32 tokens]` and the values as panels `[32 tokens][32]`, so that both are
+//! right operands of the register tile without repacking.
 
 use super::forward::attend;
 use super::{BLOCK, Storage, panels, transpose};
@@ -13,7 +13,7 @@ use crate::cpu::pool::Disjoint;
 use crate::error::Result;
 use crate::shapes;
 
-/// New elements below which other threads are not worth waking.
+/// Below this many new elements the work is not distributed to threads.
 const SMALL: usize = 16 * 1024;
 
 /// Elements of one head in a block.
@@ -60,7 +60,7 @@ impl CacheOps for Cpu {
     }
 }
 
-/// New tokens that go to one block.
+/// New tokens for one block.
 struct BlockPiece {
     row: usize,
     slot: usize,
@@ -115,7 +115,7 @@ pub(super) fn write<T: Storage + Default>(
     if new * width <= SMALL { (0..pieces.len()).for_each(task) } else { cpu.pool.run(pieces.len(), task) }
 }
 
-/// Block `to` becomes a copy of block `from`.
+/// Copies block `from` to block `to`.
 fn cache_copy(heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()> {
     let len = block_len(heads);
     let (from, to) = (from as usize * len, to as usize * len);

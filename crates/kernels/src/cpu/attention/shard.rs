@@ -1,8 +1,8 @@
-//! Attention of some rows of packed sequences, for ranks that share their tokens.
+//! Attention of a row shard of packed sequences, for context parallelism.
 //!
-//! Forward is that of new tokens over a cache: a row's arithmetic depends on its position alone. Backward cuts no sum either. The
-//! gradient of a query is a sum over keys, those of a key and a value are sums over queries: so there are tasks for the shard's
-//! queries, which read all keys, and tasks for its keys, which read all queries. Scores are computed in both.
+//! Forward is paged attention of new tokens: a row's arithmetic depends only on its position. Backward splits no sum either: the
+//! gradient of a query sums over keys, those of a key and a value over queries. So some tasks compute the shard's query
+//! gradients, reading all keys, and others its key and value gradients, reading all queries. Both recompute the scores.
 
 use super::backward::{
     BackwardOperands, BackwardTask, block, query_rows, seen_blocks, spans, store_keys, task_room,
@@ -20,7 +20,7 @@ use crate::cpu::pool::Disjoint;
 use crate::error::Result;
 use std::ops::Range;
 
-/// Tokens of a task at most.
+/// Maximum tokens per task.
 const TOKENS: usize = 512;
 
 /// See [`AttentionOps::attention_shard`](crate::backend::AttentionOps::attention_shard).
@@ -62,7 +62,7 @@ fn forward<T: Storage + Default>(
     });
     let own = PagedRows { sequences: own.collect() };
     let mut cache = cpu.alloc(kv.dtype(), cpu.cache_len(op.heads, blocks.start as usize))?;
-    // Rows without queries.
+    // The rows contain no queries.
     write::<T>(cpu, Heads { heads: 0, ..op.heads }, T::of(kv), &all, T::of_mut(&mut cache));
     let lse = Some(Disjoint::new(f32s_mut(lse)));
     attend::<T>(cpu, op, (q, op.heads.out_width()), (&own, &cache), out, lse);
@@ -85,14 +85,14 @@ pub fn attention_shard_backward(
     Ok(())
 }
 
-/// Some of the shard's tokens of one sequence and key head.
+/// Some of the shard's tokens, of one sequence and key head.
 struct ShardTask {
     rows: Range<usize>,
     kv_head: usize,
     positions: Range<usize>,
-    /// Row of `dqkv` of the first of them.
+    /// Row of `dqkv` of the first token.
     to: usize,
-    /// Gradients of their keys and values, or of their queries.
+    /// Whether it computes gradients of keys and values rather than of queries.
     keys: bool,
 }
 
@@ -144,11 +144,11 @@ fn queries<T: Storage>(cpu: &Cpu, call: &BackwardOperands<'_, T>, task: &ShardTa
     });
 }
 
-/// The sums of each span of queries, added in the order of the spans as [`super::backward`] does.
+/// Contributions per query span, added in span order as in [`super::backward`].
 fn keys<T: Storage>(cpu: &Cpu, call: &BackwardOperands<'_, T>, task: &ShardTask) {
     let (heads, own, len) = (call.op.heads, &task.positions, task.rows.len());
     let blocks = own.start / BLOCK..own.end.div_ceil(BLOCK);
-    // Later queries do not see these keys.
+    // Queries beyond the window do not attend to these keys.
     let last = call.op.window.map_or(len, |window| (own.end - 1).saturating_add(window).min(len));
     let room = 2 * block(heads) * blocks.len();
     let (fixed, alone) = (task_room(heads, blocks.len()), spans(len).count() == 1);

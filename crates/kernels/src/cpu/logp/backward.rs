@@ -1,8 +1,8 @@
-//! Backward: logits are recomputed, a stretch of the vocabulary at a time for all rows, replaced by their gradient in
-//! place, and multiplied into `dx` and `dw` before the next stretch.
+//! Backward: recomputes the logits of a vocabulary range for all rows, replaces them by their gradient in place, multiplies
+//! that into `dx` and `dw`, and goes on to the next range.
 //!
-//! Where the gradients of `logp` are computed before forward, [`logp_one_pass`] stores the logits of some rows until their
-//! backward and computes them once. Every sum has the same order, so both ways end in the same bits.
+//! For precomputed gradients of `logp`, [`logp_one_pass`] keeps the logits of some rows from forward to backward and so computes
+//! them once. All sums have the same order, so both ways give the same bits.
 
 use super::forward::{Wanted, fold_rows, logp, put_stats};
 use super::{HeadRows, ROWS, TILE, Tiles, logit_tile, scale_slope, task, tile_width, with_tiles};
@@ -21,12 +21,12 @@ use crate::error::Result;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Logits that [`logp_one_pass`] holds at most: 16 MiB.
+/// Maximum logits that [`logp_one_pass`] keeps: 16 MiB.
 const KEPT: usize = 4 << 20;
-/// Rows that must fit: a sum over fewer tokens would spend its time on reading and writing `dw`.
+/// Minimum rows that must fit: with fewer tokens per sum, reading and writing `dw` would dominate.
 pub(super) const FEWEST: usize = 256;
 
-/// How a row's gradient by its scaled logits follows from its numbers.
+/// Gradients of the row statistics, from which the gradient of a row's scaled logits is computed.
 pub(super) struct RowGrads<'a> {
     pub targets: &'a [u32],
     pub others: &'a [u32],
@@ -37,12 +37,12 @@ pub(super) struct RowGrads<'a> {
     pub dothers: &'a [f32],
 }
 
-/// Elements a gradient tile may be stored as.
+/// Element type in which gradients of logits are stored.
 pub(super) trait GradElement: TokenRows<Unit: Plain> + Stored + Plain + From32 {}
 impl GradElement for f32 {}
 impl GradElement for u16 {}
 
-/// Rounds one number to the storage type.
+/// Rounds an f32 to the storage type.
 pub(super) trait From32 {
     fn from32(x: f32) -> Self;
 }
@@ -57,7 +57,7 @@ impl From32 for u16 {
     }
 }
 
-/// Where the gradient of a tile's logits goes: column `at` of rows of `ld` elements.
+/// Destination of a tile's logit gradients: column `at` of rows of `ld` elements.
 pub(super) struct GradTile<'a, E> {
     pub rows: Range<usize>,
     pub tile: usize,
@@ -74,7 +74,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// From logits that forward has stored, `[rows, vocab]`.
+    /// From the logits that forward kept, `[rows, vocab]`.
     fn kept_dlogits<S, type E: GradElement>(s, tiles: &mut Tiles, op: LogpHead, stored: (&[f32], usize), g: &RowGrads<'_>, to: GradTile<'_, E>) {
         let (kept, vocab) = stored;
         let (from, width) = (to.tile * TILE, tile_width(vocab, to.tile));
@@ -107,7 +107,7 @@ fn logit_gradient<S: Simd, E: GradElement>(
         let dentropy = g.dentropy.map_or(0.0, |d| d[row]);
         let (lse, entropy) = (s.splat(g.lse[row]), s.splat(g.entropy[row]));
         let (total, dentropy) = (s.splat(total), s.splat(dentropy));
-        // The chosen tokens' own logits, before they are overwritten.
+        // Terms of the selected tokens, read before their logits are overwritten.
         let slope_at = |logits: &[f32], token: usize| {
             let l = s.splat(logits[token - from]);
             s.largest(scale_slope(s, op, l))
@@ -147,7 +147,7 @@ fn logit_gradient<S: Simd, E: GradElement>(
                 logits[token as usize - from] += listed[j];
             }
         }
-        // SAFETY: this task alone has this row and tile.
+        // SAFETY: only this task accesses this row and tile.
         let out = unsafe { out.part(row * ld + at, width) };
         let mut c = 0;
         while c < width {
@@ -180,7 +180,7 @@ pub fn logp_backward(
     let rows = g.targets.len();
     assert!(
         g.others.len() == g.dothers.len() && g.others.len() <= 32 * rows,
-        "at most 32 other tokens a row"
+        "at most 32 additional tokens per row"
     );
     match floats(x) {
         Slice::F32(x) => through_vocabulary(cpu, x, w, to, |to| {
@@ -209,7 +209,7 @@ pub fn logp_one_pass(
         let grads = LogpGrads { logp: dlogp, entropy: None, others: None };
         return logp_backward(cpu, head, None, stats, &grads, to);
     }
-    // Equal parts of even length: bf16 processes tokens in pairs.
+    // Parts of equal, even length: bf16 pairs tokens.
     let part = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(2);
     match floats(head.x) {
         Slice::F32(x) => in_parts(cpu, (head, x), part, f32s(dlogp), stats, to),
@@ -217,7 +217,8 @@ pub fn logp_one_pass(
     }
 }
 
-/// Logits of `part` rows at a time: folded, replaced by their gradient, multiplied into `dx` and `dw`.
+/// For `part` rows at a time: computes logits and statistics, replaces the logits by their gradient, multiplies into `dx` and
+/// `dw`.
 fn in_parts<E: GradElement>(
     cpu: &Cpu,
     (head, x): (HeadInput<'_>, &[E]),
@@ -231,7 +232,7 @@ fn in_parts<E: GradElement>(
     let rows = targets.len();
     let mut kept = cpu.arena.take(part.min(rows) * w.n * 4)?;
     let mut found = vec![0f32; part.min(rows)];
-    let mut flow = Flow::new(cpu, x, w, dw, part)?;
+    let mut flow = VocabBackward::new(cpu, x, w, dw, part)?;
     for from in (0..rows).step_by(part) {
         let range = from..(from + part).min(rows);
         let (count, targets) = (range.len(), &targets[range.clone()]);
@@ -255,8 +256,8 @@ fn in_parts<E: GradElement>(
     Ok(())
 }
 
-/// Runs `fill` for every tile, a stretch of the vocabulary at a time, and multiplies each stretch's gradient into `dx` and
-/// `dw`.
+/// Runs `fill` for every tile of a vocabulary range, multiplies the range's gradient into `dx` and `dw`, and goes on to the next
+/// range.
 pub(super) fn through_vocabulary<E: GradElement>(
     cpu: &Cpu,
     x: &[E],
@@ -268,40 +269,40 @@ pub(super) fn through_vocabulary<E: GradElement>(
     if rows == 0 {
         return Ok(());
     }
-    let mut flow = Flow::new(cpu, x, w, to.dw, rows)?;
+    let mut flow = VocabBackward::new(cpu, x, w, to.dw, rows)?;
     flow.part(0..rows, fill);
     flow.finish(to.dx);
     Ok(())
 }
 
-/// Tokens of the vocabulary that `dx` is summed over before the sum is added to it.
-pub(super) fn stretch(rows: usize) -> usize {
+/// Vocabulary entries per partial sum of `dx`.
+pub(super) fn vocab_chunk(rows: usize) -> usize {
     (4 * 1024 * 1024 / rows / TILE).clamp(1, 8) * TILE
 }
 
-/// How gradients of logits flow into `dx` and `dw`, all rows at once or part after part: the same bits.
-struct Flow<'a, E: GradElement> {
+/// Propagates gradients of logits to `dx` and `dw`, for all rows at once or part by part: the same bits.
+struct VocabBackward<'a, E: GradElement> {
     cpu: &'a Cpu,
     w: &'a Weight,
     rows: usize,
-    stretch: usize,
+    vocab_chunk: usize,
     grad: Memory,
     dx: Memory,
-    /// The rows, packed for `dw`.
+    /// The rows of `x`, packed for `dw`.
     packed: Memory,
     dw: Option<&'a mut [f32]>,
-    /// Sums over rows that wait for the next part.
+    /// Partial sums of `dw` over the parts so far.
     open: Option<Memory>,
     element: PhantomData<E>,
 }
 
-impl<'a, E: GradElement> Flow<'a, E> {
+impl<'a, E: GradElement> VocabBackward<'a, E> {
     /// For all rows of `x`, at most `part` at a time.
     fn new(cpu: &'a Cpu, x: &[E], w: &'a Weight, dw: Option<&'a mut Buffer>, part: usize) -> Result<Self> {
         let rows = x.len() / w.k;
-        // The stretch depends on the number of rows alone, so the order of additions does too.
-        let stretch = stretch(rows);
-        let grad = cpu.arena.take(part.min(rows) * stretch.min(w.n) * size_of::<E>())?;
+        // The range depends only on the number of rows, so the order of additions does, too.
+        let vocab_chunk = vocab_chunk(rows);
+        let grad = cpu.arena.take(part.min(rows) * vocab_chunk.min(w.n) * size_of::<E>())?;
         let mut dx = cpu.arena.take(rows * w.k * 4)?;
         dx.slice_mut::<f32>(rows * w.k).fill(0.0);
         let tokens = PackedShape { n: w.k, k: rows };
@@ -312,26 +313,26 @@ impl<'a, E: GradElement> Flow<'a, E> {
         }
         let open = if dw.is_some() && part < rows { Some(cpu.arena.take(w.n * w.k * 4)?) } else { None };
         let dw = dw.map(f32s_mut);
-        Ok(Flow { cpu, w, rows, stretch, grad, dx, packed, dw, open, element: PhantomData })
+        Ok(VocabBackward { cpu, w, rows, vocab_chunk, grad, dx, packed, dw, open, element: PhantomData })
     }
 
-    /// The next rows; `fill` counts rows from the part's first.
+    /// Adds the next rows; `fill` counts rows from the part's first.
     fn part(&mut self, part: Range<usize>, fill: impl Fn(GradTile<'_, E>) + Sync) {
         let (cpu, w, rows) = (self.cpu, self.w, part.len());
         let dx = &mut self.dx.slice_mut::<f32>(self.rows * w.k)[part.start * w.k..part.end * w.k];
         let tokens = PackedShape { n: w.k, k: self.rows };
         let per_unit = E::per_unit_at(cpu.level);
         let packed = self.packed.slice(tokens.storage(per_unit));
-        let tokens = Packed::new(tokens, per_unit, packed).stretch(part.start, rows);
-        for from in (0..w.n).step_by(self.stretch) {
-            let width = (w.n - from).min(self.stretch);
+        let tokens = Packed::new(tokens, per_unit, packed).k_range(part.start, rows);
+        for from in (0..w.n).step_by(self.vocab_chunk) {
+            let width = (w.n - from).min(self.vocab_chunk);
             let grad = self.grad.slice_mut::<E>(rows * width);
             let shared = Disjoint::new(grad);
             cpu.pool.run(rows.div_ceil(ROWS) * width.div_ceil(TILE), |i| {
                 let (rows, tile) = task(i, rows);
                 fill(GradTile { rows, tile: from / TILE + tile, out: shared, at: tile * TILE, ld: width });
             });
-            let back = backward_pack::<E>(w).stretch(from, width);
+            let back = backward_pack::<E>(w).k_range(from, width);
             matmul::linear(cpu.level, &cpu.pool, grad, back, None, Out::AddF32(&mut *dx));
             if let Some(dw) = &mut self.dw {
                 let here = from * w.k..(from + width) * w.k;
@@ -343,7 +344,7 @@ impl<'a, E: GradElement> Flow<'a, E> {
         }
     }
 
-    /// After the last part.
+    /// Stores `dx` after the last part.
     fn finish(self, dx: &mut Buffer) {
         put_sums(self.dx.slice::<f32>(self.rows * self.w.k), dx);
     }

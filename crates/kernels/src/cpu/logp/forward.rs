@@ -1,4 +1,4 @@
-//! Statistics of every row, and for decoding the logits themselves.
+//! Row statistics of the head, and logits for decoding.
 
 use super::{Fold, HeadRows, ROWS, TILE, Tiles, logit_tile, scalar_exp, task, tile_width, with_tiles};
 use crate::backend::{Draw, HeadInput, LogpHead, LogpStats, SampleOps, VocabPart};
@@ -15,11 +15,11 @@ use crate::error::Result;
 use crate::shapes;
 use std::ops::Range;
 
-/// What a pass over the vocabulary collects.
+/// Outputs of a pass over the vocabulary.
 struct Pass<'a> {
     rows: Range<usize>,
     tile: usize,
-    /// Tokens whose logit is wanted: `wanted[row * per_row..]`.
+    /// Tokens whose logit is requested: `wanted[row * per_row..]`.
     wanted: &'a [u32],
     per_row: usize,
     /// Their scaled logits.
@@ -27,9 +27,9 @@ struct Pass<'a> {
     /// `[rows][tiles]`
     folds: Disjoint<'a, Fold>,
     tiles: usize,
-    /// Tiles of the weight before the first of these.
+    /// Tiles of the weight before this range.
     skip: usize,
-    /// Tokens of these tiles.
+    /// Vocabulary entries in the range.
     vocab: usize,
     /// `[rows][vocab]`, for decoding.
     logits: Option<Disjoint<'a, f32>>,
@@ -42,17 +42,17 @@ multiversion! {
         let (from, width) = (p.tile * TILE, tile_width(vocab, p.tile));
         for (i, row) in p.rows.enumerate() {
             let logits = &tiles.first[i * TILE..][..width];
-            // SAFETY: this task alone has this row and tile.
+            // SAFETY: only this task accesses this row and tile.
             unsafe { p.folds.part(row * p.tiles + p.tile, 1)[0] = Fold::of(s, logits) };
             for j in row * p.per_row..(row + 1) * p.per_row {
                 let token = p.wanted[j] as usize;
                 if token >= from && token < from + width {
-                    // SAFETY: a token lies in one tile only.
+                    // SAFETY: a token is in one tile only.
                     unsafe { p.found.part(j, 1)[0] = logits[token - from] };
                 }
             }
             if let Some(all) = p.logits {
-                // SAFETY: this task alone has this row and tile.
+                // SAFETY: only this task accesses this row and tile.
                 unsafe { all.part(row * vocab + from, width).copy_from_slice(logits) };
             }
         }
@@ -69,17 +69,17 @@ multiversion! {
     }
 }
 
-/// What is stored of the logits besides their folds.
+/// Requested logits.
 #[derive(Default)]
 pub(super) struct Wanted<'a> {
-    /// Tokens of each row, all rows' in a row, and their scaled logits.
+    /// Tokens of each row, concatenated, and their scaled logits.
     pub tokens: &'a [u32],
     pub found: &'a mut [f32],
     /// All scaled logits, `[rows, vocab]`.
     pub logits: Option<&'a mut [f32]>,
 }
 
-/// Folds every row, and stores the scaled logits that are wanted.
+/// Computes the statistics of every row, and the requested logits.
 pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
     cpu: &Cpu,
     op: LogpHead,
@@ -96,8 +96,8 @@ pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
     out
 }
 
-/// Calls `each` with the folds of all tiles of a part, `[rows][tiles]`, for some hundred rows at a time, and with the first of
-/// these rows. Tokens that are wanted are counted from the part's first.
+/// Calls `each` with the tile statistics of a vocabulary range, `[rows][tiles]`, for some hundred rows at a time, and the index
+/// of the first row. Requested tokens are relative to the range's first.
 pub(super) fn fold_tiles_of<E: TokenRows<Unit: Plain>>(
     cpu: &Cpu,
     op: LogpHead,
@@ -113,7 +113,7 @@ pub(super) fn fold_tiles_of<E: TokenRows<Unit: Plain>>(
     let tiles = part.tiles(TILE);
     let logits = logits.map(Disjoint::new);
     let found = Disjoint::new(found);
-    // The folds of all tiles exist for some hundred rows at a time.
+    // Tile statistics are stored for some hundred rows at a time.
     let block = (8 * ROWS).max(ROWS * (4096 / tiles));
     let mut folds = vec![Fold::EMPTY; block.min(rows) * tiles];
     for start in (0..rows).step_by(block) {
@@ -141,7 +141,7 @@ pub(super) fn fold_buffer(cpu: &Cpu, op: LogpHead, x: &Buffer, w: &Weight, wante
     }
 }
 
-/// Statistics of rows `first..` from their folds; `target(i)` is the scaled logit of the i-th one's target.
+/// Writes the statistics of rows `first..`; `target(i)` is the scaled logit of the i-th row's target.
 pub(super) fn put_stats(stats: &mut LogpStats, first: usize, folds: &[Fold], target: impl Fn(usize) -> f32) {
     let rows = first..first + folds.len();
     let lse = &mut f32s_mut(&mut stats.lse)[rows.clone()];
@@ -202,7 +202,7 @@ pub fn logits(
 }
 
 multiversion! {
-    /// Continues a draw through logits whose tokens are counted from `first`, a multiple of the lanes.
+    /// Continues sampling through logits whose first token is `first`, a multiple of the vector length.
     pub(super) fn draw_row<S>(s, logits: &[f32], first: u32, lse: f32, uniform: f32, draw: &mut Draw) {
         if draw.token.is_some() {
             return;
@@ -236,7 +236,7 @@ multiversion! {
         if likeliest_last == usize::MAX {
             return;
         }
-        // Rounding may leave a sliver above the last cumulative sum: the last token that can occur.
+        // Rounding may leave the total below the uniform number: then the last token with non-zero probability.
         let end = (likeliest_last + LANES).min(logits.len());
         let mut last = likeliest_last;
         for i in likeliest_last..end {

@@ -1,4 +1,4 @@
-//! KL(p || q) over the whole vocabulary, and its gradient by p's logits: `p (log p - log q - KL)`.
+//! Full-vocabulary KL(p || q), and its gradient with respect to p's logits: `p (log p - log q - KL)`.
 
 use super::backward::{GradElement, GradTile, through_vocabulary};
 use super::forward::{Wanted, fold_buffer};
@@ -16,11 +16,11 @@ use crate::error::Result;
 use crate::shapes;
 use std::ops::Range;
 
-/// One of the two models, and the log-sum-exp of its rows.
+/// One of the two models, with the log-sum-exp of its rows.
 pub(super) struct Side<'a, E: GradElement> {
     pub head: HeadRows<'a, E>,
     pub lse: &'a [f32],
-    /// Tiles of its weight before the first of those that are compared.
+    /// Tiles of its weight before the compared range.
     pub skip: usize,
 }
 
@@ -32,7 +32,7 @@ impl<E: GradElement> Clone for Side<'_, E> {
 impl<E: GradElement> Copy for Side<'_, E> {}
 
 multiversion! {
-    /// Σ over the tile of `p (log p - log q)`, for each row.
+    /// Per row, `Σ p (log p - log q)` over the tile.
     pub(super) fn kl_tile<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, sides: [Side<'_, E>; 2], at: (Range<usize>, usize), out: (Disjoint<'_, f32>, usize)) {
         let ([p, q], (rows, tile), (out, n_tiles)) = (sides, at, out);
         logit_tile(s, scratch, p.head, rows.clone(), p.skip + tile, &mut tiles.first);
@@ -50,7 +50,7 @@ multiversion! {
                 sum = s.add(sum, s.select_first((width - c).min(LANES), term, s.splat(0.0)));
                 c += LANES;
             }
-            // SAFETY: this task alone has this row and tile.
+            // SAFETY: only this task accesses this row and tile.
             unsafe { out.part(row * n_tiles + tile, 1)[0] = s.sum(sum) };
         }
     }
@@ -65,7 +65,7 @@ multiversion! {
         for (i, row) in rows.enumerate() {
             let (pl, ql) = (s.splat(p.lse[row]), s.splat(q.lse[row]));
             let (kl, dkl) = (s.splat(kl[row]), s.splat(dkl[row]));
-            // SAFETY: this task alone has this row and tile.
+            // SAFETY: only this task accesses this row and tile.
             let out = unsafe { out.part(row * ld + at, width) };
             let mut c = 0;
             while c < width {

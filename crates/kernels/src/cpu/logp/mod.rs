@@ -1,8 +1,8 @@
-//! From hidden states to log-probabilities without ever holding the logits.
+//! From hidden states to log-probabilities without materialising the logits.
 //!
-//! The vocabulary is met in tiles of `TILE` tokens. Of each tile a row keeps three numbers (largest logit, sum
-//! of exponentials, sum of exponentials times logits, see `Fold`); they are folded in tile order, so it does
-//! not matter which thread computed which tile, and decoding gets the bits that training gets.
+//! The vocabulary is processed in tiles of `TILE` entries. Each tile is reduced to three numbers per row (maximum, sum of
+//! exponentials, sum of exponentials times logits, see `Fold`), which are combined in tile order. So it does not matter which
+//! thread computed which tile, and decoding has the bits of training.
 
 mod backward;
 mod forward;
@@ -24,12 +24,12 @@ use crate::shapes;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Tokens of the vocabulary met at a time.
+/// Vocabulary entries per tile.
 pub(crate) const TILE: usize = crate::backend::VOCAB_TILE;
-/// Rows met at a time.
+/// Rows per task.
 pub(crate) const ROWS: usize = 56;
 
-/// What a row keeps of the logits it has met: `m` largest, `s = Σ e^(l-m)`, `w = Σ e^(l-m) (l-m)`.
+/// Statistics of a row's logits: `m` the maximum, `s = Σ e^(l-m)`, `w = Σ e^(l-m) (l-m)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fold {
     pub m: f32,
@@ -40,7 +40,7 @@ pub(crate) struct Fold {
 impl Fold {
     pub const EMPTY: Fold = Fold { m: f32::NEG_INFINITY, s: 0.0, w: 0.0 };
 
-    /// Of one tile's scaled logits.
+    /// Statistics of one tile's scaled logits.
     #[inline(always)]
     pub fn of<S: Simd>(s: S, tile: &[f32]) -> Fold {
         let lowest = s.splat(f32::NEG_INFINITY);
@@ -65,7 +65,7 @@ impl Fold {
         Fold { m: largest, s: s.sum(sum), w: s.sum(weighted) }
     }
 
-    /// The fold of both.
+    /// The statistics of the union.
     #[inline(always)]
     pub fn join<S: Simd>(self, s: S, other: Fold) -> Fold {
         if other.s == 0.0 {
@@ -102,11 +102,11 @@ fn load<S: Simd>(s: S, tile: &[f32], at: usize, fill: S::V) -> S::V {
 
 #[inline(always)]
 pub(crate) fn scalar_exp<S: Simd>(s: S, x: f32) -> f32 {
-    // One lane would do; the vector function is what every path shares.
+    // One lane would do, but all paths share the vector function.
     s.largest(exp(s, s.splat(x)))
 }
 
-/// Caps and scales raw logits: `cap * tanh(x / cap) / temperature`.
+/// Soft cap and temperature: `cap * tanh(x / cap) / temperature`.
 #[inline(always)]
 pub(crate) fn scale<S: Simd>(s: S, op: LogpHead, raw: S::V) -> S::V {
     let inverse = s.splat(1.0 / op.temperature);
@@ -119,7 +119,7 @@ pub(crate) fn scale<S: Simd>(s: S, op: LogpHead, raw: S::V) -> S::V {
     }
 }
 
-/// Derivative of [`scale`] by the raw logit, from the scaled one.
+/// Derivative of [`scale`] with respect to the raw logit, given the scaled one.
 #[inline(always)]
 pub(crate) fn scale_slope<S: Simd>(s: S, op: LogpHead, scaled: S::V) -> S::V {
     let inverse = s.splat(1.0 / op.temperature);
@@ -132,7 +132,7 @@ pub(crate) fn scale_slope<S: Simd>(s: S, op: LogpHead, scaled: S::V) -> S::V {
     }
 }
 
-/// Hidden states and the head they are multiplied with.
+/// Hidden states and their head.
 pub(crate) struct HeadRows<'a, E: TokenRows> {
     pub op: LogpHead,
     pub x: &'a [E],
@@ -146,7 +146,7 @@ impl<E: TokenRows> Clone for HeadRows<'_, E> {
 }
 impl<E: TokenRows> Copy for HeadRows<'_, E> {}
 
-/// Scaled logits of some rows and one tile of the vocabulary, into `out`, row-major with `TILE` columns.
+/// Scaled logits of some rows and one vocabulary tile, into `out`, row-major with `TILE` columns.
 #[inline(always)]
 pub(crate) fn logit_tile<S: Simd, E: TokenRows>(
     s: S,
@@ -179,7 +179,7 @@ pub(crate) fn logit_tile<S: Simd, E: TokenRows>(
     );
 }
 
-/// Scratch for tiles of logits.
+/// Scratch for two tiles of logits.
 #[derive(Default)]
 pub(crate) struct Tiles {
     pub first: Vec<f32>,
@@ -200,20 +200,19 @@ pub(crate) fn with_tiles<T>(f: impl FnOnce(&mut Scratch, &mut Tiles) -> T) -> T 
     result
 }
 
-/// Real columns of a tile.
+/// Valid columns of a tile.
 pub(crate) fn tile_width(vocab: usize, tile: usize) -> usize {
     (vocab - tile * TILE).min(TILE)
 }
 
-/// The rows and tiles of task `i`: all row blocks of one tile follow each other, so that the tile's weights stay
-/// near.
+/// Rows and tile of task `i`: the row blocks of a tile are consecutive, so that its weights stay in the cache.
 pub(crate) fn task(i: usize, rows: usize) -> (Range<usize>, usize) {
     let blocks = rows.div_ceil(ROWS);
     let block = i % blocks;
     (block * ROWS..((block + 1) * ROWS).min(rows), i / blocks)
 }
 
-/// Gradients of a head, to be added to.
+/// Gradients of a head, zeroed if they are to be overwritten.
 fn cleared<'a>(cpu: &Cpu, mut to: HeadGrads<'a>) -> Result<HeadGrads<'a>> {
     if !to.add {
         clear(cpu, [to.dw.as_deref_mut()])?;

@@ -1,10 +1,10 @@
-//! The head by parts of its vocabulary, for ranks that share it. What one process does tile by tile and stretch by stretch is
-//! done here in the same order, so that all parts together end in the same bits.
+//! The vocabulary-parallel head. Its parts compute what one process does, tile by tile and range by range in the same order, so
+//! that together they give the same bits.
 //!
-//! The gradient of the hidden states is a sum over the whole vocabulary. It is not cut: each rank computes some columns of it,
-//! from the gathered gradient of the logits and these columns of the head.
+//! The gradient of the hidden states sums over the whole vocabulary and is not split: each rank computes some columns of it from
+//! the all-gathered gradient of the logits and these columns of the head.
 
-use super::backward::{FEWEST, GradElement, GradTile, RowGrads, dlogits, put_sums, stretch};
+use super::backward::{FEWEST, GradElement, GradTile, RowGrads, dlogits, put_sums, vocab_chunk};
 use super::forward::{Wanted, draw_row, fold_row, fold_tiles_of};
 use super::kl::{Side, kl_dlogits, kl_tile};
 use super::{Fold, HeadRows, ROWS, TILE, task, with_tiles};
@@ -23,10 +23,10 @@ use crate::cpu::vector::{clear, typed};
 use crate::error::{Error, Result};
 use crate::shapes;
 
-/// Gradients of logits that are gathered at a time.
+/// Logit gradients that are gathered at a time.
 const GATHERED: usize = 4 << 20;
 
-/// Token ids, counted from the first of a part; those of other parts are in no tile of it.
+/// Token ids relative to the first of a part; ids of other parts match no tile.
 fn counted_from(first: usize, ids: &[u32]) -> Vec<u32> {
     ids.iter().map(|id| id.wrapping_sub(first as u32)).collect()
 }
@@ -112,7 +112,7 @@ impl VocabOps for Cpu {
         shapes::kl_part_backward(self, sides, [kl, dkl], &to)?;
         let (rows, kl, dkl) = (kl.len(), f32s(kl), f32s(dkl));
         let Some([p, q]) = sides else {
-            // Its columns of `dx` are computed all the same.
+            // Its columns of `dx` still have to be computed.
             return match to.back.compute {
                 crate::DType::Bf16 => through_part::<u16>(self, (&[], None), rows, to, |_, _, _| ()),
                 _ => through_part::<f32>(self, (&[], None), rows, to, |_, _, _| ()),
@@ -145,7 +145,7 @@ impl VocabOps for Cpu {
 }
 
 impl<'a> RowGrads<'a> {
-    /// Of the rows from this one on.
+    /// The gradients from this row on.
     fn after(&self, row: usize) -> RowGrads<'a> {
         let extra = self.others.len() / self.targets.len().max(1);
         RowGrads {
@@ -160,7 +160,7 @@ impl<'a> RowGrads<'a> {
     }
 }
 
-/// Two models' rows from one on.
+/// Calls `f` with both models' rows from one on.
 fn compare<E: GradElement, T>(
     op: LogpHead,
     ([p, q], [a, b]): ([PartSide<'_>; 2], [&[E]; 2]),
@@ -176,7 +176,7 @@ fn compare<E: GradElement, T>(
     ])
 }
 
-/// The rows of a part's weight that gradients are summed for.
+/// Gradient of a part's weight rows, summed over row blocks.
 struct PartSum<'a, E: GradElement> {
     cpu: &'a Cpu,
     part: VocabPart<'a>,
@@ -184,7 +184,7 @@ struct PartSum<'a, E: GradElement> {
     dw: &'a mut [f32],
     /// The hidden states, packed.
     packed: Memory,
-    /// Sums over rows that wait for the next ones.
+    /// Partial sums over the rows so far.
     open: Option<Memory>,
     element: std::marker::PhantomData<E>,
 }
@@ -201,7 +201,7 @@ impl<'a, E: GradElement> PartSum<'a, E> {
         Ok(PartSum { cpu, part, rows, dw, packed, open, element: std::marker::PhantomData })
     }
 
-    /// Adds rows from `from` on.
+    /// Adds the rows from `from` on.
     fn add(&mut self, from: usize, grad: &[E]) {
         let (cpu, rows) = (self.cpu, grad.len() / self.part.width());
         let (tokens, per_unit) = (PackedShape { n: self.part.w.k, k: self.rows }, E::per_unit_at(cpu.level));
@@ -209,12 +209,12 @@ impl<'a, E: GradElement> PartSum<'a, E> {
         let (earlier, later) = (from > 0, from + rows < self.rows);
         let open = self.open.as_mut().map(|m| m.slice_mut::<f32>(self.dw.len()));
         let chain = DwChain { open, earlier, later };
-        matmul::accumulate_dw(cpu.level, &cpu.pool, grad, tokens.stretch(from, rows), chain, self.dw);
+        matmul::accumulate_dw(cpu.level, &cpu.pool, grad, tokens.k_range(from, rows), chain, self.dw);
     }
 }
 
-/// Runs `fill(first row, part, tile)` for every tile of the part, some rows at a time, sums what the weight gets, gathers the
-/// gradients of the whole vocabulary and multiplies them with this rank's columns of the head.
+/// For some rows at a time: runs `fill(first row, part, tile)` for every tile of the part, accumulates the weight's gradient,
+/// all-gathers the logit gradients, and multiplies them with this rank's columns of the head.
 fn through_part<E: GradElement>(
     cpu: &Cpu,
     (x, part): (&[E], Option<VocabPart<'_>>),
@@ -229,7 +229,7 @@ fn through_part<E: GradElement>(
         return Ok(());
     }
     let (vocab, columns) = (to.back.k, to.back.n);
-    // The same on every rank, and even: bf16 processes tokens in pairs.
+    // The same on every rank, and even: bf16 pairs tokens.
     let most = (4 * GATHERED / vocab).max(FEWEST);
     let piece = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(2);
     let gathered = (GATHERED / vocab).max(1);
@@ -264,29 +264,29 @@ fn through_part<E: GradElement>(
                 return Err(Error::rank("gradients of another number of logits were gathered"));
             }
             let dx = &mut dx[(from + here.start) * columns..(from + here.end) * columns];
-            add_columns::<E>(cpu, elements(&all), (to.back, stretch(rows)), dx)?;
+            add_columns::<E>(cpu, elements(&all), (to.back, vocab_chunk(rows)), dx)?;
         }
     }
     put_sums(dx, to.dx);
     Ok(())
 }
 
-/// `dx += dy back^T`, a stretch of the vocabulary after the other as one process does it.
+/// `dx += dy back^T`, one vocabulary range after the other, as in one process.
 fn add_columns<E: GradElement>(
     cpu: &Cpu,
     dy: &[E],
-    (back, stretch): (&crate::Weight, usize),
+    (back, vocab_chunk): (&crate::Weight, usize),
     dx: &mut [f32],
 ) -> Result<()> {
     let (vocab, rows) = (back.k, dx.len() / back.n);
-    let mut here = cpu.arena.take(rows * stretch.min(vocab) * size_of::<E>())?;
-    for from in (0..vocab).step_by(stretch) {
-        let width = (vocab - from).min(stretch);
+    let mut here = cpu.arena.take(rows * vocab_chunk.min(vocab) * size_of::<E>())?;
+    for from in (0..vocab).step_by(vocab_chunk) {
+        let width = (vocab - from).min(vocab_chunk);
         let here = here.slice_mut::<E>(rows * width);
         for (to, row) in here.chunks_exact_mut(width).zip(dy.chunks_exact(vocab)) {
             to.copy_from_slice(&row[from..from + width]);
         }
-        let columns = forward_pack::<E>(back).stretch(from, width);
+        let columns = forward_pack::<E>(back).k_range(from, width);
         matmul::linear(cpu.level, &cpu.pool, here, columns, None, Out::AddF32(dx));
     }
     Ok(())

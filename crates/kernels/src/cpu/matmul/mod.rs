@@ -1,11 +1,11 @@
-//! Matrix products, all through one inner loop ([`mod@tile`]).
+//! GEMM: all matrix products go through one inner loop ([`mod@tile`]).
 //!
-//! - `linear`: `x · wᵀ`, weights packed once per update. Training, scoring, prefill and decoding all use it, so
-//!   a row's result is the same bits in each.
+//! - `linear`: `x · wᵀ`, weights packed once per update. Training, scoring, prefill and decoding all use it, so a row has the
+//! same bits in each.
 //! - the same routine on the transposed packing gives `dx = dy · w`.
-//! - `accumulate_dw`: `dw += dyᵀ · x`, a sum over tokens in ascending order.
+//! - `accumulate_dw`: `dw += dyᵀ · x`, summed over tokens in ascending order.
 //!
-//! Work is cut into tasks of row panels by column panels; k is never split between threads.
+//! Work is divided into blocks of row panels times column panels; k is never split between threads.
 
 pub mod pack;
 pub mod tile;
@@ -17,21 +17,21 @@ use std::cell::RefCell;
 use std::ops::Range;
 use tile::{Element, Operands, PANEL, tile};
 
-/// Units of k that stay in the first-level cache while a row panel is multiplied with the column panels.
+/// k-block in units: a row panel of it stays in the L1 cache while it is multiplied with the column panels.
 const K_BLOCK: usize = 256;
-/// Panels of rows, and of columns, in a task at most: their block of the right-hand matrix (256 KiB) and
-/// their unfinished tiles (112 KiB) stay in the second-level cache.
+/// Maximum panels of rows, and of columns, per task: its block of the right operand (256 KiB) and its accumulator tiles
+/// (112 KiB) stay in the L2 cache.
 const MAX_PANELS: usize = 8;
-/// Rows of the largest tile at any level.
+/// Rows of the largest register tile of any instruction set.
 const MAX_ROWS: usize = 14;
 
-/// Where results go.
+/// Output of a GEMM.
 pub enum Out<'a> {
     /// f32, row-major
     F32(&'a mut [f32]),
     /// bf16, row-major
     Bf16(&'a mut [u16]),
-    /// added to f32, row-major
+    /// accumulated into f32, row-major
     AddF32(&'a mut [f32]),
 }
 
@@ -44,7 +44,7 @@ impl Out<'_> {
     }
 }
 
-/// The same, shared by tasks.
+/// [`Out`], shared by tasks.
 #[derive(Clone, Copy)]
 enum SharedTiles<'a> {
     F32(Disjoint<'a, f32>),
@@ -52,7 +52,7 @@ enum SharedTiles<'a> {
     AddF32(Disjoint<'a, f32>),
 }
 
-/// Rows of a tile at a level.
+/// Rows of the register tile at a level.
 pub fn tile_rows(level: Level) -> usize {
     match level.kind() {
         LevelKind::Portable => super::simd::Portable::MR,
@@ -86,11 +86,11 @@ pub fn linear<E: TokenRows>(
     };
     let mr = tile_rows(level);
     let (row_panels, column_panels) = (m.div_ceil(mr), w.shape.panels());
-    // Enough tasks that no thread idles for long at the end, but each worth its packing of rows and its hand-over.
+    // Enough tasks for load balance at the end, but each large enough to amortise packing and dispatch.
     let threads = pool.threads();
     let wanted =
         if threads == 1 { 1 } else { (m * w.shape.n * w.shape.k / (1 << 20)).clamp(threads, 8 * threads) };
-    // Few rows are packed once and multiplied with all columns of the task: only columns are split.
+    // Few rows are packed once per task and multiplied with all its columns: only columns are split.
     let row_chunk =
         if row_panels <= MAX_PANELS { row_panels } else { row_panels.div_ceil(wanted).clamp(2, MAX_PANELS) };
     let row_tasks = row_panels.div_ceil(row_chunk.max(1));
@@ -142,7 +142,7 @@ multiversion! {
     }
 }
 
-/// Scratch of one thread: the packed row panel and the tiles that wait for the rest of k.
+/// Scratch of one thread: the packed row panel, and accumulator tiles between k-blocks.
 #[derive(Default)]
 pub struct Scratch {
     a: Vec<u32>,
@@ -153,8 +153,8 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { a: Vec::new(), c: Vec::new() }) };
 }
 
-/// Lends the thread's scratch. Taken out here and passed down, because a closure run by the standard library
-/// inside a kernel would not be compiled for the kernel's level.
+/// Lends the thread's scratch. Borrowed outside of kernels and passed down, because a closure that the standard library calls
+/// inside a kernel would not be compiled for the kernel's instruction set.
 pub fn with_scratch<T>(f: impl FnOnce(&mut Scratch) -> T) -> T {
     let mut scratch = SCRATCH.take();
     let result = f(&mut scratch);
@@ -162,19 +162,19 @@ pub fn with_scratch<T>(f: impl FnOnce(&mut Scratch) -> T) -> T {
     result
 }
 
-/// Some rows of `x` and some column panels of `w`.
+/// A block of a GEMM: some rows of `x`, some column panels of `w`.
 pub struct ProductBlock<'a, E: TokenRows> {
     /// `[rows, k]`
     pub x: &'a [E],
-    /// Which rows.
+    /// Row range.
     pub rows: Range<usize>,
-    /// What they are multiplied with.
+    /// Right operand.
     pub w: Packed<'a, E>,
-    /// Which of its panels.
+    /// Panel range.
     pub panels: Range<usize>,
 }
 
-/// Multiplies a block; `finish(s, first row, rows, panel, tile)` gets every tile once, row-major with 32 columns.
+/// Computes a block; calls `finish(s, first row, rows, panel, tile)` for every tile, row-major with 32 columns (epilogue).
 #[inline(always)]
 pub fn product<S: Simd, E: TokenRows>(
     s: S,
@@ -190,7 +190,7 @@ pub fn product<S: Simd, E: TokenRows>(
     if row_panels == 0 || panels.is_empty() {
         return;
     }
-    // Equal shares, so that 15 rows are 8 and 7 rather than 14 and 1.
+    // Equal parts: 15 rows are 8 and 7 rather than 14 and 1.
     let share = rows.len().div_ceil(row_panels);
     let whole = units <= K_BLOCK;
     let slots = if whole { 4 } else { row_panels * panels.len() };
@@ -208,7 +208,7 @@ pub fn product<S: Simd, E: TokenRows>(
             }
             // SAFETY: `a` holds MAX_ROWS rows of K_BLOCK units of four bytes.
             unsafe { copy_rows(s, (x, w.shape.k), row..row + count, k..k + depth, a) };
-            // Prefetches the rows to be copied next, some with each tile.
+            // Prefetch the rows to be copied next, some with each tile.
             let (next_row, next_k) =
                 if i + 1 < row_panels { (row + share, k) } else { (rows.start, k + depth) };
             let next_rows = if next_k < units { share.min(rows.end.saturating_sub(next_row)) } else { 0 };
@@ -259,8 +259,8 @@ fn prefetch_run<S: Simd, E>(s: S, x: &[E], from: usize, len: usize) {
     }
 }
 
-/// Copies units of k of some rows to rows `K_BLOCK` units apart: near each other whatever the
-/// row length, so that they do not fight for the same cache sets.
+/// Copies a k-block of some rows into rows `K_BLOCK` units apart, so that they do not conflict in the cache whatever the row
+/// length.
 #[inline(always)]
 unsafe fn copy_rows<S: Simd, E: TokenRows>(
     s: S,
@@ -297,23 +297,22 @@ unsafe fn tile_of_rows<S: Simd, E: Element>(s: S, rows: usize, panels: usize, op
     unsafe { arms!(1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
 }
 
-/// Which part of a sum over tokens a call of [`accumulate_dw`] is.
+/// Position of an [`accumulate_dw`] call within a sum over tokens that is split into several calls.
 pub struct DwChain<'a> {
-    /// Unfinished sums, laid out as `dw`: to go on from where there is an `earlier` part, to leave behind where
-    /// there is a `later` one.
+    /// Partial sums, laid out as `dw`: read if there is an `earlier` part, written if there is a `later` one.
     pub open: Option<&'a mut [f32]>,
-    /// Tokens before these have been summed.
+    /// Whether earlier tokens have been summed.
     pub earlier: bool,
-    /// Tokens after these will be.
+    /// Whether later tokens will follow.
     pub later: bool,
 }
 
 impl DwChain<'_> {
-    /// All tokens at once.
+    /// All tokens in one call.
     pub const WHOLE: DwChain<'static> = DwChain { open: None, earlier: false, later: false };
 }
 
-/// The same, shared by tasks.
+/// [`DwChain`], shared by tasks.
 #[derive(Clone, Copy)]
 struct OpenSums<'a> {
     sums: Option<Disjoint<'a, f32>>,
@@ -323,9 +322,8 @@ struct OpenSums<'a> {
 
 /// `dw += dyᵀ · x`: `dy` is `[tokens, n]`, `x` packed from `[tokens, k]` by [`pack::pack_tokens`], `dw` is `[n, k]`.
 ///
-/// The sum over the tokens starts from zero and is then added to `dw` in one addition, so the gradients of
-/// micro-batches can be computed anywhere and added in their order. A [`DwChain`] gives the tokens in several calls
-/// and ends in the same bits; in between `dw` is left alone.
+/// The sum over the tokens starts from zero and is then added to `dw` once, so the gradients of micro-batches can be computed
+/// anywhere and added in order. With a [`DwChain`], several calls give the same bits; `dw` is updated by the last.
 pub fn accumulate_dw<E: TokenRows>(
     level: Level,
     pool: &ThreadPool,
@@ -360,7 +358,7 @@ pub fn accumulate_dw<E: TokenRows>(
 
 multiversion! {
     fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, block: ProductBlock<'_, E>, chain: OpenSums<'_>, dw: Disjoint<'_, f32>) {
-        // Rows are those of `dw`: columns of `dy`, whose rows are the tokens.
+        // The output's rows are columns of `dy`, whose rows are the tokens.
         let ProductBlock { x: dy, rows, w: x, panels } = block;
         let n = dy.len() / x.shape.k;
         let per_unit = E::per_unit::<S>();
@@ -381,9 +379,9 @@ multiversion! {
             let depth = (units - t).min(K_BLOCK);
             // SAFETY: Unit is a plain four-byte type (f32 or u32).
             let a = unsafe { std::slice::from_raw_parts_mut(scratch.a.as_mut_ptr().cast::<E::Unit>(), row_panels * block) };
-            // All row panels token by token: their reads are contiguous.
+            // Pack all row panels token by token: contiguous reads.
             pack_panels(s, PanelColumns { x: dy, ld: n, from: rows.start, lanes: rows.len(), first: t, units: depth }, S::MR, block, a);
-            // Prefetches the tokens to be packed next, some with each tile.
+            // Prefetch the tokens to be packed next, some with each tile.
             let mut next = (t + depth) * per_unit;
             let end = ((t + depth + K_BLOCK) * per_unit).min(x.shape.k);
             let tokens_a_tile = end.saturating_sub(next).div_ceil(slots);
@@ -432,7 +430,7 @@ multiversion! {
     }
 }
 
-/// Calls `f(element of the matrix, columns, element of the tiles)` for each row of each tile of a task.
+/// Calls `f(element of the matrix, columns, element of the tiles)` for each row of each of a task's tiles.
 #[inline(always)]
 fn each_sum(
     mr: usize,

@@ -1,12 +1,12 @@
-//! The right-hand matrix in panels: 32 columns wide, one unit of k after the other.
+//! Packing of the right operand into panels of 32 columns.
 //!
-//! `[panel][unit][32]`, the columns of the last panel and an odd last bf16 of a pair filled up with zeros.
+//! Layout `[panel][unit of k][32]`, zero-padded in the last panel's columns and in an odd last bf16 pair.
 
 use super::tile::{Element, PANEL};
 use crate::cpu::pool::{Disjoint, ThreadPool};
 use crate::cpu::simd::{LANES, Level, Simd, multiversion, narrow};
 
-/// Shape of a packed matrix: `n` columns, products of length `k`.
+/// Shape of a packed operand: `n` columns, dot products of length `k`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedShape {
     /// Columns: output features.
@@ -20,24 +20,24 @@ impl PackedShape {
     pub fn panels(self) -> usize {
         self.n.div_ceil(PANEL)
     }
-    /// Units of k with this number of elements each.
+    /// Units of k, given the elements per unit.
     pub fn units(self, per_unit: usize) -> usize {
         self.k.div_ceil(per_unit)
     }
-    /// Units of storage for the whole matrix.
+    /// Units of the whole packed matrix.
     pub fn storage(self, per_unit: usize) -> usize {
         self.panels() * self.units(per_unit) * PANEL
     }
 }
 
-/// A packed matrix, or a stretch of its k, borrowed.
+/// A packed matrix, or a range of its k, borrowed.
 #[derive(Clone, Copy)]
 pub struct Packed<'a, E: Element> {
     /// `n` and `k`
     pub shape: PackedShape,
-    /// Elements in a unit, as at the level that it was packed for.
+    /// Elements per unit, at the instruction set it was packed for.
     pub per_unit: usize,
-    /// Units from one panel to the next, divided by 32.
+    /// Units between panels, divided by 32.
     pub stride: usize,
     /// Starts at the first panel's first unit.
     pub data: &'a [E::Unit],
@@ -49,27 +49,27 @@ impl<'a, E: Element> Packed<'a, E> {
         assert!(data.len() >= shape.storage(per_unit));
         Packed { shape, per_unit, stride: shape.units(per_unit), data }
     }
-    /// Whether all that its shape implies lies in `data`, in units of the level `S`.
+    /// Whether `data` holds what the shape implies, in units of `S`.
     pub fn is_whole<S: Simd>(&self) -> bool {
         self.per_unit == E::per_unit::<S>() && self.is_all_there()
     }
-    /// Whether all that its shape implies lies in `data`.
+    /// Whether `data` holds what the shape implies.
     pub fn is_all_there(&self) -> bool {
         let units = self.shape.units(self.per_unit);
         let last = self.shape.panels().saturating_sub(1) * self.stride + units;
         units <= self.stride && self.data.len() >= last * PANEL
     }
-    /// Products over `from..from + k` only; `from` is a multiple of the elements in a unit.
-    pub fn stretch(self, from: usize, k: usize) -> Self {
+    /// The sub-range `from..from + k` of k; `from` is a multiple of the elements per unit.
+    pub fn k_range(self, from: usize, k: usize) -> Self {
         assert!(from.is_multiple_of(self.per_unit) && from + k <= self.shape.k);
         let data = &self.data[from / self.per_unit * PANEL..];
         Packed { shape: PackedShape { n: self.shape.n, k }, data, ..self }
     }
 }
 
-/// How an f32 master becomes an element.
+/// Conversion from an f32 master.
 pub trait FromMaster: Element {
-    /// One unit from its two elements, rounded to nearest even; `high` is `None` where a unit has one.
+    /// A unit from its two elements, rounded to nearest even; `high` is `None` for single-element units.
     fn unit(low: f32, high: Option<f32>) -> Self::Unit;
 }
 
@@ -90,7 +90,7 @@ impl FromMaster for u16 {
     }
 }
 
-/// Packs a row-major f32 `w` of shape `[n, k]`: the right-hand side of `x · wᵀ`.
+/// Packs a row-major f32 `w` of shape `[n, k]` as right operand of `x · wᵀ`.
 pub fn pack_weight<E: FromMaster>(
     level: Level,
     pool: &ThreadPool,
@@ -106,7 +106,7 @@ pub fn pack_weight<E: FromMaster>(
         // SAFETY: each task has its own panel.
         let panel = unsafe { out.part(p * units * PANEL, units * PANEL) };
         let columns = (shape.n - p * PANEL).min(PANEL);
-        // Blocks of 16 units keep the scattered writes in the first-level cache.
+        // Blocks of 16 units keep the scattered writes in the L1 cache.
         for from in (0..units).step_by(16) {
             let to = (from + 16).min(units);
             for j in 0..columns {
@@ -124,8 +124,8 @@ pub fn pack_weight<E: FromMaster>(
     });
 }
 
-/// Packs the transpose of a row-major f32 `w` of shape `[k, n]`: the right-hand side of `x · w`.
-/// `shape` is the packed matrix's: products run along the rows of `w`.
+/// Packs the transpose of a row-major f32 `w` of shape `[k, n]` as right operand of `x · w`. `shape` is the packed matrix's: dot
+/// products run along the rows of `w`.
 pub fn pack_transposed<E: FromMaster>(
     level: Level,
     pool: &ThreadPool,
@@ -158,7 +158,7 @@ pub fn pack_transposed<E: FromMaster>(
     });
 }
 
-/// Packs activations `x` of shape `[k, n]` (tokens by features) as the right-hand side of `dyᵀ · x`.
+/// Packs activations `x` of shape `[k, n]` (tokens by features) as right operand of `dyᵀ · x`.
 pub fn pack_tokens<E: TokenRows>(
     level: Level,
     pool: &ThreadPool,
@@ -186,7 +186,7 @@ pub fn pack_tokens<E: TokenRows>(
     });
 }
 
-/// Neighbouring columns of a token-by-feature matrix.
+/// A block of columns and rows of a token-by-feature matrix.
 #[derive(Clone, Copy)]
 pub struct PanelColumns<'a, E> {
     /// the matrix
@@ -195,25 +195,25 @@ pub struct PanelColumns<'a, E> {
     pub ld: usize,
     /// first column
     pub from: usize,
-    /// how many columns
+    /// number of columns
     pub lanes: usize,
     /// first unit of rows
     pub first: usize,
-    /// how many units of rows
+    /// number of units of rows
     pub units: usize,
 }
 
-/// Elements whose token rows can be zipped into units.
+/// Elements whose token rows can be interleaved into units.
 ///
 /// # Safety
 /// `zip` reads `lanes` elements of each row and writes sixteen units.
 pub unsafe trait TokenRows: FromMaster {
-    /// The first `lanes` elements of a row, or of two rows where a unit has two; the other lanes are zero.
+    /// The first `lanes` elements of a row (interleaved with another row's for two-element units); the other lanes are zero.
     ///
     /// # Safety
     /// `lanes` elements are readable at `low`, and at `high` unless it is null.
     unsafe fn zip<S: Simd>(s: S, lanes: usize, low: *const Self, high: *const Self, out: *mut Self::Unit);
-    /// `len` elements of a row as units, an odd last pair filled up with zero.
+    /// Copies `len` elements of a row as units; an odd last pair is zero-padded.
     ///
     /// # Safety
     /// `len` elements are readable at `x`, and the units that hold them writable at `out`.
@@ -257,8 +257,8 @@ unsafe impl TokenRows for u16 {
     }
     #[inline(always)]
     unsafe fn copy<S: Simd>(s: S, x: *const u16, len: usize, out: *mut u32) {
-        // SAFETY: passed on to the caller; vectors stay within `len`, and a pair whose second element is past it is
-        // a unit of its own.
+        // SAFETY: passed on to the caller; vectors stay within `len`, and a pair whose second element is beyond it is handled
+        // separately.
         unsafe {
             if S::PAIR == 2 {
                 let pairs: *mut u16 = out.cast();
@@ -281,7 +281,7 @@ unsafe impl TokenRows for u16 {
 }
 
 multiversion! {
-    /// Writes up to sixteen columns for each unit of rows, `STEP` units apart.
+    /// Writes up to sixteen columns per unit of rows, `STEP` units apart.
     fn pack_columns<S, const STEP: usize, type E: TokenRows>(s, c: PanelColumns<'_, E>, out: &mut [E::Unit]) {
         let (rows, units) = (c.row_count::<S>(), c.units);
         assert!(c.lanes <= LANES && out.len() >= (units - 1) * STEP + LANES);
@@ -292,8 +292,8 @@ multiversion! {
     }
 }
 
-/// Cuts the columns into panels of `width` (at most 16) and writes for each panel sixteen units for each unit of
-/// rows; the panels lie `block` units apart.
+/// Splits the columns into panels of `width` (at most 16) and writes, per panel and unit of rows, sixteen units; panels are
+/// `block` units apart.
 #[inline(always)]
 pub fn pack_panels<S: Simd, E: TokenRows>(
     s: S,
@@ -316,7 +316,7 @@ pub fn pack_panels<S: Simd, E: TokenRows>(
 }
 
 impl<E: TokenRows> PanelColumns<'_, E> {
-    /// Rows of the matrix, after a look at whether the columns and units lie in it.
+    /// Number of rows; asserts that the columns and units lie within the matrix.
     #[inline(always)]
     fn row_count<S: Simd>(&self) -> usize {
         let rows = self.x.len() / self.ld;
@@ -326,7 +326,7 @@ impl<E: TokenRows> PanelColumns<'_, E> {
         rows
     }
 
-    /// One unit of rows, some of the columns.
+    /// One unit of rows, for some of the columns.
     ///
     /// # Safety
     /// `rows` is [`PanelColumns::row_count`], `u < units`, `columns` lie below `self.lanes`; `out` takes sixteen units.

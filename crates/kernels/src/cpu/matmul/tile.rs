@@ -1,28 +1,27 @@
-//! The one inner loop of all matrix products: a tile of `R` rows by `32 * P` columns held in registers.
+//! The inner loop of all GEMMs: a register tile of `R` rows by `32 * P` columns.
 //!
-//! Every output element is one chain of multiply-adds over k in ascending order, whatever `R` and `P` are and
-//! wherever the chain is interrupted to be stored and resumed (a stored f32 is the register's f32). That is
-//! why a row's result does not depend on how many rows are computed beside it.
+//! Every output element is one FMA chain over k in ascending order, whatever `R` and `P`, and wherever the chain is stored and
+//! resumed (an f32 is stored exactly). That is why a row's result does not depend on the number of rows in the batch.
 
 use crate::cpu::simd::{LANES, Level, Simd, bf16_per_unit};
 
-/// Columns of a packed panel of the right-hand matrix.
+/// Columns per packed panel of the right operand.
 pub const PANEL: usize = 32;
 
-/// What a matrix product multiplies: f32, or bf16: in pairs along k where the level has a bf16 dot product, else widened
-/// to f32 as they are packed. A chain of products adds its elements in the same order either way.
+/// GEMM element type: f32, or bf16, in pairs along k if the instruction set has a bf16 dot product, else widened to f32 when
+/// packed. The order of additions in a chain is the same either way.
 ///
 /// # Safety
-/// A unit has four bytes and any of their values, and holds `per_unit` elements; `load` reads sixteen units.
+/// A unit has four bytes, valid for any bit pattern, and holds `per_unit` elements; `load` reads sixteen units.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
-    /// What one step along k reads: an f32, or the bits of a unit of bf16.
+    /// One step along k: an f32, or the bits of a bf16 unit.
     type Unit: Copy + Default + Send + Sync + 'static;
-    /// Elements of k in a unit.
+    /// Elements of k per unit.
     fn per_unit<S: Simd>() -> usize;
     /// The same at a level.
     fn per_unit_at(level: Level) -> usize;
 
-    /// Sixteen columns times one row's unit, added to `c`.
+    /// `c + a * b`: sixteen columns times one row's unit.
     ///
     /// # Safety
     /// Sixteen units are readable at `b`, one at `a`.
@@ -34,7 +33,7 @@ pub unsafe trait Element: Copy + Send + Sync + 'static {
     /// # Safety
     /// Sixteen units are readable at `p`.
     unsafe fn load<S: Simd>(s: S, p: *const Self::Unit) -> Self::Wide<S>;
-    /// One unit in all lanes.
+    /// Broadcasts one unit to all lanes.
     fn splat<S: Simd>(s: S, unit: Self::Unit) -> Self::Wide<S>;
 }
 
@@ -90,22 +89,22 @@ unsafe impl Element for u16 {
     }
 }
 
-/// Where a tile's operands lie.
+/// Operands of a tile.
 #[derive(Clone, Copy)]
 pub struct Operands<E: Element> {
     /// Units along k.
     pub units: usize,
-    /// Left-hand block: unit `k` of row `r` at `a + r * A_ROW + k * A_STEP` (both fixed by the caller's layout).
+    /// Left operand: unit `k` of row `r` is at `a + r * A_ROW + k * A_STEP` (strides fixed by the caller's layout).
     pub a: *const E::Unit,
-    /// First panel of the right-hand matrix at this k: 32 columns a unit.
+    /// First panel of the right operand, at this k: 32 columns per unit.
     pub b: *const E::Unit,
-    /// Units from one panel to the next.
+    /// Units between panels.
     pub panel_stride: usize,
-    /// Output tile, row-major with 32 columns a row, panel after panel `c_panel_stride` apart.
+    /// Output tile, row-major with 32 columns per row; panels are `c_panel_stride` apart.
     pub c: *mut f32,
-    /// Elements from one panel's tile to the next.
+    /// Elements between panels of the output.
     pub c_panel_stride: usize,
-    /// Whether to go on from what `c` holds, or to start from zero.
+    /// Whether to accumulate into `c` rather than start from zero.
     pub resume: bool,
 }
 
@@ -136,7 +135,7 @@ pub unsafe fn tile<
     }
 }
 
-/// `V` vectors of each panel, starting at vector `first`.
+/// Columns of `V` vectors of each panel, from vector `first` on.
 #[inline(always)]
 unsafe fn columns<
     S: Simd,

@@ -3,7 +3,7 @@
 use super::Simd;
 use std::arch::x86_64::*;
 
-/// Proof that the CPU has AVX2 and FMA.
+/// Token: the CPU has AVX2 and FMA.
 #[derive(Clone, Copy)]
 pub struct Avx2(());
 
@@ -20,8 +20,8 @@ impl Avx2 {
 #[derive(Clone, Copy)]
 pub struct Two<T>(T, T);
 
-// SAFETY (all blocks of this file): the token exists only inside functions compiled for, and dispatched on,
-// CPUs with these instructions; the pointer operations hand their own contract to the caller.
+// SAFETY (all blocks of this file): the token exists only inside functions compiled for, and dispatched on, CPUs with these
+// instructions; pointer operations pass their contract on to the caller.
 macro_rules! both {
     ($f:ident, $($v:expr),+) => { unsafe { Two($f($($v.0),+), $f($($v.1),+)) } };
 }

@@ -3,7 +3,7 @@
 use super::Simd;
 use std::arch::x86_64::*;
 
-/// Proof that the CPU has AVX-512 F, BW, DQ and VL, and with `DOT` also BF16.
+/// Token: the CPU has AVX-512 F, BW, DQ and VL, and with `DOT` also BF16.
 #[derive(Clone, Copy)]
 pub struct Avx512<const DOT: bool>(());
 
@@ -16,8 +16,8 @@ impl<const DOT: bool> Avx512<DOT> {
     }
 }
 
-// SAFETY (all blocks of this file): the token exists only inside functions compiled for, and dispatched on,
-// CPUs with these instructions; the pointer operations hand their own contract to the caller.
+// SAFETY (all blocks of this file): the token exists only inside functions compiled for, and dispatched on, CPUs with these
+// instructions; pointer operations pass their contract on to the caller.
 #[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl<const DOT: bool> Simd for Avx512<DOT> {
     type V = __m512;

@@ -1,9 +1,9 @@
-//! Sixteen f32 lanes at every instruction-set level.
+//! Vectors of sixteen f32 lanes on every instruction set.
 //!
-//! Kernels are written once, generic over [`Simd`], and compiled once per [`Level`] by `multiversion!`.
-//! A level's token (`Avx512`, `Avx2`, `Portable`) exists only where the CPU has the instructions, so value
-//! operations are safe; only loads and stores take pointers. Lane order and the shape of every reduction
-//! are the same at all levels: they differ in rounding (fused or not), never in structure.
+//! Kernels are written once, generic over [`Simd`], and compiled once per [`Level`] by `multiversion!`. A level's token
+//! (`Avx512`, `Avx2`, `Portable`) exists only if the CPU has the instructions, so value operations are safe; only loads and
+//! stores are unsafe. Lane order and the shape of every reduction are the same at all levels: results differ in rounding (fused
+//! or not), never in structure.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -23,10 +23,10 @@ pub use portable::{Portable, narrow, widen};
 
 use crate::error::{Error, Result, nearest};
 
-/// Lanes of a vector.
+/// Lanes per vector.
 pub const LANES: usize = 16;
 
-/// An instruction-set level that this CPU has: it can only be had by asking the CPU, so kernels may rely on it.
+/// An instruction set of this CPU. Constructed only after detection, so kernels may rely on it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Level(LevelKind);
 
@@ -36,10 +36,10 @@ impl std::fmt::Debug for Level {
     }
 }
 
-/// The levels there are.
+/// All instruction sets.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LevelKind {
-    /// Plain Rust, no vector instructions named.
+    /// Plain Rust without intrinsics.
     Portable,
     /// NEON.
     Neon,
@@ -54,7 +54,7 @@ pub(crate) enum LevelKind {
 }
 
 impl LevelKind {
-    /// All of them, slowest first.
+    /// All levels, slowest first.
     const ALL: [LevelKind; 6] = [
         LevelKind::Portable,
         LevelKind::Neon,
@@ -111,7 +111,7 @@ impl LevelKind {
 }
 
 impl Level {
-    /// Plain Rust, which every CPU has.
+    /// Plain Rust, for every CPU.
     pub const PORTABLE: Level = Level(LevelKind::Portable);
 
     /// The name used in `FERRL_SIMD`.
@@ -123,12 +123,12 @@ impl Level {
         self.0
     }
 
-    /// The levels this CPU has, slowest first.
+    /// The CPU's levels, slowest first.
     pub fn available() -> Vec<Level> {
         LevelKind::ALL.into_iter().filter(|kind| kind.is_available()).map(Level).collect()
     }
 
-    /// Names of those it has not.
+    /// Names of levels that the CPU lacks.
     pub fn missing() -> Vec<&'static str> {
         LevelKind::ALL.into_iter().filter(|kind| !kind.is_available()).map(LevelKind::name).collect()
     }
@@ -141,7 +141,7 @@ impl Level {
         }
     }
 
-    /// The level of that name, if the CPU has it.
+    /// The level with this name, if the CPU has it.
     pub fn named(name: &str) -> Result<Level> {
         let names = LevelKind::ALL.map(LevelKind::name);
         let Some(kind) = LevelKind::ALL.into_iter().find(|kind| kind.name() == name) else {
@@ -159,23 +159,23 @@ impl Level {
     }
 }
 
-/// Sixteen lanes and what kernels do with them.
+/// A vector of sixteen lanes and its operations.
 ///
 /// # Safety
-/// Loads and stores touch the elements that they say and no others; `MR` is at most 14.
+/// Loads and stores access exactly the elements documented; `MR` is at most 14.
 pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type V: Copy;
-    /// Sixteen units of bf16: pairs where the level has a bf16 dot product, else f32 that they were widened to.
+    /// Sixteen bf16 units: pairs if the level has a bf16 dot product, else elements widened to f32.
     type P: Copy;
-    /// Elements in a unit of bf16: 2 in a pair, 1 widened. Widened once when packed, a product is as fast as f32's.
+    /// Elements per bf16 unit: 2 in a pair, 1 widened. Widening happens once when packing, so GEMMs are then as fast as f32's.
     const PAIR: usize;
-    /// Rows of a matrix-multiplication tile, as many as the register file holds.
+    /// Rows of the GEMM register tile, as many as the register file holds.
     const MR: usize;
-    /// Vectors in a row of a matrix-multiplication tile; divides 2.
+    /// Vectors per row of the GEMM register tile; divides 2.
     const NV: usize;
 
-    /// All lanes `x`.
+    /// Broadcasts `x`.
     fn splat(self, x: f32) -> Self::V;
     /// `a + b`
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -185,7 +185,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a / b`
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, fused where the level has it
+    /// `a * b + c`, fused if the level has FMA
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// Larger of the two, `b` if either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
@@ -201,7 +201,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
     /// The first `n` lanes of `x`, the rest of `y`.
     fn select_first(self, n: usize, x: Self::V, y: Self::V) -> Self::V;
-    /// Sum of all lanes: halves added, then quarters, and so on.
+    /// Sum of all lanes, by halving: 16 to 8 to 4 ...
     fn sum(self, a: Self::V) -> f32;
     /// Largest lane.
     fn largest(self, a: Self::V) -> f32;
@@ -216,25 +216,25 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p..p+16` is readable.
     unsafe fn load_bf16(self, p: *const u16) -> Self::V;
-    /// Rounded to nearest even.
+    /// Stores sixteen bf16, rounded to nearest even.
     /// # Safety
     /// `p..p+16` is writable.
     unsafe fn store_bf16(self, p: *mut u16, v: Self::V);
 
-    /// Sixteen units of bf16, as their bits.
+    /// Loads sixteen bf16 units.
     /// # Safety
     /// `p..p+16` is readable.
     unsafe fn load_pairs(self, p: *const u32) -> Self::P;
     /// # Safety
     /// `p..p+16` is writable.
     unsafe fn store_pairs(self, p: *mut u32, v: Self::P);
-    /// The same unit in every lane.
+    /// Broadcasts a unit.
     fn splat_pair(self, pair: u32) -> Self::P;
-    /// Lane i holds (`low[i]`, `high[i]`); `low[i]` widened where a unit is one element.
+    /// Lane i is (`low[i]`, `high[i]`); for single-element units `low[i]` widened.
     /// # Safety
     /// `low..low+16` and `high..high+16` are readable.
     unsafe fn zip_bf16(self, low: *const u16, high: *const u16) -> Self::P;
-    /// Lane by lane `c + a.low * b.low + a.high * b.high`; `c + a * b` where a unit is one element.
+    /// Lane-wise `c + a.low * b.low + a.high * b.high`; `c + a * b` for single-element units.
     fn dot(self, a: Self::P, b: Self::P, c: Self::V) -> Self::V;
 
     /// Prefetches the cache line at `p`, which may be any address.
@@ -253,7 +253,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
             self.load(lanes.as_ptr())
         }
     }
-    /// The first `n` lanes to memory.
+    /// Stores the first `n` lanes.
     /// # Safety
     /// `p..p+n` is writable, `n <= 16`.
     #[inline(always)]
@@ -265,7 +265,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
             std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
         }
     }
-    /// As `load_first`, from bf16.
+    /// `load_first` from bf16.
     /// # Safety
     /// `p..p+n` is readable, `n <= 16`.
     #[inline(always)]
@@ -277,7 +277,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
             self.load_bf16(lanes.as_ptr())
         }
     }
-    /// As `store_first`, to bf16.
+    /// `store_first` to bf16.
     /// # Safety
     /// `p..p+n` is writable, `n <= 16`.
     #[inline(always)]
@@ -291,8 +291,8 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
-/// Defines a function compiled once for each level; the generated function takes the [`Level`] in place of
-/// the token. Helpers it calls must be `#[inline(always)]`, so that they are compiled for the level too.
+/// Compiles a function once per level; the generated function takes the [`Level`] instead of the token. Helpers it calls must be
+/// `#[inline(always)]`, so that they are compiled for the level, too.
 macro_rules! multiversion {
     ($(#[$doc:meta])* $vis:vis fn $name:ident<$S:ident $(, const $C:ident : $CT:ty)* $(, type $T:ident : $B:path)*>($s:ident $(, $arg:ident : $ty:ty)* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$doc])*
@@ -362,7 +362,7 @@ macro_rules! multiversion {
 pub(crate) use multiversion;
 
 multiversion! {
-    /// Elements in a unit of bf16 at a level.
+    /// Elements per bf16 unit at a level.
     pub(crate) fn bf16_per_unit<S>(_s) -> usize {
         S::PAIR
     }

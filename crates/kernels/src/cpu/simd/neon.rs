@@ -1,12 +1,12 @@
-//! NEON, which every 64-bit ARM CPU has: a vector is four registers. `DOT` says that the CPU has bf16 dot products too.
+//! NEON, part of every 64-bit ARM CPU: a vector is four registers. `DOT`: the CPU also has bf16 dot products.
 //!
-//! `BFDOT` keeps a chain of additions to an output element, as every other level has it. `BFMMLA`, which multiplies blocks of
-//! two rows and two columns, would want both operands packed in fours along k.
+//! `BFDOT` keeps one addition chain per output element, like every other level. `BFMMLA`, which multiplies blocks of two rows and
+//! two columns, would need both operands packed in fours along k.
 
 use super::Simd;
 use std::arch::aarch64::*;
 
-/// Proof that the CPU has NEON, and with `DOT` the extension of Armv8.6 for bf16.
+/// Token: the CPU has NEON, and with `DOT` the bf16 extension of Armv8.6.
 #[derive(Clone, Copy)]
 pub struct Neon<const DOT: bool>(());
 
@@ -22,13 +22,13 @@ impl<const DOT: bool> Neon<DOT> {
 /// Lanes 0-3, 4-7, 8-11 and 12-15.
 type Four = [float32x4_t; 4];
 
-// SAFETY (all blocks of this file): the token exists only inside functions compiled for, and dispatched on,
-// CPUs with these instructions; the pointer operations hand their own contract to the caller.
+// SAFETY (all blocks of this file): the token exists only inside functions compiled for, and dispatched on, CPUs with these
+// instructions; pointer operations pass their contract on to the caller.
 macro_rules! each {
     ($f:ident, $($v:expr),+) => { std::array::from_fn(|i| unsafe { $f($($v[i]),+) }) };
 }
 
-/// `a` where `a > b`, else `b`: also where one is NaN, as on other CPUs.
+/// `a` if `a > b`, else `b`, also for NaN, as on other CPUs.
 #[inline(always)]
 #[allow(clippy::undocumented_unsafe_blocks)]
 fn larger(a: float32x4_t, b: float32x4_t) -> float32x4_t {
@@ -180,7 +180,7 @@ unsafe fn narrow(v: float32x4_t) -> uint16x4_t {
     }
 }
 
-/// Lane by lane `c + a.low * b.low + a.high * b.high`. The compiler has no stable name for this instruction.
+/// Lane-wise `c + a.low * b.low + a.high * b.high`. The intrinsic is not stable yet.
 #[inline(always)]
 unsafe fn bfdot(a: float32x4_t, b: float32x4_t, mut c: float32x4_t) -> float32x4_t {
     // SAFETY: the caller has the instruction; it touches nothing but these registers.

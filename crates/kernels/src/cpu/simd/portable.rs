@@ -2,7 +2,7 @@
 
 use super::{LANES, Simd};
 
-/// The level every CPU has.
+/// The portable level.
 #[derive(Clone, Copy)]
 pub struct Portable;
 
@@ -57,7 +57,7 @@ unsafe impl Simd for Portable {
     fn div(self, a: V, b: V) -> V {
         map2(a, b, |a, b| a / b)
     }
-    // Not `mul_add`: without the instruction that is a library call per lane.
+    // Not `mul_add`: without FMA instructions it is a library call per lane.
     #[inline(always)]
     fn fma(self, a: V, b: V, c: V) -> V {
         std::array::from_fn(|i| a[i] * b[i] + c[i])

@@ -1,31 +1,31 @@
-// Causal attention with grouped heads, backward, for packed sequences.
+// Causal grouped-query attention, backward, for packed sequences.
 //
-// Attention weights are recomputed from the stored log-sum-exp. Every gradient has one owner that adds its
-// terms in one order: no atomics, and the same bits in every run.
-// `attention_keys`: a block has some keys of one sequence and key head and iterates over the stacked rows that see them (all
-// heads of the group, in the order of tokens). A warp has 16 or 32 of the keys: scores transposed, k qᵀ, leave it with
-// weights that are the left operand of dv += pᵀ dout and dk += dsᵀ q as they lie in its registers.
-// It stores ds if there is memory for it, and `attention_dq` computes dq += ds k from it: a block has some stacked rows,
-// a warp 16 or 32 of them, and iterates over the keys in ascending order.
-// `attention_queries` does the same without that memory and recomputes ds.
-// `attention_delta` before them: Σ dout · out for each row and head.
+// Softmax weights are recomputed from the stored log-sum-exp. Every gradient element has one owner that adds its terms in a
+// fixed order: no atomics, and the same bits in every run.
+// `attention_delta` runs first: Σ dout · out for each row and head.
+// `attention_keys`: a block owns some keys of one sequence and key head and iterates over the stacked rows that attend to them
+// (all heads of the group, in token order). A warp owns 16 or 32 of the keys: transposed scores k qᵀ leave the weights in
+// registers in the layout of the left operand of dv += pᵀ dout and dk += dsᵀ q.
+// It stores ds if there is memory for it, from which `attention_dq` computes dq += ds k: a block owns some stacked rows, a warp
+// 16 or 32 of them, and iterates over the keys in ascending order.
+// `attention_queries` does the same without that memory: it recomputes ds.
 //
-// The same with Hopper's products: attention/backward_keys_wgmma.cu and attention/backward_dq_wgmma.cu.
+// Variants with wgmma (Hopper): attention/backward_keys_wgmma.cu and attention/backward_dq_wgmma.cu.
 //
-// Also set by the launcher: KEY_TALL and ROW_TALL (how many times 16 keys, or rows, a warp has), STEP (rows of an
-// iteration of attention_keys), KEY_STEP (keys of an iteration of attention_queries), SPLIT (blocks that share the columns of dk and
-// dv, each computing all scores).
+// Also set by the launcher: KEY_TALL and ROW_TALL (multiples of 16 keys, or rows, per warp), STEP (rows per iteration of
+// attention_keys), KEY_STEP (keys per iteration of attention_queries), SPLIT (blocks that divide the columns of dk and dv among
+// them, each computing all scores).
 
-// Keys, and stacked rows, that a block has.
+// Keys, and stacked rows, per block.
 #define OWN_KEYS (64 * KEY_TALL)
 #define OWN_ROWS (64 * ROW_TALL)
-// Columns of dk and dv that a block has.
+// Columns of dk and dv per block.
 #define COLUMNS ((WIDE / 16 + SPLIT - 1) / SPLIT * 16)
 
-// Lanes that share a row of attention_delta: one for each 16 bytes where that is a power of two, else a warp.
+// Lanes per row of attention_delta: one per 16 bytes if that is a power of two, else a warp.
 #define SHARERS (HEAD_DIM / 8 <= 32 && (HEAD_DIM / 8 & (HEAD_DIM / 8 - 1)) == 0 ? HEAD_DIM / 8 : 32)
 
-// With `both`, also writes pairs (log-sum-exp in units of log 2, delta), [head][token].
+// If `both` is given, also writes pairs (log-sum-exp in units of log 2, delta), [head][token].
 extern "C" __global__ void attention_delta(const bf16 *out, const bf16 *dout, const float *lse, float *delta,
                                            float2 *both, int heads, int rows) {
     const long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -52,30 +52,29 @@ extern "C" __global__ void attention_delta(const bf16 *out, const bf16 *dout, co
     }
 }
 
-// Gradients of dot products are stored as the left operands that `attention_dq` multiplies: 16 stacked rows and 16 keys are
-// 32 lanes' four registers. The rows of number r see keys of the numbers 0..=r / GROUP, one after the other; where those
-// of a row number begin, counted in such tiles:
+// Score gradients are stored as the left operands that `attention_dq` multiplies: a tile of 16 stacked rows and 16 keys is four
+// registers of 32 lanes. Row tile r has key tiles 0..=r / GROUP, consecutively. Start of a row tile's tiles:
 __device__ __forceinline__ long long tile_row(int r) {
     const long long q = r / GROUP, m = r % GROUP;
     return GROUP * (q * (q - 1) / 2) + m * q + r;
 }
 
-// The transpose of an 8x8 matrix across a warp.
-__device__ __forceinline__ unsigned turned(unsigned x) {
+// Transposes an 8x8 matrix across a warp.
+__device__ __forceinline__ unsigned transposed(unsigned x) {
     unsigned y;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
 
-// Keeps a tile that a warp has with keys as rows: columns 0..8 in x, 8..16 in y.
-__device__ __forceinline__ void store_turned(uint4 *to, int rows, int keys, const float (&x)[4], const float (&y)[4]) {
+// Stores a tile that a warp holds with keys as rows: columns 0..8 in x, 8..16 in y.
+__device__ __forceinline__ void store_transposed(uint4 *to, int rows, int keys, const float (&x)[4], const float (&y)[4]) {
     unsigned a[4];
     as_left(a, x, y);
-    const uint4 v = make_uint4(turned(a[0]), turned(a[2]), turned(a[1]), turned(a[3]));
+    const uint4 v = make_uint4(transposed(a[0]), transposed(a[2]), transposed(a[1]), transposed(a[3]));
     to[(tile_row(rows) + keys) * 32 + (threadIdx.x & 31)] = v;
 }
 
-// Writes a warp's 16 rows of results through its rows of `room`; `place(r)` is where row r goes, or null.
+// Stores a warp's 16 result rows through its staging rows `room`; `place(r)` is row r's destination, or null.
 template <int N, class Place>
 __device__ __forceinline__ void store_rows(bf16 *room, const float (&x)[N][4], float factor, int column, Place place) {
     int lane = threadIdx.x & 31;
@@ -95,7 +94,7 @@ __device__ __forceinline__ void store_rows(bf16 *room, const float (&x)[N][4], f
     __syncwarp();
 }
 
-// x += a bᵀ: rows from `top` on of `a`, all N rows of `b`, over the width of the head.
+// x += a bᵀ: rows of `a` from `top` on, all N rows of `b`, over the width of the head.
 template <int T, int N>
 __device__ __forceinline__ void scores(float (&x)[T][N][4], const bf16 *a, int top, const bf16 *b) {
 #pragma unroll
@@ -148,14 +147,14 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
                uint4 *gradients, long long per_kv) {
     extern __shared__ __align__(16) unsigned char shared[];
     bf16 *k = (bf16 *)shared, *v = k + OWN_KEYS * PITCH, *ring = v + OWN_KEYS * PITCH;
-    // Of the rows in the ring: log-sum-exp in units of log 2, and delta.
+    // Per row in the ring: log-sum-exp in units of log 2, and delta.
     __shared__ float kept[2][2][STEP];
     const Work w = work[blockIdx.x / some_kv];
     const Scoring op = {scale, cap, window};
     const int kv = first_kv + blockIdx.x % some_kv, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const int columns = blockIdx.z * COLUMNS;
     const int width = (heads + 2 * kv_heads) * HEAD_DIM, out_width = heads * HEAD_DIM;
-    // Tokens from `first` on see the first key; past `last` none sees any of the keys.
+    // Tokens from `first` on attend to the first key; none from `last` on attends to any of the keys.
     const int first = w.first, keys = min(OWN_KEYS, w.count - first);
 #if WINDOW
     const int last = (int)min((long long)w.count, (long long)first + OWN_KEYS - 1 + window);
@@ -194,7 +193,7 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
             for (int e = 0; e < 4; ++e)
                 dk[t][n][e] = dv[t][n][e] = 0.0f;
 
-    // The first and the last key of this warp.
+    // First and last key of this warp.
     const int top = first + warp * 16 * KEY_TALL, bottom = top + 16 * KEY_TALL - 1;
     int slot = 0;
     for (int row = first * GROUP; row < end; row += STEP, slot ^= 1) {
@@ -202,7 +201,7 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
         __syncthreads();
         fetch(row + STEP, slot ^ 1);
         const int low = row / GROUP, high = (min(row + STEP, end) - 1) / GROUP;
-        // Whether some row sees some key of the warp, and whether all see all.
+        // Whether any row attends to any key of the warp, and whether all attend to all.
         if (high < top || first_seen(op, low) > bottom)
             continue;
         const bool whole = low >= bottom && first_seen(op, high) <= top;
@@ -245,7 +244,7 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
                 for (int r = 0; r < STEP / 16; ++r) {
                     const int rows = row / 16 + r, keys = top / 16 + t;
                     if (rows * 16 < w.count * GROUP && keys <= rows / GROUP)
-                        store_turned(to, rows, keys, ds[t][2 * r], ds[t][2 * r + 1]);
+                        store_transposed(to, rows, keys, ds[t][2 * r], ds[t][2 * r + 1]);
                 }
             }
         }
@@ -296,7 +295,7 @@ attention_queries(const bf16 *qkv, const bf16 *dout, const float *lse, const flo
     fetch(start, 0);
 
     const int top = w.first + warp * 16 * ROW_TALL, bottom = min(top + 16 * ROW_TALL, end);
-    // Of this lane's rows: log-sum-exp in units of log 2, and delta.
+    // Per row of this lane: log-sum-exp in units of log 2, and delta.
     float kept[ROW_TALL][2], sums[ROW_TALL][2];
     float dq[ROW_TALL][UNITS][4];
 #pragma unroll
@@ -366,7 +365,7 @@ attention_queries(const bf16 *qkv, const bf16 *dout, const float *lse, const flo
     }
 }
 
-// dq = ds k, from the gradients of dot products that attention_keys stored.
+// dq = ds k, from the score gradients that attention_keys stored.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 attention_dq(const bf16 *qkv, const Work *work, bf16 *dqkv, int heads, int kv_heads, int window, float factor,
              int first_kv, int some_kv, const uint4 *gradients, long long per_kv) {
@@ -389,7 +388,7 @@ attention_dq(const bf16 *qkv, const Work *work, bf16 *dqkv, int heads, int kv_he
             load_tile<64, BLOCK_THREADS>(ring + slot * (64 * PITCH), k_base + (long long)key * width, width, seen - key);
         copy_commit();
     };
-    // The warp's tiles of 64 keys; what no row sees was not stored, and is zero.
+    // The warp's tiles of 64 keys; tiles to which no row attends were not stored, and read as zero.
     auto read = [&](uint4 (&to)[ROW_TALL][4], int key) {
 #pragma unroll
         for (int t = 0; t < ROW_TALL; ++t) {

@@ -1,7 +1,7 @@
-//! The backward pass: `attention/backward.cu`, its passes with Hopper's products (`attention/backward_keys_wgmma.cu`,
-//! `attention/backward_dq_wgmma.cu`), or `attention/simple.cu` where tensor cores do not serve.
+//! The backward pass: `attention/backward.cu`, its wgmma variants (`attention/backward_keys_wgmma.cu`,
+//! `attention/backward_dq_wgmma.cu`), or `attention/simple.cu` without tensor cores.
 //!
-//! The pass over keys keeps the gradients of scores, up to 1 GiB of them at a time, for the pass over queries.
+//! The pass over keys stores the score gradients, up to 1 GiB at a time, for the pass over queries.
 
 use super::tables::{self, PackedUnit};
 use super::{
@@ -17,68 +17,68 @@ use crate::cuda::memory::CardMemory;
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Threads of a block, which owns `OWN` times 1 or 2 keys or stacked rows.
+/// Threads per block; a block owns 1 or 2 times `OWN` keys or stacked rows.
 const THREADS: u32 = 128;
 const OWN: usize = 64;
 
-/// Bytes at most for gradients of scores that one pass keeps for the next.
+/// Maximum bytes of score gradients stored between the passes.
 const KEPT: usize = 1 << 30;
 
-/// Sizes that the kernels share, as definitions.
+/// Sizes shared with the kernels, as definitions.
 pub(crate) const CONSTANTS: &[(&str, usize)] =
     &[("KEYS", TOKENS), ("BLOCK_THREADS", THREADS as usize), ("DQ_WARPS", 4 * DQ_TEAMS)];
 
-/// How the kernels are cut to a head and a card.
-struct Cut {
-    /// How many times 16 keys, and stacked rows, a warp has.
+/// Tiling of the kernels for a head and a GPU.
+struct Tiling {
+    /// Multiples of 16 keys, and of 16 stacked rows, per warp.
     key_tall: usize,
     row_tall: usize,
-    /// Rows met at a time in the pass over keys.
+    /// Rows per iteration of the pass over keys.
     step: usize,
-    /// Keys met at a time in the pass over queries.
+    /// Keys per iteration of the pass over queries.
     key_step: usize,
-    /// Blocks that share the columns of a key tile's gradients: a thread's registers hold 128 of them.
+    /// Blocks that divide the columns of a key tile's gradients: a thread's registers hold 128 of them.
     split: usize,
 }
 
-/// Which kernels serve.
+/// Which kernels are used.
 enum Kernels {
     /// Without tensor cores.
     Simple,
     /// With `mma.sync`.
-    Mma(Cut),
+    Mma(Tiling),
     /// With Hopper's `wgmma`.
-    Wgmma(Cut, Wgmma),
+    Wgmma(Tiling, Wgmma),
 }
 
 impl Kernels {
-    /// A matter of card, head and storage alone.
+    /// Depends only on GPU, head and storage type.
     fn of(card: &CardInfo, op: &Attention, dtype: DType) -> Kernels {
-        match (Cut::of(card, op.heads, dtype), Wgmma::of(card, op)) {
+        match (Tiling::of(card, op.heads, dtype), Wgmma::of(card, op)) {
             (None, _) => Kernels::Simple,
-            (Some(cut), None) => Kernels::Mma(cut),
-            (Some(cut), Some(wgmma)) => Kernels::Wgmma(cut, wgmma),
+            (Some(tiling), None) => Kernels::Mma(tiling),
+            (Some(tiling), Some(wgmma)) => Kernels::Wgmma(tiling, wgmma),
         }
     }
 }
 
-impl Cut {
-    fn of(card: &CardInfo, heads: Heads, dtype: DType) -> Option<Cut> {
+impl Tiling {
+    fn of(card: &CardInfo, heads: Heads, dtype: DType) -> Option<Tiling> {
         if !fits_tensor_cores(heads, dtype) {
             return None;
         }
-        // What the registers of a thread hold, and what was fastest on an H200; less where shared memory is small.
+        // Limited by registers; the fastest values on an H200; less if shared memory is small.
         let broad = heads.head_dim > 128;
-        let fits = |tall, step| Cut::shared(heads, tall, step) <= room(card);
+        let fits = |tall, step| Tiling::shared(heads, tall, step) <= room(card);
         let step = [64, 32].into_iter().find(|&step| !(broad && step == 64) && fits(1, step))?;
         let row_tall = [2, 1].into_iter().find(|&tall| !(broad && tall == 2) && fits(tall, 32))?;
-        Some(Cut { key_tall: 1, row_tall, step, key_step: 32, split: heads.head_dim.div_ceil(128) })
+        Some(Tiling { key_tall: 1, row_tall, step, key_step: 32, split: heads.head_dim.div_ceil(128) })
     }
     fn shared(heads: Heads, tall: usize, step: usize) -> usize {
         (2 * OWN * tall + 4 * step) * pitch(heads)
     }
     fn defines(&self, op: &Attention, wgmma: Option<&Wgmma>) -> String {
-        let Cut { key_tall, row_tall, step, key_step, split } = self;
+        let Tiling { key_tall, row_tall, step, key_step, split } = self;
         let own = wgmma.map_or(format!(" STEP={step}"), |w| {
             format!(" STEP={} TEAMS={} PARTS={}", w.step, w.teams, w.parts)
         });
@@ -87,47 +87,47 @@ impl Cut {
     }
 }
 
-/// How the kernels with Hopper's products are cut.
+/// Tiling of the wgmma kernels.
 struct Wgmma {
-    /// Teams of four warps to a block of attention_keys_wgmma, each with `OWN` keys.
+    /// Warpgroups per block of attention_keys_wgmma, each with `OWN` keys.
     teams: usize,
-    /// Tokens of a head met at a time there.
+    /// Tokens of a head per iteration.
     step: usize,
-    /// Blocks that share the heads of a group there.
+    /// Blocks that divide the heads of a group.
     parts: usize,
 }
 
-/// Teams of four warps to a block of attention_dq_wgmma.
+/// Warpgroups per block of attention_dq_wgmma.
 const DQ_TEAMS: usize = 2;
 
 impl Wgmma {
     fn of(card: &CardInfo, op: &Attention) -> Option<Wgmma> {
         let broad = op.heads.head_dim > 64;
-        // Registers are for two teams on a processor: two blocks, or one where shared memory has no room for two. A cap
+        // Registers allow two warpgroups per multiprocessor: two blocks, or one if shared memory has no room for two. A soft cap
         // costs the registers of half a step.
         let step = if broad && op.softcap.is_some() { 32 } else { 64 };
         uses_wgmma(card, op.heads).then_some(Wgmma { teams: if broad { 2 } else { 1 }, step, parts: 1 })
     }
-    /// Shares the heads of a group where `blocks` are so few that the card would wait for the longest of them: early keys
-    /// are seen by many rows.
+    /// Divides the heads of a group if there are so few `blocks` that the GPU would wait for the longest: many rows attend to
+    /// early keys.
     fn share(&mut self, card: &CardInfo, heads: Heads, blocks: usize) {
         let at_once = card.processors as usize * 2 / self.teams;
         if 2 * blocks < 3 * at_once && (heads.heads / heads.kv_heads).is_multiple_of(2) {
             self.parts = 2;
         }
     }
-    /// Shared memory of attention_keys_wgmma: keys, values, and the queries and gradients of outputs of its RING steps.
+    /// Shared memory of attention_keys_wgmma: keys, values, and the RING steps' queries and output gradients.
     fn shared(&self, heads: Heads) -> usize {
         let ring = if self.teams == 1 { 4 } else { 3 };
         1024 + 2 * (OWN * self.teams + ring * self.step) * heads.head_dim * 2
     }
-    /// Shared memory of attention_dq_wgmma: three tiles of keys, and of each warp's gradients.
+    /// Shared memory of attention_dq_wgmma: three stages of keys, and of each warp's score gradients.
     fn dq_shared(heads: Heads) -> usize {
         1024 + 3 * (OWN * heads.head_dim * 2 + 4 * DQ_TEAMS * 2048)
     }
 }
 
-/// The operands of a call.
+/// Operands of a call.
 struct BackwardCall<'a> {
     cuda: &'a Cuda,
     op: Attention,
@@ -136,7 +136,7 @@ struct BackwardCall<'a> {
     lse: &'a Buffer,
     dout: &'a Buffer,
     segments: &'a Segments,
-    /// `Σ dout · out` for each row and head.
+    /// `Σ dout · out` per row and head.
     delta: CardMemory,
 }
 
@@ -160,8 +160,8 @@ pub fn attention_backward(
     let call = BackwardCall { cuda, op, qkv, out, lse, dout, segments, delta };
     match Kernels::of(&cuda.card, &op, qkv.dtype()) {
         Kernels::Simple => call.simple(dqkv),
-        Kernels::Mma(cut) => call.on_tensor_cores(cut, None, dqkv),
-        Kernels::Wgmma(cut, wgmma) => call.on_tensor_cores(cut, Some(wgmma), dqkv),
+        Kernels::Mma(tiling) => call.on_tensor_cores(tiling, None, dqkv),
+        Kernels::Wgmma(tiling, wgmma) => call.on_tensor_cores(tiling, Some(wgmma), dqkv),
     }
 }
 
@@ -178,7 +178,7 @@ impl<'a> BackwardCall<'a> {
         tables::packed(self.cuda, self.segments, unit, step)
     }
 
-    /// What all kernels but those with `wgmma` take.
+    /// Common arguments of all kernels except the wgmma ones.
     fn arguments(&self, list: &tables::WorkList, dqkv: &Buffer, scoring: [Arg; 5]) -> Vec<Arg> {
         let mut all = args![self.qkv, self.dout, self.lse, &self.delta, &list.memory, dqkv].to_vec();
         all.extend(scoring);
@@ -203,29 +203,29 @@ impl<'a> BackwardCall<'a> {
         Ok(())
     }
 
-    fn on_tensor_cores(self, cut: Cut, mut wgmma: Option<Wgmma>, dqkv: &Buffer) -> Result<()> {
+    fn on_tensor_cores(self, tiling: Tiling, mut wgmma: Option<Wgmma>, dqkv: &Buffer) -> Result<()> {
         let (cuda, heads, group) = (self.cuda, self.op.heads, self.group());
-        // Passes with wgmma cut rows, and keep gradients, in their own way.
+        // The wgmma kernels tile rows, and store score gradients, in their own layout.
         let keys = match &wgmma {
             Some(wgmma) => self.list(PackedUnit::WgmmaKeys { group }, OWN * wgmma.teams)?,
-            None => self.list(PackedUnit::Keys { group }, OWN * cut.key_tall)?,
+            None => self.list(PackedUnit::Keys { group }, OWN * tiling.key_tall)?,
         };
-        // As many key heads at a time as there is room for what is kept; with room for none everything is computed twice.
+        // As many key heads at a time as score gradients fit; if none fits, scores are computed twice.
         let (per_head, all) = (keys.kept * 16, heads.kv_heads);
         let some = (KEPT / per_head.max(1)).min(all);
         if let Some(wgmma) = &mut wgmma {
             wgmma.share(&cuda.card, heads, keys.len * if some == 0 { all } else { some });
         }
-        let defines = cut.defines(&self.op, wgmma.as_ref());
+        let defines = tiling.defines(&self.op, wgmma.as_ref());
         let module = if wgmma.is_some() { "attention_backward_hopper" } else { "attention_backward" };
         let both = wgmma.as_ref().map(|_| cuda.arena.take(self.rows() * 8)).transpose()?;
-        let passes = Passes { call: self, cut, wgmma, module, defines, both, keys };
+        let passes = Passes { call: self, tiling, wgmma, module, defines, both, keys };
         passes.delta()?;
         let room = cuda.arena.take(some * per_head)?;
         let call = &passes.call;
         let queries = match &passes.wgmma {
             Some(_) if some > 0 => call.list(PackedUnit::TileRows { group }, DQ_TEAMS)?,
-            _ => call.list(PackedUnit::Rows { group }, OWN * passes.cut.row_tall)?,
+            _ => call.list(PackedUnit::Rows { group }, OWN * passes.tiling.row_tall)?,
         };
         if some == 0 {
             passes.over_keys(HeadPart { first: 0, count: all, kept: 0 }, dqkv)?;
@@ -240,7 +240,7 @@ impl<'a> BackwardCall<'a> {
     }
 }
 
-/// Some key heads, and where gradients of their scores are kept; 0 is nowhere.
+/// A range of key heads, and where their score gradients are stored (0: nowhere).
 #[derive(Clone, Copy)]
 struct HeadPart {
     first: usize,
@@ -248,10 +248,10 @@ struct HeadPart {
     kept: u64,
 }
 
-/// The passes on tensor cores.
+/// The tensor-core passes.
 struct Passes<'a> {
     call: BackwardCall<'a>,
-    cut: Cut,
+    tiling: Tiling,
     wgmma: Option<Wgmma>,
     module: &'static str,
     defines: String,
@@ -269,7 +269,7 @@ impl Passes<'_> {
         self.both.as_ref().map_or(0, |m| m.ptr())
     }
 
-    /// What a score's gradient is multiplied by to become that of the dot product, and which heads.
+    /// The factor from a scaled score's gradient to that of `q . k`, the buffer, and the head range.
     fn part(&self, part: HeadPart) -> [Arg; 5] {
         args![self.call.op.scale, part.first as u32, part.count as u32, part.kept, self.keys.kept]
     }
@@ -277,7 +277,7 @@ impl Passes<'_> {
     fn delta(&self) -> Result<()> {
         let BackwardCall { op, out, dout, lse, delta, .. } = &self.call;
         let (heads, rows) = (op.heads, self.call.rows());
-        // As many lanes to a row as the kernel's SHARERS.
+        // As many lanes per row as the kernel's SHARERS.
         let units = heads.head_dim / 8;
         let sharers = if units.is_power_of_two() && units <= 32 { units } else { 32 };
         let grid = Grid::new((rows * sharers).div_ceil(256), 256);
@@ -290,9 +290,9 @@ impl Passes<'_> {
         let (call, keys) = (&self.call, &self.keys);
         let (cuda, op, tokens) = (call.cuda, &call.op, call.segments.rows());
         let Some(wgmma) = &self.wgmma else {
-            let blocks = [(keys.len * part.count) as u32, 1, self.cut.split as u32];
+            let blocks = [(keys.len * part.count) as u32, 1, self.tiling.split as u32];
             let grid = Grid { blocks, ..Grid::new(0, THREADS) };
-            let shared = Cut::shared(op.heads, self.cut.key_tall, self.cut.step);
+            let shared = Tiling::shared(op.heads, self.tiling.key_tall, self.tiling.step);
             let mut arguments = call.arguments(keys, dqkv, tile_scoring(op));
             arguments.extend(self.part(part));
             return self.launch("attention_keys", grid.with_shared(shared), &arguments);
@@ -314,7 +314,7 @@ impl Passes<'_> {
         self.launch("attention_keys_join", Grid::new((columns / 4).div_ceil(256), 256), &arguments)
     }
 
-    /// Gradients of queries, from the gradients of scores that the pass over keys kept.
+    /// Gradients of queries, from the score gradients that the pass over keys stored.
     fn dq(&self, part: HeadPart, queries: &tables::WorkList, dqkv: &Buffer) -> Result<()> {
         let op = &self.call.op;
         let (heads, kv_heads) = (op.heads.heads as u32, op.heads.kv_heads as u32);
@@ -328,12 +328,12 @@ impl Passes<'_> {
         self.launch(name, grid, &arguments)
     }
 
-    /// Gradients of queries, where there was no room to keep those of scores.
+    /// Gradients of queries without stored score gradients.
     fn over_queries(&self, queries: &tables::WorkList, dqkv: &Buffer) -> Result<()> {
         let op = &self.call.op;
         let mut arguments = self.call.arguments(queries, dqkv, tile_scoring(op));
         arguments.extend(args![op.scale]);
-        let shared = Cut::shared(op.heads, self.cut.row_tall, self.cut.key_step);
+        let shared = Tiling::shared(op.heads, self.tiling.row_tall, self.tiling.key_step);
         let grid = Grid::new(queries.len * op.heads.kv_heads, THREADS).with_shared(shared);
         self.launch("attention_queries", grid, &arguments)
     }
@@ -358,8 +358,8 @@ mod tests {
         assert!(matches!(of(hopper, 64, DType::Bf16), Kernels::Wgmma(_, Wgmma { teams: 1, .. })));
         assert!(matches!(of(hopper, 128, DType::Bf16), Kernels::Wgmma(_, Wgmma { teams: 2, .. })));
         assert!(matches!(of(hopper, 96, DType::Bf16), Kernels::Mma(_)), "wgmma has whole panels of 64");
-        assert!(matches!(of(hopper, 256, DType::Bf16), Kernels::Mma(Cut { split: 2, row_tall: 1, .. })));
-        assert!(matches!(of(ada, 128, DType::Bf16), Kernels::Mma(Cut { step: 32, row_tall: 1, .. })));
+        assert!(matches!(of(hopper, 256, DType::Bf16), Kernels::Mma(Tiling { split: 2, row_tall: 1, .. })));
+        assert!(matches!(of(ada, 128, DType::Bf16), Kernels::Mma(Tiling { step: 32, row_tall: 1, .. })));
     }
 
     #[test]

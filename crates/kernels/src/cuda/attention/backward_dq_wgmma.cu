@@ -1,11 +1,10 @@
-// dq = ds k by the products of attention/wgmma.cu, from the gradients of dot products that attention_keys_wgmma stored in the
-// layout of a left operand. Four warps have 64 tokens of one head; two such teams, neighbours in the order of storage,
-// share the tiles of keys.
+// dq = ds k with wgmma (attention/wgmma.cu), from the score gradients that attention_keys_wgmma stored in the layout of a left
+// operand. A warpgroup owns 64 tokens of one head; two warpgroups, adjacent in storage order, share the key tiles.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 #define DQ_STAGES 3
-// 16-byte units of a warp's gradients for 64 keys.
+// 16-byte units of a warp's score gradients for 64 keys.
 #define DQ_UNITS 128
 
 extern "C" __global__ void __launch_bounds__(DQ_WARPS * 32, 2)
@@ -17,7 +16,7 @@ attention_dq_wgmma(const bf16 *qkv, const Work *work, bf16 *dqkv, int heads, int
     const Scoring op = {0.0f, 0.0f, window};
     const int kv = first_kv + blockIdx.x % some_kv, warp = own_warp(), lane = threadIdx.x & 31;
     const int width = (heads + 2 * kv_heads) * HEAD_DIM;
-    // A row of tiles is a tile of tokens and a head.
+    // A tile row is a tile of tokens and a head.
     const int all = (w.count + 63) / 64 * GROUP, row = w.first + warp / 4, last_row = min(w.first + 1, all - 1);
     const int start = first_seen(op, w.first / GROUP * 64) / 64, end = last_row / GROUP + 1;
     const int tile = row / GROUP, head = row % GROUP;
@@ -28,7 +27,7 @@ attention_dq_wgmma(const bf16 *qkv, const Work *work, bf16 *dqkv, int heads, int
                  warp * (DQ_STAGES * DQ_UNITS) + lane;
     const u32 own_at = shared_address(own);
 
-    // Keys for all, and for the warp its gradients: what no row sees was not stored. A lane reads what it copied.
+    // Keys for all, and each warp's score gradients; tiles to which no row attends were not stored. A lane reads what it copied.
     const int APART = DQ_WARPS * 32 / UNITS, r0 = threadIdx.x / UNITS, c0 = threadIdx.x % UNITS * 8;
     const bf16 *k_from = qkv + (long long)(w.row + start * 64 + r0) * width + (heads + kv) * HEAD_DIM + c0;
     const u32 own_place = ring + 2 * place<64>(r0, c0);

@@ -1,42 +1,42 @@
-// The backward over keys by the products of attention/wgmma.cu. What a block does is what attention_keys in
-// attention/backward.cu does, but rows are split by heads: a step processes STEP tokens of one head, then those of the other
-// heads of the group, then earlier tokens. Rows are a fixed stride apart, and only steps on the diagonal hide anything.
+// The backward over keys with wgmma (attention/wgmma.cu). A block works as attention_keys in attention/backward.cu, but rows are
+// ordered by head: a step processes STEP tokens of one head, then those of the group's other heads, then earlier tokens. So rows
+// have a fixed stride, and only steps on the diagonal are masked.
 //
-// Four warps have 64 keys, a warp 16 of them; TEAMS such teams share the rows. The dot products of a step are under way
-// while the gradients of the step before it are stored.
+// A warpgroup owns 64 keys, a warp 16 of them; TEAMS warpgroups share the rows. The score GEMMs of a step overlap with storing
+// the previous step's score gradients.
 //
-// Gradients of dot products are stored in tiles of 64 tokens of one head and 64 keys: for a tile t of tokens, the tiles of
-// keys 0..=t of head 0, then of head 1, and so on. A tile is 4x4 left operands as attention_dq_wgmma multiplies them, 32
-// lanes' four registers each, those of its first 16 tokens first.
+// Score gradients are stored in tiles of 64 tokens of one head and 64 keys: for token tile t, key tiles 0..=t of head 0, then of
+// head 1, and so on. A tile is 4x4 left operands as attention_dq_wgmma multiplies them, four registers of 32 lanes each, those
+// of its first 16 tokens first.
 //
-// Where blocks are too few for the card, PARTS of them share the heads of a group: each leaves its sums in f32, and
+// If there are too few blocks for the GPU, PARTS blocks divide the heads of a group: each writes its sums in f32, and
 // attention_keys_join adds them in order.
 //
 // Also set by the launcher: TEAMS, STEP, PARTS.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Steps in shared memory at a time; measured on an H200: 157 us with four, 172 with three where heads are 64 wide and two
-// blocks share a processor, 264 and 253 where they are 128 wide and one has it.
+// Ring stages; measured on an H200: 157 us with four, 172 with three for heads of 64, with two blocks per multiprocessor; 264 and
+// 253 for heads of 128, with one.
 #define RING (TEAMS == 1 ? 4 : 3)
-// 16-byte units of a tile of gradients.
+// 16-byte units of a tile of score gradients.
 #define TILE_UNITS 512
 // Heads that a block processes.
 #define OWN_HEADS (GROUP / PARTS)
 
-// Where the tiles of a head in a tile of tokens begin, counted in tiles.
+// Start of a head's tiles within a token tile, counted in tiles.
 __device__ __forceinline__ int head_tiles(int tile, int head) {
     return GROUP * (tile * (tile + 1) / 2) + head * (tile + 1);
 }
 
-// Two numbers from global to shared memory, zeros unless `valid`.
+// Copies two floats from global to shared memory; zeros unless `valid`.
 __device__ __forceinline__ void copy_pair(u32 to, const float2 *from, bool valid) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(valid ? 8 : 0) : "memory");
 }
 
-// Keeps a left operand that a warp has with keys as rows.
-__device__ __forceinline__ void keep_turned(uint4 *to, const unsigned (&a)[4]) {
-    *to = make_uint4(turned(a[0]), turned(a[2]), turned(a[1]), turned(a[3]));
+// Stores a left operand that a warp holds with keys as rows.
+__device__ __forceinline__ void store_transposed(uint4 *to, const unsigned (&a)[4]) {
+    *to = make_uint4(transposed(a[0]), transposed(a[2]), transposed(a[1]), transposed(a[3]));
 }
 
 extern "C" __global__ void __launch_bounds__(TEAMS * 128, 2 / TEAMS)
@@ -45,7 +45,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
                     int some_kv, uint4 *gradients, long long per_kv, float *sums) {
     extern __shared__ __align__(16) unsigned char shared[];
     const int threads = TEAMS * 128;
-    // Of the rows in the ring: log-sum-exp in units of log 2, and delta.
+    // Per row in the ring: log-sum-exp in units of log 2, and delta.
     __shared__ __align__(16) float2 kept[RING][STEP];
     const u32 keys_at = aligned(shared), values_at = keys_at + TEAMS * 64 * HEAD_DIM * 2;
     const u32 ring = values_at + TEAMS * 64 * HEAD_DIM * 2, stage_bytes = 2 * STEP * HEAD_DIM * 2;
@@ -70,9 +70,9 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
         }
     }
 
-    // Steps over the keys of the block, and of the team: from the last tile of tokens that sees any of them down
-    // to that of the keys. Blocks of a sequence that start together so read the same rows at the same time, one from
-    // memory and the others from the cache.
+    // Steps over the keys of the block, and of the warpgroup: from the last token tile that attends to any of them down to that
+    // of the keys. So blocks of a sequence that start together read the same rows at the same time, one from memory and the
+    // others from the L2 cache.
     const int a_tile = OWN_HEADS * (64 / STEP);
     auto last_of = [&](int last_key) {
 #if WINDOW
@@ -86,7 +86,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
     const int own_tile = first_tile + team, own_last = last_of(own_tile * 64 + 63);
     const int from_step = (last_tile - own_last) * a_tile, to_step = (last_tile - own_tile) * a_tile;
 
-    // The step to be fetched next: its first token, its head, and where this thread's bytes of it are.
+    // The step to fetch next: its first token, its head, and this thread's source addresses.
     int token = (last_tile - 1) * 64, head = 0;
     const int query_head = kv * GROUP + first_head;
     const bf16 *q_from = qkv + (long long)(w.row + token + r0) * width + query_head * HEAD_DIM + c0;
@@ -107,7 +107,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
             }
             if (threadIdx.x < STEP)
                 copy_pair(shared_address(&kept[slot][threadIdx.x]), rows_from, token + (int)threadIdx.x < w.count);
-            // Half the tokens of a tile, then the other half, then the next head, then the tile before.
+            // One half of a tile's tokens, then the other, then the next head, then the previous tile.
             token += STEP;
             q_from += (long long)STEP * width, g_from += (long long)STEP * out_width, rows_from += STEP;
             if (token % 64 == 0) {
@@ -138,7 +138,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
     float score_sums[STEP / 8][4], weight_sums[STEP / 8][4];
     unsigned weights[STEP / 16][4], changes[STEP / 16][4];
 
-    // Dot products of a step whose rows are in shared memory.
+    // Starts the score GEMMs of a step whose rows are in shared memory.
     auto begin = [&](int slot) {
         const u64 q = described(ring + slot * stage_bytes, 16);
         products_begin();
@@ -159,7 +159,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
     // The current step: its position in the tile, its head, its tile.
     int part = 0, own_head = 0, tile = own_last - 1;
     float p[STEP / 8][4], slopes[SOFTCAP ? STEP / 8 : 1][4];
-    // Weights of a step from its scores.
+    // Turns the scores of a step into weights.
     auto weigh = [&](int slot) {
         products_wait<1>();
         settle(score_sums);
@@ -222,7 +222,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
         products_begin();
         start_products<STEP>(dk, changes, q);
         products_commit();
-        // After the last step these are products of what happens to lie there, and are not used.
+        // After the last step this reads stale data; the results are discarded.
         next(step, slot);
         begin(slot);
         if (gradients) {
@@ -230,7 +230,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
             uint4 *to = keep + (long long)at * TILE_UNITS + part * (STEP / 16 * 128);
 #pragma unroll
             for (int r = 0; r < STEP / 16; ++r)
-                keep_turned(to + r * 128, changes[r]);
+                store_transposed(to + r * 128, changes[r]);
         }
         if (++part == 64 / STEP) {
             part = 0;
@@ -272,7 +272,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
 #endif
 }
 
-// The sums of PARTS blocks, in order: a thread has four columns of a token's keys or values.
+// Adds the sums of PARTS blocks, in order; a thread has four columns of a token's keys or values.
 extern "C" __global__ void attention_keys_join(const float *sums, bf16 *dqkv, int tokens, int heads, int kv_heads,
                                                float factor, int first_kv, int some_kv) {
     const long long i = 4 * ((long long)blockIdx.x * blockDim.x + threadIdx.x), each = 2ll * some_kv * tokens * HEAD_DIM;

@@ -1,10 +1,9 @@
-// Keys and values into the cache. A block of the cache holds 64 tokens, for each key head the keys and then the
-// values, a token's after another's: [block][key head][keys, values][token][head_dim].
+// Writes keys and values to the paged cache. A block holds 64 tokens; layout [block][key head][keys, values][token][head_dim].
 //
-// A thread copies one unit (16 bytes where rows allow it, else one element) of one row; nothing is computed.
+// A thread copies one unit of one row (16 bytes if rows allow it, else one element).
 
-// `slots[row]` is where the row's token goes, counted in tokens from the start of the cache. A row is `width` units,
-// of which the last 2 * kv_heads * head are keys and values.
+// `slots[row]` is the token's position in the cache, in tokens. A row is `width` units, of which the last 2 * kv_heads * head are
+// keys and values.
 template <class Unit>
 __device__ __forceinline__ void write(const Unit *qkv, const u32 *slots, Unit *cache, u32 rows, u32 width, u32 kv_heads,
                                       u32 head) {
@@ -28,8 +27,7 @@ WRITE(cache_write_16, uint4)
 WRITE(cache_write_4, u32)
 WRITE(cache_write_2, unsigned short)
 
-// In each layer's cache (blockIdx.y), block `to` of each pair (blockIdx.x) becomes a copy of block `from`: `units` of 16
-// bytes, which a block always has whole.
+// Copies block `from` of each pair (blockIdx.x) to block `to`, in each layer's cache (blockIdx.y): `units` of 16 bytes.
 struct Pair {
     u32 from, to;
 };

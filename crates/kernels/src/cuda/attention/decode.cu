@@ -1,17 +1,17 @@
-// Decoding a few sequences, where blocks are fewer than multiprocessors: the bits of `attention_decode` (see
+// Decode attention for few sequences, with fewer blocks than multiprocessors: the bits of `attention_decode` (see
 // attention/forward.cu), with several key tiles concurrently instead of one after the other.
 //
-// Scores of all tiles are independent of each other; weights need the largest score up to their tile, which the maxima of
-// tiles give; only the additions into the output have an order. So up to TILES tiles are processed at a time, in four parts:
-// scores (four warps have a tile, 16 keys each), maxima (a thread has a row), weights (as scores), outputs (a warp has 16
-// columns). What the parts read from shared memory is most of their time.
+// Scores of all tiles are independent; weights need the maximum up to their tile, which the tiles' maxima give; only the
+// additions to the output are ordered. So up to TILES tiles are processed at a time, in four phases: scores (four warps per tile,
+// 16 keys each), maxima (one thread per row), weights (as scores), outputs (16 columns per warp). Most of the time is spent
+// reading shared memory.
 //
-// Also set by the launcher: TILES, an even number, where they fit; keys and values are in the cache.
+// Also set by the launcher: TILES, an even number, if they fit; keys and values are in the cache.
 
 #if PAGED && defined(TILES)
 
 #define PARALLEL_WARPS (4 * TILES)
-// Pairs of 8-column products of the output that a warp has.
+// Pairs of 8-column output accumulators per warp.
 #define PARALLEL_PAIRS ((WIDE / 16 + PARALLEL_WARPS - 1) / PARALLEL_WARPS)
 
 extern "C" __global__ void __launch_bounds__(PARALLEL_WARPS * 32)
@@ -20,8 +20,8 @@ attention_decode_parallel(const bf16 *qkv, const bf16 *cache, const int *blocks,
     extern __shared__ __align__(16) unsigned char parallel_shared[];
     bf16 *q = (bf16 *)parallel_shared;
     bf16 *ring = q + 16 * PITCH;
-    // What the warps tell each other of a tile: weights of 16 keys as left operands; of all four times 16 keys sums of
-    // weights by lane, and maxima by row; what to subtract from a row's scores, and what its earlier sums shrink by.
+    // Exchanged between warps, per tile: weights of 16 keys as left operands; for each four times 16 keys, sums of weights by
+    // lane and maxima by row; the base subtracted from a row's scores, and the decay of its earlier sums.
     __shared__ uint4 weights[TILES][4][32];
     __shared__ float4 sums[TILES][2][32], tops[TILES][16];
     __shared__ float bases[TILES][16], decays[TILES][16];
@@ -35,7 +35,7 @@ attention_decode_parallel(const bf16 *qkv, const bf16 *cache, const int *blocks,
     const int lowest = w.position + w.first / GROUP;
     const int first_tile = first_seen(op, lowest) / KEYS;
     const int last_tile = (seen + KEYS - 1) / KEYS;
-    // Where not all fit at once, one half of the ring arrives while the other is used.
+    // If not all tiles fit at once, one half of the ring is loaded while the other is used.
     const int batch = last_tile - first_tile <= TILES ? TILES : TILES / 2;
 
     auto fetch = [&](int from, int to) {
@@ -52,7 +52,7 @@ attention_decode_parallel(const bf16 *qkv, const bf16 *cache, const int *blocks,
             }
         }
     };
-    // What no row of this step writes was there before it began.
+    // Tiles that this step does not write were complete before it started.
     const int settled = min(max(w.settled, first_tile), first_tile + TILES);
     fetch(first_tile, settled);
     wait_for_earlier();
@@ -72,7 +72,7 @@ attention_decode_parallel(const bf16 *qkv, const bf16 *cache, const int *blocks,
 
 #pragma unroll 1
     for (int from = first_tile; from < last_tile; from += batch) {
-        // The batch after this one may still be on its way, except at the beginning.
+        // The next batch may still be in flight, except at the beginning.
         if (from == first_tile)
             copy_wait<0>();
         else

@@ -1,28 +1,27 @@
-// Causal attention with grouped heads, forward: training, scoring, prefill and decoding.
+// Causal grouped-query attention, forward: training, scoring, prefill and decoding.
 //
-// A block of threads takes some stacked rows of one sequence and key head and iterates over the key tiles in ascending
-// order, with one step of the online softmax for each. A row's result is
-//   for each tile:  s = q kᵀ           one tensor-core chain over the width of the head, 16 at a time
-//                   m' = max(m, s), l = l 2^(m-m') + Σ 2^(s-m'), o = o 2^(m-m') + bf16(2^(s-m')) v
-// and no tile is split between blocks, so there is one order of additions. Four lanes share a row; each has a
-// partial sum l of its columns, added up at the end. Within a tile a lane adds its 16 weights in groups of four
-// (16 keys) and the four groups pairwise: an order that both kernels can follow.
+// A block owns some stacked rows of one sequence and key head and iterates over the key tiles in ascending order, with an
+// online-softmax step for each. A row's result is for each tile:  s = q kᵀ     one tensor-core chain over the width of the
+// head, 16 at a time m' = max(m, s), l = l 2^(m-m') + Σ 2^(s-m'), o = o 2^(m-m') + bf16(2^(s-m')) v
+// and no tile is split between blocks, so there is one order of additions. Four lanes share a row; each has a partial sum l over
+// its columns, added up at the end. Within a tile a lane adds its 16 weights in groups of four (16 keys) and the four groups
+// pairwise: an order that all kernels can follow.
 //
-// `attention_rows`: a warp has 16 rows, or TALL times as many, and does everything for them. For many rows.
-// `attention_decode`: four warps share up to 16 rows: each computes the scores of 16 of a tile's 64 keys, and the output
-// of a quarter of the head's columns. For decoding, where there are few rows and many keys to read. The same
-// products in the same order, so the same bits.
+// `attention_rows`: a warp owns 16 rows, or TALL times as many. For many rows.
+// `attention_decode`: four warps share up to 16 rows; each computes the scores of 16 of a tile's 64 keys, and the output of a
+// quarter of the head's columns. For decoding: few rows, many keys. The same products in the same order, so the same bits.
 //
-// A tile that a row does not see leaves it as it was: weights are 0, the maximum stays. Keys and values past what
-// the block sees are never read (zeros are used instead), so uninitialised memory cannot reach a result.
 //
-// Also set by the launcher: PAGED (keys and values in cache blocks of KEYS tokens, [key head][keys, values][token]),
-// WARPS, TALL and STAGES (tiles in shared memory at a time) of attention_rows.
+// A tile that is fully masked for a row leaves it unchanged: its weights are 0, the maximum stays. Keys and values beyond what
+// the block attends to are never read (zeros are used instead), so uninitialised memory cannot reach a result.
+//
+// Also set by the launcher: PAGED (keys and values in cache blocks of KEYS tokens, [key head][keys, values][token]), and for
+// attention_rows WARPS, TALL and STAGES (of the ring of tiles in shared memory).
 
 #define ROWS (16 * TALL * WARPS)
 
-// Addresses of the key tiles, read in ascending order, and the stride between keys; the values are `values` elements
-// further. The number of the next cache block is read ahead of its use.
+// Addresses of the key tiles, in ascending order, and the stride between keys; the values are `values` elements further. The next
+// cache block's index is prefetched.
 struct Tiles {
     const bf16 *base;
     const int *blocks;
@@ -62,7 +61,7 @@ __device__ __forceinline__ Tiles tiles_of(const bf16 *qkv, const bf16 *cache, co
     return t;
 }
 
-// Rows g and g+8 of a 16-row tile as one lane sees them.
+// Softmax state of a lane: rows g and g+8 of a 16-row tile.
 struct Softmax {
     float max[2], sum[2];
     __device__ __forceinline__ void begin() {
@@ -71,7 +70,7 @@ struct Softmax {
     }
 };
 
-// Raises the maximum to that of the tile; returns what earlier sums shrink by. Subtract `base` from scores.
+// Updates the maximum; returns the decay of earlier sums. `base` is to be subtracted from scores.
 __device__ __forceinline__ float raise(float &max, float here, float &base) {
     float m = fmaxf(max, here);
     base = m == -INFINITY_ ? 0.0f : m;
@@ -90,13 +89,13 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Writes a finished row's log-sum-exp; `max` counts in units of log 2.
+// Writes a row's log-sum-exp; `max` is in units of log 2.
 __device__ __forceinline__ void store_lse(float *lse, float max, float sum) {
     *lse = __fmaf_rn(max, LN_2, log_(sum));
 }
 
-// One step of the online softmax for a warp's 16 rows: dot products become weights, what was summed so far shrinks to
-// the new maximum. Unless the rows see the whole tile, `key` is the lane's first key and the positions are its rows'.
+// Online-softmax step of a warp's 16 rows: scores become weights, and sums and outputs decay to the new maximum. Unless the
+// tile is WHOLE (unmasked), `key` is the lane's first key and the positions are its rows'.
 template <bool WHOLE>
 __device__ __forceinline__ void step(const Scoring &op, float (&s)[KEYS / 8][4], Softmax &state, float (&o)[UNITS][4],
                                      int key, int upper, int lower) {
@@ -131,7 +130,7 @@ __device__ __forceinline__ void step(const Scoring &op, float (&s)[KEYS / 8][4],
     for (int h = 0; h < 2; ++h)
         state.sum[h] =
             __fmaf_rn(state.sum[h], decay[h], (part[h][0] + part[h][1]) + (part[h][2] + part[h][3]));
-    // Maxima seldom rise once a few tiles are seen.
+    // Maxima seldom rise after the first few tiles.
     if (__any_sync(~0u, decay[0] != 1.0f || decay[1] != 1.0f)) {
 #pragma unroll
         for (int n = 0; n < UNITS; ++n)
@@ -173,7 +172,7 @@ attention_rows(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work
     for (int s = 0; s < STAGES - 1; ++s)
         fetch(first_tile + s);
 
-    // The rows of this warp, and the tiles that some and that all of them see.
+    // The rows of this warp, the tiles to which any of them attends, and those to which all attend fully.
     const int top = w.first + warp * TALL * 16, bottom = min(top + TALL * 16, end);
     const int lowest = w.position + top / GROUP, highest = w.position + (bottom - 1) / GROUP;
     const int whole_from = first_seen(op, highest), whole_to = lowest + 1;
@@ -249,7 +248,7 @@ attention_rows(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work
         }
     }
 
-    // Through the warp's own rows of q, so that whole 16-byte units go out.
+    // Stage through the warp's own rows of q for 16-byte stores.
     copy_wait<0>();
     __syncwarp();
 #pragma unroll
@@ -263,7 +262,7 @@ attention_rows(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work
                 store_lse(lse + (long long)(w.row + row / GROUP) * heads + kv * GROUP + row % GROUP, state[t].max[h],
                           sum);
             unsigned *to = (unsigned *)(q + (warp * TALL * 16 + at) * PITCH + lane % 4 * 2);
-            // No zero is stored as minus zero: tiles a row does not see may have given it either sign.
+            // Stores -0 as +0: masked tiles may have given sums either sign.
 #pragma unroll
             for (int n = 0; n < UNITS; ++n)
                 to[n * 4] = narrow2(o[t][n][2 * h] * factor + 0.0f, o[t][n][2 * h + 1] * factor + 0.0f);
@@ -279,10 +278,10 @@ attention_rows(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work
     }
 }
 
-// Pairs of 8-column products of the output that a warp of attention_decode has.
+// Pairs of 8-column output accumulators per warp of attention_decode.
 #define PAIRS ((WIDE / 16 + 3) / 4)
 
-// Tiles of attention_decode in shared memory at a time.
+// Ring stages of attention_decode.
 #define DECODE_STAGES 2
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -291,7 +290,7 @@ attention_decode(const bf16 *qkv, const bf16 *cache, const int *blocks, const Wo
     extern __shared__ __align__(16) unsigned char decode_shared[];
     bf16 *q = (bf16 *)decode_shared;
     bf16 *ring = q + 16 * PITCH;
-    // What the warps tell each other of a tile: weights as left operands, their sums by lane, maxima by row.
+    // Exchanged between warps, per tile: weights as left operands, their sums by lane, maxima by row.
     __shared__ uint4 weights[4][32];
     __shared__ float sums[4][2][32], tops[4][16];
     let_next_start();

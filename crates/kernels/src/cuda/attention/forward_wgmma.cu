@@ -1,7 +1,7 @@
-// Attention of many rows by the products of attention/wgmma.cu. The algorithm is that of attention_rows in attention/forward.cu, and so
-// are the bits: the tensor cores add 16 products at a time to a sum with either instruction. Four warps have
-// 64 stacked rows; WGMMA_WARPS / 4 such teams share the tiles of keys and values. Scores of the next tile follow the
-// products of a tile without a pause.
+// Attention of many rows with wgmma (attention/wgmma.cu). The algorithm is that of attention_rows in attention/forward.cu, and so
+// are the bits: with either instruction the tensor cores add 16 products at a time to an accumulator. A warpgroup owns 64 stacked
+// rows; WGMMA_WARPS / 4 warpgroups share the tiles of keys and values. The score GEMM of the next tile is issued right after the
+// output GEMM of a tile.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -56,7 +56,8 @@ attention_rows_wgmma(const bf16 *qkv, const bf16 *cache, const int *blocks, cons
     for (int s = 0; s < STAGES - 1; ++s)
         fetch(first_tile + s, s);
 
-    // The rows of this warp, and the tiles that all of them see whole; those of its team, and the tiles that some see.
+    // The rows of this warp and the tiles to which all of them attend fully; the rows of its warpgroup and the tiles to which
+    // any attends.
     const int top = w.first + warp * 16, bottom = min(top + 16, end);
     const int lowest = w.position + top / GROUP, highest = w.position + (bottom - 1) / GROUP;
     const int whole_from = first_seen(op, highest), whole_to = lowest + 1;
@@ -108,7 +109,7 @@ attention_rows_wgmma(const bf16 *qkv, const bf16 *cache, const int *blocks, cons
         products_begin();
         start_products<KEYS>(o, weights, described(ring + slot * stage_bytes + KEYS * HEAD_DIM * 2, KEYS * 128));
         products_commit();
-        // After the last tile these are products of what happens to lie there, and are not used.
+        // After the last tile this reads stale data; the results are discarded.
         next(tile);
         products_begin();
         start_scores<KEYS>(s, q, described(ring + slot * stage_bytes, 16));
@@ -120,7 +121,7 @@ attention_rows_wgmma(const bf16 *qkv, const bf16 *cache, const int *blocks, cons
     for (; tile < last_tile; ++tile)
         next(tile);
 
-    // Through the ring, so that whole 16-byte units go out.
+    // Stage through the ring for 16-byte stores.
     copy_wait<0>();
     __syncthreads();
     bf16 *room = (bf16 *)(shared + (ring - shared_address(shared))) + warp * 16 * PITCH;

@@ -1,9 +1,9 @@
-//! Causal attention with grouped heads, from packed sequences or from cache blocks of 64 tokens.
+//! Causal grouped-query attention, over packed sequences or over paged cache blocks of 64 tokens.
 //!
-//! `attention/forward.cu` serves bf16 and heads whose width is a multiple of 8, on tensor cores; `attention/simple.cu` the rest.
-//! Where few sequences are decoded, `attention/decode.cu` does more of the work at a time.
-//! Hopper's larger products (`attention/wgmma.cu`) serve many rows of heads of 64 and 128; the forward's bits are the same.
-//! All meet keys in tiles of 64 from the start of a sequence, so training, prefill and decoding agree in every bit.
+//! `attention/forward.cu` handles bf16 with head widths that are multiples of 8, on tensor cores; `attention/simple.cu` the rest.
+//! For decoding few sequences, `attention/decode.cu` processes several key tiles concurrently. On Hopper, wgmma kernels
+//! (`attention/wgmma.cu`) handle many rows of heads of 64 and 128; the forward's bits are the same. All iterate over keys in
+//! tiles of 64 from the start of a sequence, so training, prefill and decoding agree in every bit.
 
 mod backward;
 pub(crate) mod rotary;
@@ -24,7 +24,7 @@ use crate::shapes;
 pub(crate) use tables::TOKENS;
 use tables::{DECODE_ROWS, PackedUnit};
 
-/// Sizes that the kernels share, as definitions: keys of a tile are the tokens of a cache block.
+/// Sizes shared with the kernels, as definitions: a key tile is a cache block.
 pub(crate) const CONSTANTS: &[(&str, usize)] = &[("KEYS", TOKENS), ("TOKENS", TOKENS)];
 /// The same for the backward.
 pub(crate) use backward::CONSTANTS as BACKWARD_CONSTANTS;
@@ -32,14 +32,14 @@ pub(crate) use backward::CONSTANTS as BACKWARD_CONSTANTS;
 pub(crate) const SIMPLE_CONSTANTS: &[(&str, usize)] =
     &[("KEYS", TOKENS), ("WARPS", SIMPLE.0 as usize / 32), ("ROWS", SIMPLE.1)];
 
-/// One of each kind of kernel, for tests: a plain one, a cap and a window, odd groups, the widest head.
+/// Variants to compile in tests: a plain one, soft cap and window, odd groups, the widest head.
 pub const VARIANTS: &[&str] = &[
     "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=4 TALL=2 STAGES=2",
     "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 TALL=1 STAGES=2 TILES=4",
     "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 TALL=1 STAGES=2 TILES=8",
     "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 TALL=1 STAGES=2",
 ];
-/// The same for cards of compute capability 9.0.
+/// The same for compute capability 9.0.
 pub const WGMMA_VARIANTS: &[&str] = &[
     "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=8 TALL=1 STAGES=3 TILES=8 WGMMA_WARPS=8",
     "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=3 TILES=4 WGMMA_WARPS=12",
@@ -50,7 +50,7 @@ pub const BACKWARD_VARIANTS: &[&str] = &[
     "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 KEY_TALL=1 ROW_TALL=1 STEP=32 KEY_STEP=64 SPLIT=1",
     "HEAD_DIM=256 GROUP=1 SOFTCAP=0 WINDOW=0 KEY_TALL=1 ROW_TALL=1 STEP=32 KEY_STEP=32 SPLIT=2",
 ];
-/// The same for the backward on cards of compute capability 9.0.
+/// The same for the backward on compute capability 9.0.
 pub const BACKWARD_WGMMA_VARIANTS: &[&str] = &[
     "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 KEY_TALL=1 ROW_TALL=2 STEP=64 KEY_STEP=32 SPLIT=1 TEAMS=1 PARTS=1",
     "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 KEY_TALL=1 ROW_TALL=2 STEP=32 KEY_STEP=32 SPLIT=1 TEAMS=2 PARTS=2",
@@ -59,53 +59,53 @@ pub const BACKWARD_WGMMA_VARIANTS: &[&str] = &[
 pub const SIMPLE_VARIANTS: &[&str] =
     &["ELEMENT=float HEAD_DIM=64 GROUP=7 PAGED=0", "ELEMENT=bf16 HEAD_DIM=33 GROUP=1 PAGED=1"];
 
-/// Warps of attention_rows_wgmma for heads of 64 and of 128: two such blocks fit into a processor, or one.
+/// Warps of attention_rows_wgmma for heads of 64 and of 128: two such blocks fit on a multiprocessor, or one.
 const WGMMA_WARPS: [usize; 2] = [8, 12];
-/// Bytes that a block of attention_decode_parallel declares itself for each of its tiles.
+/// Static shared memory of attention_decode_parallel per tile.
 const PARALLEL_BYTES: usize = 3456;
-/// Threads of a block of attention/simple.cu, and its stacked rows or keys.
+/// Threads per block of attention/simple.cu, and its stacked rows or keys.
 const SIMPLE: (u32, usize) = (128, 16);
 
-/// How the tensor-core kernels are cut to a head and a card.
+/// Tiling of the tensor-core kernels for a head and a GPU.
 #[derive(Clone, Copy)]
 struct TileShape {
-    /// Warps of attention_rows, and how many times 16 rows each has.
+    /// Warps of attention_rows, and multiples of 16 rows per warp.
     warps: usize,
     tall: usize,
-    /// Tiles of keys in shared memory at a time.
+    /// Ring stages (key tiles in shared memory).
     stages: usize,
-    /// The same of attention_decode_parallel, where there is room for it.
+    /// The same for attention_decode_parallel, if it fits.
     parallel: Option<usize>,
-    /// Warps of attention_rows_wgmma, with 16 rows each, where it takes the place of attention_rows.
+    /// Warps of attention_rows_wgmma, with 16 rows each, if it replaces attention_rows.
     wgmma: Option<usize>,
 }
 
-/// Whether the products of attention/wgmma.cu serve: Hopper's tensor cores, and heads of whole panels.
+/// Whether the wgmma kernels apply: Hopper, and heads of whole panels.
 fn uses_wgmma(card: &CardInfo, heads: Heads) -> bool {
     card.capability == (9, 0) && matches!(heads.head_dim, 64 | 128)
 }
 
-/// Bytes of a row in shared memory: the head in whole steps of 16, and a gap against bank conflicts.
+/// Bytes of a row in shared memory: the head padded to a multiple of 16, plus padding against bank conflicts.
 fn pitch(heads: Heads) -> usize {
     (heads.head_dim.next_multiple_of(16) + 8) * 2
 }
 
-/// Whether tensor cores can serve the head at all.
+/// Whether tensor cores can handle the head.
 fn fits_tensor_cores(heads: Heads, dtype: DType) -> bool {
     dtype == DType::Bf16 && heads.head_dim.is_multiple_of(8) && heads.head_dim <= 256
 }
 
-/// Shared memory a kernel may take besides what it declares itself.
+/// Dynamic shared memory available to a kernel.
 fn room(card: &CardInfo) -> usize {
     card.shared.saturating_sub(4096)
 }
 
-/// Which kernel decodes.
+/// Which decode kernel is used.
 #[derive(Debug, PartialEq)]
 enum Decode {
-    /// `attention_decode_parallel`, with this number of key tiles in flight: fewer blocks than multiprocessors.
+    /// `attention_decode_parallel`, with this many key tiles concurrently: for fewer blocks than multiprocessors.
     Parallel { tiles: usize },
-    /// `attention_decode`: several blocks to a multiprocessor, each with one tile after the other.
+    /// `attention_decode`: several blocks per multiprocessor, each with one tile after the other.
     InOrder,
 }
 
@@ -117,14 +117,14 @@ impl TileShape {
         }
     }
 
-    /// None where attention/simple.cu has to serve. Depends on head and card alone, never on the batch.
+    /// `None` if attention/simple.cu must be used. Depends only on head and GPU, never on the batch.
     fn of(card: &CardInfo, heads: Heads, dtype: DType) -> Option<TileShape> {
         if !fits_tensor_cores(heads, dtype) {
             return None;
         }
         let (all, tile) = (room(card), 2 * TOKENS);
         let room = all / pitch(heads);
-        // Measured on an H200: 32 rows to a warp pay for wide heads until registers run out.
+        // Measured on an H200: 32 rows per warp pay off for wide heads until registers run out.
         let (tall, most) = if heads.head_dim <= 64 || heads.head_dim > 128 { (1, 8) } else { (2, 4) };
         let warps =
             [8, 4, 2, 1].into_iter().filter(|w| *w <= most).find(|w| w * tall * 16 + 2 * tile <= room)?;
@@ -135,15 +135,15 @@ impl TileShape {
         let stages = if wgmma.is_some() { 3 } else { 2 };
         Some(TileShape { warps, tall, stages, parallel, wgmma })
     }
-    /// Stacked rows of a block of attention_rows.
+    /// Stacked rows per block of attention_rows.
     fn rows(self) -> usize {
         self.wgmma.unwrap_or(self.warps * self.tall) * 16
     }
-    /// Threads of a block of its kernel for many rows.
+    /// Threads per block of its kernel for many rows.
     fn threads(self) -> u32 {
         32 * self.wgmma.unwrap_or(self.warps) as u32
     }
-    /// The source and its kernel for many rows.
+    /// Source and name of its kernel for many rows.
     fn kernel(self) -> (&'static str, &'static str) {
         if self.wgmma.is_some() {
             ("attention_hopper", "attention_rows_wgmma")
@@ -162,7 +162,7 @@ impl TileShape {
     }
 }
 
-/// Definitions that all tensor-core kernels share.
+/// Definitions common to all tensor-core kernels.
 fn tile_defines(op: &Attention) -> String {
     format!(
         "HEAD_DIM={} GROUP={} SOFTCAP={} WINDOW={}",
@@ -179,12 +179,12 @@ fn simple_defines(op: &Attention, dtype: DType, paged: bool) -> String {
     format!("ELEMENT={element} HEAD_DIM={} GROUP={group} PAGED={}", op.heads.head_dim, u8::from(paged))
 }
 
-/// A window that fits the kernels' arithmetic; no sequence is longer.
+/// The window as the kernels' integer; no sequence is longer.
 fn window(op: &Attention) -> i32 {
     op.window.map_or(0, |w| w.min(1 << 30) as i32)
 }
 
-/// Heads, then how a dot product becomes a score in units of log 2: its factor, what multiplies a cap's tanh, window.
+/// Head counts, then the scoring in units of log 2: factor of `q . k`, factor of the cap's tanh, window.
 fn tile_scoring(op: &Attention) -> [Arg; 5] {
     let log2_e = std::f32::consts::LOG2_E;
     let (scale, cap) = match op.softcap {
@@ -194,7 +194,7 @@ fn tile_scoring(op: &Attention) -> [Arg; 5] {
     args![op.heads.heads as u32, op.heads.kv_heads as u32, scale, cap, window(op)]
 }
 
-/// The same for attention/simple.cu: the factor itself, the cap or 0, the window or 0.
+/// The same for attention/simple.cu: the scale, the cap or 0, the window or 0.
 fn simple_scoring(op: &Attention) -> [Arg; 5] {
     let (heads, kv_heads) = (op.heads.heads as u32, op.heads.kv_heads as u32);
     args![heads, kv_heads, op.scale, op.softcap.unwrap_or(0.0), window(op)]
@@ -268,7 +268,7 @@ impl CacheOps for Cuda {
         let bytes = block_len(heads) * first.dtype().size();
         assert!(layers.iter().all(|l| l.len() == first.len() && l.dtype() == first.dtype()));
         assert!(pairs.iter().all(|&(a, b)| (a.max(b) as usize + 1) * block_len(heads) <= first.len()));
-        // Where layers are, then the pairs.
+        // Addresses of the layers, then the pairs.
         let words =
             layers.iter().map(ptr).chain(pairs.iter().map(|&(a, b)| u64::from(a) | u64::from(b) << 32));
         let table = self.uploaded(&words.collect::<Vec<u64>>())?;
@@ -314,7 +314,7 @@ impl CacheOps for Cuda {
         }
         let mut arguments = args![qkv, cache, &lists.blocks, &lists.decode.memory, out].to_vec();
         arguments.extend(tile_scoring(&op));
-        // Several blocks of attention_decode shall fit into a processor at once; where there is not even one for each, the other.
+        // attention_decode needs several blocks per multiprocessor; with less than one each, the parallel kernel is used.
         let blocks = lists.decode.len * heads.kv_heads;
         let (kernel, threads, stages) = match shape.decode(blocks, &self.card) {
             Decode::Parallel { tiles } => ("attention_decode_parallel", 128 * tiles, tiles),
@@ -340,7 +340,7 @@ pub(crate) fn block_len(heads: Heads) -> usize {
     2 * heads.kv_heads * heads.head_dim * TOKENS
 }
 
-/// The lists for these rows; those of `cache_write` and `attention_paged` are the same.
+/// The work lists for these rows; shared by `cache_write` and `attention_paged`.
 fn lists(
     cuda: &Cuda,
     heads: Heads,
@@ -350,7 +350,7 @@ fn lists(
 ) -> Result<std::sync::Arc<tables::Paged>> {
     assert!(qkv.len().is_multiple_of(heads.qkv_width()) && cache.dtype() == qkv.dtype());
     let shape = TileShape::of(&cuda.card, heads, qkv.dtype());
-    let cut = tables::PagedCut {
+    let cut = tables::PagedTiling {
         group: heads.heads / heads.kv_heads,
         step: shape.map_or(SIMPLE.1, TileShape::rows),
         decode: shape.is_some(),
@@ -361,7 +361,7 @@ fn lists(
     Ok(lists)
 }
 
-/// Where the rows go in the cache, in tokens; `u32::MAX` is nowhere.
+/// Cache positions of the rows, in tokens; `u32::MAX` for rows that are not written.
 pub(crate) fn slots(
     cuda: &Cuda,
     heads: Heads,

@@ -1,6 +1,5 @@
-// Rotary position embedding of the queries and keys of fused rows, alone and with what comes before it and after its
-// backward. N is the number of neighbouring elements that a thread has of each half of a head: four where halves of
-// heads are whole fours, else one.
+// RoPE of the queries and keys in qkv rows, alone and fused with its prologue and epilogue. N is the number of contiguous
+// elements per thread of each half of a head: four if halves are multiples of four, else one.
 
 template <int N, class T>
 __device__ __forceinline__ void get(const T* p, u64 i, float* to) {
@@ -21,9 +20,9 @@ __device__ __forceinline__ void put(T* p, u64 i, const float* from) {
     }
 }
 
-// Rotates N pairs by the angles from `at` on; a sign of -1 rotates back.
+// Rotates N pairs by the angles from `at` on; a sign of -1 is the inverse.
 template <int N>
-__device__ __forceinline__ void turn(float* a, float* b, const float* cos, const float* sin, u64 at, float sign) {
+__device__ __forceinline__ void rotate(float* a, float* b, const float* cos, const float* sin, u64 at, float sign) {
     float c[N], s[N];
     get<N>(cos, at, c);
     get<N>(sin, at, s);
@@ -35,39 +34,39 @@ __device__ __forceinline__ void turn(float* a, float* b, const float* cos, const
     }
 }
 
-// ---- in place, a block a row --------------------------------------------------------------------------------------
+// ---- in place, one block per row ---------------------------------------------------------------------------------
 
 template <int N, class T>
-__device__ __forceinline__ void rotary(T* qkv, const float* cos, const float* sin, const u32* positions, u32 turned,
+__device__ __forceinline__ void rotary(T* qkv, const float* cos, const float* sin, const u32* positions, u32 rotated,
                                        u32 width, u32 dim, u32 half, float sign) {
     T* row = qkv + (u64)blockIdx.x * width;
     const u64 at = (u64)positions[blockIdx.x] * half;
-    for (u32 n = N * threadIdx.x; n < turned * half; n += N * blockDim.x) {
+    for (u32 n = N * threadIdx.x; n < rotated * half; n += N * blockDim.x) {
         const u32 low = n / half * dim + n % half, high = low + half;
         float a[N], b[N];
         get<N>(row, low, a);
         get<N>(row, high, b);
-        turn<N>(a, b, cos, sin, at + n % half, sign);
+        rotate<N>(a, b, cos, sin, at + n % half, sign);
         put<N>(row, low, a);
         put<N>(row, high, b);
     }
 }
 #define ROTARY(name, T)                                                                                              \
     extern "C" __global__ void rotary_##name(T* qkv, const float* cos, const float* sin, const u32* positions,       \
-                                             u32 turned, u32 width, u32 dim, u32 half, float sign) {                 \
+                                             u32 rotated, u32 width, u32 dim, u32 half, float sign) {                 \
         if (half % 4 == 0 && dim % 4 == 0 && width % 4 == 0) {                                                       \
-            rotary<4>(qkv, cos, sin, positions, turned, width, dim, half, sign);                                     \
+            rotary<4>(qkv, cos, sin, positions, rotated, width, dim, half, sign);                                     \
         } else {                                                                                                     \
-            rotary<1>(qkv, cos, sin, positions, turned, width, dim, half, sign);                                     \
+            rotary<1>(qkv, cos, sin, positions, rotated, width, dim, half, sign);                                     \
         }                                                                                                            \
     }
 ROTARY(f, float)
 ROTARY(b, bf16)
 
-// ---- after the product that makes queries, keys and values --------------------------------------------------------
+// ---- epilogue of the QKV GEMM -------------------------------------------------------------------------------------
 
-// The bias is added, the result rounded to storage, queries and keys rotated (RoPE), keys and values also stored in the cache
-// where there are `slots` in it (see attention/cache.cu). A block a row; `qkv` may be where the sums are.
+// Adds the bias, rounds to storage, applies RoPE to queries and keys, and writes keys and values to the cache if there are
+// `slots` (see attention/cache.cu). One block per row; `qkv` may alias `sums`.
 template <int N, class T>
 __device__ __forceinline__ void finish_qkv(const T* sums, const float* bias, bf16* qkv, const float* cos,
                                            const float* sin, const u32* positions, const u32* slots, bf16* cache,
@@ -90,7 +89,7 @@ __device__ __forceinline__ void finish_qkv(const T* sums, const float* bias, bf1
         if (head < heads + kv_heads) {
 #pragma unroll
             for (int k = 0; k < N; k++) a[k] = stored(qkv, a[k]), b[k] = stored(qkv, b[k]);
-            turn<N>(a, b, cos, sin, at + i, 1.0f);
+            rotate<N>(a, b, cos, sin, at + i, 1.0f);
         }
         put<N>(qkv, low, a);
         put<N>(qkv, high, b);
@@ -116,15 +115,15 @@ __device__ __forceinline__ void finish_qkv(const T* sums, const float* bias, bf1
 FINISH(f, float)
 FINISH(b, bf16)
 
-// ---- the backward, and the gradient of the bias -------------------------------------------------------------------
+// ---- backward, and the gradient of the bias -----------------------------------------------------------------------
 
-// A block turns a chunk of rows back, of some columns: a strand of threads takes every STRANDS-th row. The sums of the
-// columns over the chunk, as stored, go to `sums`, [chunks][width]. Halves of heads are whole fours.
+// A block rotates back some columns of a chunk of rows; each strand of threads takes every STRANDS-th row. The chunk's column
+// sums, of the stored values, go to `sums`, [chunks][width]. Halves of heads are multiples of four.
 #define STRANDS (256 / FOURS)
 
 template <class T>
-__device__ __forceinline__ void turn_back(T* dqkv, const float* cos, const float* sin, const u32* positions, u32 rows,
-                                          u32 turned, u32 all, u32 dim, u32 chunk, float* sums) {
+__device__ __forceinline__ void rotate_back(T* dqkv, const float* cos, const float* sin, const u32* positions, u32 rows,
+                                          u32 rotated, u32 all, u32 dim, u32 chunk, float* sums) {
     let_next_start();
     __shared__ __align__(16) float room[STRANDS][2][4 * FOURS];
     const u32 half = dim / 2, width = all * dim, lane = threadIdx.x % FOURS, strand = threadIdx.x / FOURS;
@@ -137,8 +136,8 @@ __device__ __forceinline__ void turn_back(T* dqkv, const float* cos, const float
             float a[4], b[4];
             get<4>(row, low, a);
             get<4>(row, high, b);
-            if (n / half < turned) {
-                turn<4>(a, b, cos, sin, (u64)positions[r] * half + n % half, -1.0f);
+            if (n / half < rotated) {
+                rotate<4>(a, b, cos, sin, (u64)positions[r] * half + n % half, -1.0f);
                 put<4>(row, low, a);
                 put<4>(row, high, b);
             }
@@ -160,16 +159,16 @@ __device__ __forceinline__ void turn_back(T* dqkv, const float* cos, const float
 }
 #define TURN_BACK(name, T)                                                                                           \
     extern "C" __global__ void __launch_bounds__(256)                                                                \
-        turn_back_##name(T* dqkv, const float* __restrict__ cos, const float* __restrict__ sin,                      \
-                         const u32* __restrict__ positions, u32 rows, u32 turned, u32 all, u32 dim, u32 chunk,       \
+        rotate_back_##name(T* dqkv, const float* __restrict__ cos, const float* __restrict__ sin,                      \
+                         const u32* __restrict__ positions, u32 rows, u32 rotated, u32 all, u32 dim, u32 chunk,       \
                          float* sums) {                                                                              \
-        turn_back(dqkv, cos, sin, positions, rows, turned, all, dim, chunk, sums);                                   \
+        rotate_back(dqkv, cos, sin, positions, rows, rotated, all, dim, chunk, sums);                                   \
     }
 TURN_BACK(f, float)
 TURN_BACK(b, bf16)
 
-// Sums of the columns of a chunk of rows in the order in which turn_back takes them: strands of every STRANDS-th row, then the
-// strands in their order. A thread has a column; chunk blockIdx.y.
+// Column sums of a chunk of rows in the order of the rotation's backward: strands of every STRANDS-th row, then the strands in
+// order. One thread per column; chunk blockIdx.y.
 template <class T>
 __device__ __forceinline__ void rotated_sums(const T* x, u32 rows, u32 width, u32 chunk, float* sums) {
     let_next_start();

@@ -1,4 +1,4 @@
-//! Rotary position embedding of the queries and keys of fused rows, alone and fused with what surrounds it in a layer.
+//! RoPE of the queries and keys in qkv rows, alone and fused.
 
 use crate::backend::{Heads, PagedRows, QkvLayer, RopeOps, Rotation};
 use crate::buffer::{Buffer, DType};
@@ -90,12 +90,12 @@ impl RopeOps for Cuda {
     }
 }
 
-/// Whether all of a head is rotated, which the fused kernels need.
+/// Whether all of a head is rotated, which the fused kernels require.
 fn wholly(rotation: &Rotation<'_>, heads: Heads) -> bool {
     rotation.dim == heads.head_dim
 }
 
-/// Checks that the angles of every row are known.
+/// Checks that the RoPE tables cover every row's position.
 pub(crate) fn check_positions(rotation: &Rotation<'_>, rows: usize) {
     let known = rotation.cos.len() / (rotation.dim / 2);
     assert!(rotation.cos.len() == rotation.sin.len() && rotation.positions.len() == rows);
@@ -105,7 +105,7 @@ pub(crate) fn check_positions(rotation: &Rotation<'_>, rows: usize) {
     );
 }
 
-/// See [`RopeOps::linear_qkv`](crate::backend::RopeOps::linear_qkv); `false` where it has to be composed.
+/// See [`RopeOps::linear_qkv`](crate::backend::RopeOps::linear_qkv); `false` if it must be composed.
 pub fn linear_qkv(
     cuda: &Cuda,
     x: &Buffer,
@@ -120,7 +120,7 @@ pub fn linear_qkv(
     };
     assert!(x.len() == count * w.k && w.n == heads.qkv_width());
     check_positions(&rotation, count);
-    // Sums that a bias is added to must not be rounded before.
+    // Before a bias is added, the product must not be rounded.
     let sums = match linear.bias {
         Some(_) => Some(cuda.arena.take(qkv.len() * 4)?),
         None => None,
@@ -148,14 +148,14 @@ pub fn linear_qkv(
     Ok(true)
 }
 
-/// Rows whose columns are summed before the sums of such chunks are added in order.
+/// Rows per partial sum; partial sums are added in order.
 const CHUNK: usize = 64;
-/// Fours of columns that a block has, of each half of a head.
+/// Groups of four columns per block, in each half of a head.
 const FOURS: usize = 16;
-/// Sizes that the kernels share, as definitions.
+/// Sizes shared with the kernels, as definitions.
 pub(crate) const CONSTANTS: &[(&str, usize)] = &[("FOURS", FOURS)];
 
-/// See [`RopeOps::qkv_backward`](crate::backend::RopeOps::qkv_backward); `false` where it has to be composed.
+/// See [`RopeOps::qkv_backward`](crate::backend::RopeOps::qkv_backward); `false` if it must be composed.
 pub fn qkv_backward(
     cuda: &Cuda,
     heads: Heads,
@@ -186,7 +186,7 @@ pub fn qkv_backward(
         &sums
     ];
     let grid = Grid::plane((all * half / 4).div_ceil(FOURS), chunks, 256);
-    cuda.launch("rotary", &kernel("turn_back", &[dqkv]), grid, &args)?;
+    cuda.launch("rotary", &kernel("rotate_back", &[dqkv]), grid, &args)?;
     let sums = Chunks { at: sums.ptr(), stride: width, count: chunks, width };
     add_chunks(cuda, sums, (f32_ptr(dbias), add))?;
     Ok(true)

@@ -1,9 +1,9 @@
-// Causal attention without tensor cores, forward and backward: for f32, and for heads whose width is not a multiple
-// of 8. Readable rather than fast.
+// Causal attention without tensor cores, forward and backward: for f32, and for head widths that are not multiples of 8. Readable
+// rather than fast.
 //
-// A warp has one stacked row (see attention/tile.cu), or one key in the backward over keys. Keys come in tiles of 64
-// from the start of the sequence, ascending; a lane has two keys of a tile for the scores and every 32nd column for
-// the sums over keys. What a row computes depends on its position alone.
+// A warp owns one stacked row (see attention/tile.cu), or one key in the backward over keys. Keys come in tiles of 64 from the
+// start of the sequence, ascending; a lane has two keys of a tile for the scores and every 32nd column for the sums over keys. A
+// row's arithmetic depends only on its position.
 //
 // Set by the launcher: ELEMENT (float or bf16), HEAD_DIM, GROUP, PAGED.
 
@@ -13,7 +13,7 @@ struct Work {
     int row, count, position, blocks, first, settled;
 };
 
-// What happens to a dot product before the softmax.
+// Scale and soft cap of the scores, and the mask.
 struct Scoring {
     float scale, cap;
     int window;
@@ -32,18 +32,18 @@ struct Scoring {
     __device__ int first_seen(int position) const { return window == 0 ? 0 : max(0, position + 1 - window); }
 };
 
-// Where everything of one sequence and key head lies.
+// Addresses within one sequence and key head.
 struct Place {
     const ELEMENT *qkv, *cache;
     const int *blocks;
     Work w;
     int kv, heads, kv_heads;
     __device__ u64 width() const { return (u64)(heads + 2 * kv_heads) * HEAD_DIM; }
-    // The query head of a stacked row in a row of `qkv`.
+    // Offset of a stacked row's query head in `qkv`.
     __device__ u64 query(int row) const {
         return (w.row + row / GROUP) * width() + (kv * GROUP + row % GROUP) * HEAD_DIM;
     }
-    // The same in a row of the output, in heads.
+    // The same in the output, in heads.
     __device__ u64 head(int row) const { return (u64)(w.row + row / GROUP) * heads + kv * GROUP + row % GROUP; }
     __device__ const ELEMENT *key(int at) const {
 #if PAGED
@@ -69,7 +69,7 @@ __device__ float dot(const float *a, const ELEMENT *b) {
     return sum;
 }
 
-// A row of elements into the warp's room.
+// Loads a row as f32 into the warp's shared memory.
 __device__ void widen_row(float *to, const ELEMENT *from) {
     __syncwarp();
     for (int d = threadIdx.x & 31; d < HEAD_DIM; d += 32)
@@ -91,7 +91,7 @@ __device__ __forceinline__ void store_row(ELEMENT *to, const float (&x)[PARTS], 
 #pragma unroll
     for (int c = 0; c < PARTS; ++c) {
         int d = c * 32 + (threadIdx.x & 31);
-        // No zero is stored as minus zero.
+        // Stores -0 as +0.
         if (d < HEAD_DIM)
             store(to, d, x[c] * factor + 0.0f);
     }
@@ -119,7 +119,7 @@ simple_rows(const ELEMENT *qkv, const ELEMENT *cache, const int *blocks, const W
                 int key = tile * KEYS + i * 32 + lane;
                 s[i] = op.sees(position, key) ? op.score(dot(room[warp], at.key(key)), slope) : -INFINITY_;
             }
-            // The row sees some key of each of these tiles, so the maximum is a number.
+            // The row attends to some key of each of these tiles, so the maximum is finite.
             float m = fmaxf(max, warp_max(fmaxf(s[0], s[1])));
             float decay = exp_(max - m);
             max = m;
@@ -187,7 +187,7 @@ simple_queries(const ELEMENT *qkv, const ELEMENT *dout, const float *lse, const 
     }
 }
 
-// Gradients of keys and values: rows of the group's heads one head after the other, tokens ascending.
+// Gradients of keys and values: rows head by head of the group, tokens ascending.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 simple_keys(const ELEMENT *qkv, const ELEMENT *dout, const float *lse, const float *delta, const Work *work,
             ELEMENT *dqkv, int heads, int kv_heads, float scale, float cap, int window) {

@@ -1,6 +1,6 @@
-//! Which block of threads has which rows: lists on the card, made on the host.
+//! Work lists: which rows each thread block processes. Built on the host, stored on the GPU.
 //!
-//! Every layer of a step asks for the same lists, so the last ones are kept and compared by value.
+//! Every layer of a step uses the same lists, so recent ones are cached and looked up by value.
 
 use crate::backend::{PagedRows, Segments};
 use crate::cuda::Cuda;
@@ -10,16 +10,16 @@ use crate::lock;
 use crate::plain::Plain;
 use std::sync::Arc;
 
-/// Tokens of a cache block: one tile of keys.
+/// Tokens per cache block, which is one key tile.
 pub(crate) const TOKENS: usize = 64;
-/// Rows at most that decoding's kernel takes.
+/// Maximum rows of the decode kernel.
 pub(super) const DECODE_ROWS: usize = 16;
-/// Lists that are kept: forward and both passes of the backward, for two models.
+/// Cached lists: forward and both passes of the backward, for two models.
 const KEPT: usize = 6;
 
-/// As the kernels declare it: of a sequence's `count` new tokens (from `row` of the batch and `position` of the
-/// sequence on) what begins at `first`; `blocks` is where the list of its cache blocks begins or, in a backward, where
-/// its kept gradients of scores do. The first `settled` of these blocks are full and not written by this batch.
+/// As declared in the kernels: the rows from `first` on, of a sequence's `count` new tokens (which start at `row` of the batch
+/// and `position` of the sequence). `blocks` is the start of its block table or, in a backward, of its stored score gradients.
+/// The first `settled` of these blocks are full and not written by this batch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct BlockWork {
@@ -31,16 +31,16 @@ struct BlockWork {
     settled: i32,
 }
 
-// SAFETY: six numbers of four bytes, one after the other.
+// SAFETY: six four-byte numbers without padding.
 unsafe impl Plain for BlockWork {}
 
-/// Work for some blocks of threads.
+/// Work items, one per thread block.
 pub(super) struct WorkList {
-    /// On the card.
+    /// On the GPU.
     pub memory: Arc<CardMemory>,
-    /// Blocks of threads for each key head.
+    /// Thread blocks per key head.
     pub len: usize,
-    /// 16-byte units that the kept gradients of all scores of a key head take.
+    /// 16-byte units of all stored score gradients of a key head.
     pub kept: usize,
 }
 
@@ -50,27 +50,27 @@ impl WorkList {
     }
 }
 
-/// Heaviest first, so that the last blocks to finish are short ones.
+/// Longest first, so that the last blocks to finish are short.
 fn sorted(mut work: Vec<(usize, BlockWork)>) -> Vec<BlockWork> {
     work.sort_by_key(|(weight, _)| std::cmp::Reverse(*weight));
     work.into_iter().map(|(_, w)| w).collect()
 }
 
-/// What a list of packed sequences counts in.
+/// Unit of work in packed sequences.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum PackedUnit {
-    /// Stacked rows: that many heads to a token.
+    /// Stacked rows: `group` heads per token.
     Rows { group: usize },
-    /// Keys, of which each serves that many heads.
+    /// Keys, each of which serves `group` query heads.
     Keys { group: usize },
-    /// The same where gradients of scores are kept as attention/backward_keys_wgmma.cu does.
+    /// Keys, with score gradients stored as in attention/backward_keys_wgmma.cu.
     WgmmaKeys { group: usize },
-    /// Rows of the tiles that are kept so: 64 tokens of one head, that many heads, the next tokens.
+    /// Tile rows of that layout: 64 tokens of one head, then the other heads of the group, then the next tokens.
     TileRows { group: usize },
 }
 
 impl PackedUnit {
-    /// How many of them a sequence of that length has.
+    /// Units of a sequence of this length.
     fn of(self, length: usize) -> usize {
         match self {
             PackedUnit::Rows { group } => length * group,
@@ -78,7 +78,7 @@ impl PackedUnit {
             PackedUnit::TileRows { group } => length.div_ceil(TOKENS) * group,
         }
     }
-    /// 16-byte units that all gradients of scores of such a sequence take, for one key head.
+    /// 16-byte units of all score gradients of such a sequence, for one key head.
     fn kept(self, length: usize) -> usize {
         match self {
             PackedUnit::Rows { group } | PackedUnit::Keys { group } => 32 * tiles(length * group, group),
@@ -88,88 +88,88 @@ impl PackedUnit {
             }
         }
     }
-    /// Whether early ones have most to do: early keys are seen by many rows, late rows see many keys.
+    /// Whether early units have the most work: many rows attend to early keys, late rows attend to many keys.
     fn early_is_heavy(self) -> bool {
         matches!(self, PackedUnit::Keys { .. } | PackedUnit::WgmmaKeys { .. })
     }
 }
 
-/// Tiles of 16 stacked rows and 16 keys that such rows of a sequence see: those of number r see keys 0..=r / group.
+/// Tiles of 16 stacked rows and 16 keys of a sequence: row tile r has key tiles 0..=r / group.
 fn tiles(rows: usize, group: usize) -> usize {
     let r = rows.div_ceil(16);
     let (q, m) = (r / group, r % group);
     group * (q * q.saturating_sub(1) / 2) + m * q + r
 }
 
-/// Lists for new tokens whose keys are in the cache.
+/// Work lists for new tokens over the cache.
 pub(super) struct Paged {
-    /// Blocks of all sequences, one after the other.
+    /// Block tables of all sequences, concatenated.
     pub blocks: Arc<CardMemory>,
-    /// For each row of the batch its place in the cache, in tokens; `u32::MAX` for a row of no sequence.
+    /// Each batch row's position in the cache, in tokens; `u32::MAX` for padding rows.
     pub slots: Arc<CardMemory>,
     /// Rows that `slots` covers.
     pub rows: usize,
-    /// Cache blocks there must be.
+    /// Number of cache blocks referenced.
     pub needed: usize,
-    /// Sequences with few rows.
+    /// Sequences for the decode kernel.
     pub decode: WorkList,
-    /// The others.
+    /// The other sequences.
     pub many: WorkList,
 }
 
-/// What a paged list depends on.
+/// Cache key of a paged list.
 struct PagedKey {
     rows: PagedRows,
-    cut: PagedCut,
+    cut: PagedTiling,
 }
 
-/// How work on new tokens is cut into blocks of threads.
+/// Tiling of work on new tokens.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) struct PagedCut {
-    /// Query heads of a key head.
+pub(super) struct PagedTiling {
+    /// Query heads per key head.
     pub group: usize,
-    /// Stacked rows of a block of threads.
+    /// Stacked rows per thread block.
     pub step: usize,
-    /// Whether short sequences have a kernel of their own, with [`DECODE_ROWS`] to a block.
+    /// Whether short sequences use the decode kernel, with [`DECODE_ROWS`] per block.
     pub decode: bool,
     /// Rows of `qkv`.
     pub batch: usize,
 }
 
-/// The lists made last.
+/// The cached lists.
 #[derive(Default)]
 pub struct Tables {
     packed: Vec<(Vec<usize>, PackedUnit, usize, Arc<WorkList>)>,
     paged: Vec<(PagedKey, Arc<Paged>)>,
-    /// One for each kind of batch that only decodes: its lists stay where they are, for graphs.
+    /// One per decode batch size, at a fixed address, for CUDA graphs.
     steady: Vec<Steady>,
-    /// Counts moves of such lists.
+    /// Number of reallocations of such lists.
     moves: u64,
 }
 
-/// Lists of a batch with one new token a sequence; what they hold changes in place.
+/// Lists of a decode batch with one new token per sequence; updated in place.
 struct Steady {
     key: PagedKey,
     lists: Arc<Paged>,
-    /// What `lists.blocks` holds, which seldom changes.
+    /// Contents of `lists.blocks`, which seldom change.
     blocks: Vec<u32>,
-    /// Block numbers that fit.
+    /// Capacity in block numbers.
     room: usize,
-    /// The number of its last move.
+    /// Value of `moves` at its last reallocation.
     moved: u64,
 }
 
-/// Block numbers that a steady list has room for at least.
+/// Minimum capacity, in block numbers.
 const ROOM: usize = 1 << 14;
 
-/// Work on whole sequences, and what keeping all gradients of scores takes.
+/// Work on whole sequences, and the units of all their score gradients.
 fn packed_work(segments: &Segments, unit: PackedUnit, step: usize) -> (Vec<BlockWork>, usize) {
     let (mut work, mut kept) = (Vec::new(), 0);
     for r in segments.iter() {
         let all = unit.of(r.len());
         for first in (0..all).step_by(step) {
             let weight = if unit.early_is_heavy() { all - first } else { first + step };
-            // Gradients are kept only where all of them are within the reach of this number.
+            // Score gradients are stored only if all offsets fit this type.
             let (row, count, blocks) = (r.start as i32, r.len() as i32, kept as i32);
             work.push((
                 weight,
@@ -181,7 +181,7 @@ fn packed_work(segments: &Segments, unit: PackedUnit, step: usize) -> (Vec<Block
     (sorted(work), kept)
 }
 
-/// Work on whole sequences, `step` rows or keys to a block of threads.
+/// Work on whole sequences, `step` rows or keys per thread block.
 pub(super) fn packed(
     cuda: &Cuda,
     segments: &Segments,
@@ -202,7 +202,7 @@ pub(super) fn packed(
     Ok(list)
 }
 
-/// [`Paged`] before it goes to the card.
+/// [`Paged`] before upload.
 struct PagedWork {
     blocks: Vec<u32>,
     slots: Vec<u32>,
@@ -210,8 +210,8 @@ struct PagedWork {
     many: Vec<BlockWork>,
 }
 
-/// Of each cache block that is named, whether a row of the batch goes there: a sequence may read what another computes
-/// beside it.
+/// For each referenced cache block, whether the batch writes it: a sequence may read what another one in the same batch
+/// computes.
 fn written_blocks(rows: &PagedRows) -> Vec<bool> {
     let most = rows.sequences.iter().flat_map(|s| &s.blocks).max().map_or(0, |&b| b as usize + 1);
     let mut open = vec![false; most];
@@ -224,8 +224,8 @@ fn written_blocks(rows: &PagedRows) -> Vec<bool> {
     open
 }
 
-fn paged_work(rows: &PagedRows, cut: PagedCut) -> PagedWork {
-    let PagedCut { group, step, decode, batch } = cut;
+fn paged_work(rows: &PagedRows, cut: PagedTiling) -> PagedWork {
+    let PagedTiling { group, step, decode, batch } = cut;
     let mut slots = vec![u32::MAX; batch];
     let (mut blocks, mut short, mut long) = (Vec::new(), Vec::new(), Vec::new());
     let mut written = Vec::new();
@@ -259,7 +259,7 @@ fn paged_work(rows: &PagedRows, cut: PagedCut) -> PagedWork {
 }
 
 /// Work on new tokens.
-pub(super) fn paged(cuda: &Cuda, rows: &PagedRows, cut: PagedCut) -> Result<Arc<Paged>> {
+pub(super) fn paged(cuda: &Cuda, rows: &PagedRows, cut: PagedTiling) -> Result<Arc<Paged>> {
     let mut tables = lock(&cuda.tables);
     if !rows.sequences.is_empty() && rows.sequences.iter().all(|s| s.count == 1) {
         return steady(cuda, &mut tables, rows, cut);
@@ -283,8 +283,8 @@ pub(super) fn paged(cuda: &Cuda, rows: &PagedRows, cut: PagedCut) -> Result<Arc<
     Ok(made)
 }
 
-/// As [`paged`], for one new token a sequence. As much work as for a full batch: what is missing does nothing.
-fn steady(cuda: &Cuda, tables: &mut Tables, rows: &PagedRows, cut: PagedCut) -> Result<Arc<Paged>> {
+/// [`paged`] for one new token per sequence. The list covers the full batch: items of padding rows do nothing.
+fn steady(cuda: &Cuda, tables: &mut Tables, rows: &PagedRows, cut: PagedTiling) -> Result<Arc<Paged>> {
     let batch = cut.batch;
     let found = tables.steady.iter().position(|s| s.key.cut == cut);
     if let Some(steady) = found.map(|i| &tables.steady[i]).filter(|s| s.key.rows == *rows) {
@@ -335,15 +335,15 @@ fn steady(cuda: &Cuda, tables: &mut Tables, rows: &PagedRows, cut: PagedCut) -> 
     Ok(lists)
 }
 
-/// Puts the rows of a batch that only decodes into the lists of its size; a number that changes when any list moved.
+/// Updates the lists of a decode batch's size; the returned number changes when any of them is reallocated.
 pub(crate) fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
     let mut tables = lock(&cuda.tables);
-    let cuts: Vec<PagedCut> =
+    let cuts: Vec<PagedTiling> =
         tables.steady.iter().map(|s| s.key.cut).filter(|cut| cut.batch == batch).collect();
     for cut in cuts {
         steady(cuda, &mut tables, rows, cut)?;
     }
-    // The largest number of those of this size: only its own moves make its graphs void.
+    // The latest reallocation among lists of this size: only these invalidate its graphs.
     Ok(tables.steady.iter().filter(|s| s.key.cut.batch == batch).map(|s| s.moved).max().unwrap_or(0))
 }
 
@@ -395,7 +395,7 @@ mod tests {
     fn kept_gradients_have_room_for_what_rows_see() {
         for (length, group) in [(1usize, 1usize), (70, 7), (33, 2), (130, 12), (64, 60)] {
             let rows = length * group;
-            // Rows 16 r.. see keys up to their last token; the card counts all of a full tile.
+            // Rows 16 r.. attend to keys up to their last token; the GPU stores all of a full tile.
             let seen = |r: usize| (r * 16 + 15) / group / 16 + 1;
             let all: usize = (0..rows.div_ceil(16)).map(seen).sum();
             assert_eq!(tiles(rows, group), all, "{length} {group}");
@@ -412,7 +412,7 @@ mod tests {
         };
         let rows =
             PagedRows { sequences: vec![sequence(1, 1, 64, &[5, 3, 9]), sequence(2, 40, 30, &[0, 7])] };
-        let work = paged_work(&rows, PagedCut { group: 4, step: 64, decode: true, batch: 43 });
+        let work = paged_work(&rows, PagedTiling { group: 4, step: 64, decode: true, batch: 43 });
         assert_eq!(work.blocks, [5, 3, 0, 7], "only blocks that are read");
         assert_eq!((work.slots[0], work.slots[1], work.slots[41]), (u32::MAX, 3 * 64, 7 * 64 + 5));
         let only = BlockWork { row: 1, count: 1, position: 64, blocks: 0, first: 0, settled: 1 };
@@ -420,7 +420,7 @@ mod tests {
         let firsts: Vec<i32> = work.many.iter().map(|w| w.first).collect();
         assert_eq!(firsts, [128, 64, 0]);
         assert!(work.many.iter().all(|w| (w.row, w.count, w.position, w.blocks) == (2, 40, 30, 2)));
-        let all = paged_work(&rows, PagedCut { group: 4, step: 64, decode: false, batch: 43 });
+        let all = paged_work(&rows, PagedTiling { group: 4, step: 64, decode: false, batch: 43 });
         assert_eq!((all.decode.len(), all.many.len()), (0, 4));
     }
 
@@ -432,9 +432,9 @@ mod tests {
             position,
             blocks: blocks.to_vec(),
         };
-        // The second reads block 4 in full, which the first fills with its last token now.
+        // The second reads all of block 4, whose last token the first writes now.
         let rows = PagedRows { sequences: vec![sequence(0, 127, &[2, 4]), sequence(1, 130, &[2, 4, 5])] };
-        let work = paged_work(&rows, PagedCut { group: 1, step: 64, decode: true, batch: 2 });
+        let work = paged_work(&rows, PagedTiling { group: 1, step: 64, decode: true, batch: 2 });
         let settled = |row: i32| work.decode.iter().find(|w| w.row == row).map(|w| w.settled);
         assert_eq!((settled(0), settled(1)), (Some(1), Some(1)));
     }
@@ -445,7 +445,7 @@ mod tests {
         let sequence = |row| PagedSequence { row, count: 2, position: 0, blocks: vec![4] };
         paged_work(
             &PagedRows { sequences: vec![sequence(0), sequence(2)] },
-            PagedCut { group: 1, step: 64, decode: true, batch: 4 },
+            PagedTiling { group: 1, step: 64, decode: true, batch: 4 },
         );
     }
 }

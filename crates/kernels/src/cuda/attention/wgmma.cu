@@ -1,52 +1,52 @@
-// Products for cards of compute capability 9.0, whose tensor cores read matrices from shared memory by themselves (wgmma):
-// four warps together multiply 64 rows. A warp has 16 of them, and its accumulators lie in registers as those of the
-// smaller products in attention/tile.cu do.
+// wgmma, for compute capability 9.0: a warpgroup (four warps) multiplies 64 rows, with operands in shared memory. A warp has 16
+// of the rows, and its accumulators have the register layout of mma.sync in attention/tile.cu.
 //
-// A matrix in shared memory is cut into panels of 64 columns. A row of a panel is 128 bytes, in which 16-byte units are
-// exchanged by the row's number (unit ^ row % 8): the layout the instruction calls 128-byte swizzle. It serves both
-// uses of a matrix: with the head's columns as the length of the sums, and with the rows as that. HEAD_DIM is 64 or 128.
+// A matrix in shared memory is stored in panels of 64 columns. A row of a panel is 128 bytes, whose 16-byte units are permuted by
+// the row (unit ^ row % 8): 128-byte swizzle. This serves both uses of a matrix: reducing over the head's columns, and over the
+// rows. HEAD_DIM is 64 or 128.
+//
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Where 8 columns from `column` on of a row are, in a matrix of R rows.
+// Offset of the 8 columns from `column` on of a row, in a matrix of R rows.
 template <int R> __device__ __forceinline__ int place(int row, int column) {
     return column / 64 * (R * 64) + row * 64 + ((column % 64 / 8) ^ (row & 7)) * 8;
 }
 
-// What the instruction needs to know of a matrix: address, bytes from one panel to the next, and from 8 rows to the next.
+// Matrix descriptor: address, bytes between panels, and bytes between groups of 8 rows.
 __device__ __forceinline__ u64 described(u32 address, u32 panel) {
     return (address & 0x3ffff) >> 4 | (u64)(panel >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-// The same matrix from that many elements on.
+// The same matrix, starting `elements` later.
 __device__ __forceinline__ u64 further(u64 matrix, u32 elements) { return matrix + (elements * 2 >> 4); }
 
-// 16 bytes from global to shared memory, zeros unless `valid`.
+// Copies 16 bytes from global to shared memory; zeros unless `valid`.
 __device__ __forceinline__ void copy_to(u32 to, const bf16 *from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 
-// The address of shared memory; swizzling counts from multiples of 1024.
+// Shared memory aligned to 1024 bytes, as swizzling requires.
 __device__ __forceinline__ u32 aligned(const unsigned char *shared) { return (shared_address(shared) + 1023) & ~1023u; }
 
-// The warp's number, which the compiler shall know to be the same for all lanes.
+// Warp index, in a form that the compiler knows to be uniform.
 __device__ __forceinline__ int own_warp() { return __shfl_sync(ALL, (int)threadIdx.x / 32, 0); }
 
-// Registers may be read and written by products from here on.
+// Fence: registers written before may be read by wgmma after this.
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// Closes the group of products started since the last one.
+// Commits the wgmmas issued since the last commit as a group.
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Until at most LEFT groups are under way.
+// Waits until at most LEFT groups are pending.
 template <int LEFT> __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// Makes what this thread copied to shared memory visible to wgmma.
+// Makes this thread's copies to shared memory visible to wgmma.
 __device__ __forceinline__ void products_see_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// x += a bᵀ for 64 rows and 16 steps, or x = a bᵀ unless `more`; both matrices lie with the steps in a row.
+// x += a bᵀ for 64 rows and k = 16, or x = a bᵀ unless `more`; both operands are K-major.
 __device__ __forceinline__ void wgmma(float (&x)[4][4], u64 a, u64 b, int more) {
     asm volatile(
         "{ .reg .pred yes; setp.ne.b32 yes, %18, 0; "
@@ -75,7 +75,7 @@ __device__ __forceinline__ void wgmma(float (&x)[8][4], u64 a, u64 b, int more) 
         : "l"(a), "l"(b), "r"(more));
 }
 
-// x += a b for 64 rows and 16 steps: a in registers, a row of b holds one step.
+// x += a b for 64 rows and k = 16: a in registers, b MN-major (a row holds one k).
 __device__ __forceinline__ void wgmma_left(float (&x)[8][4], const unsigned (&a)[4], u64 b) {
     asm volatile(
         "{ .reg .pred yes; setp.ne.b32 yes, 1, 0; "
@@ -115,7 +115,7 @@ __device__ __forceinline__ void wgmma_left(float (&x)[16][4], const unsigned (&a
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// What products under way write is not read or written before this place.
+// Compiler barrier: accumulators of pending wgmmas are not accessed before this point.
 template <int N> __device__ __forceinline__ void settle(float (&x)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; ++n)

@@ -1,8 +1,7 @@
-//! Linear layers of a few rows, with what comes before and after them: decoding one or a few sequences.
+//! Decode GEMM: linear layers of a few rows, fused with prologue and epilogue.
 //!
-//! In exact mode a product is served where its sums are, bit for bit, those of the library for many rows; that is tried
-//! once for each shape, on operands of which another order of additions would show (`rows`). Elsewhere the operations are
-//! done one by one (`composed`).
+//! In exact mode a shape is served only if its sums are, bit for bit, cuBLASLt's for many rows; that is tested once per shape, on
+//! operands that reveal a different order of additions (`rows`). Otherwise the operations run one by one (`composed`).
 
 use crate::backend::{Activation, Affine, DecodeOps, Normed, PagedRows, QkvLayer};
 use crate::buffer::{Buffer, DType};
@@ -20,25 +19,25 @@ use crate::shapes;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// Rows at most, and features of a tile at least: half of an operand of a tensor core.
+/// Maximum rows, and minimum features of a tile: half of a tensor-core operand.
 const ROWS: usize = 8;
 const TILE: usize = 8;
-/// Rows up to which one kernel is faster than several with the library's products: measured on an H200.
+/// Rows up to which the fused kernel is faster than cuBLASLt with separate kernels: measured on an H200.
 pub const WORTH: usize = 4;
-/// Threads of a block of decode/gemm.cu.
+/// Threads per block of decode/gemm.cu.
 const THREADS: u32 = 128;
-/// Sizes that the kernels share, as definitions.
+/// Sizes shared with the kernels, as definitions.
 pub(crate) const CONSTANTS: &[(&str, usize)] = &[("THREADS", THREADS as usize)];
-/// Shared memory of a block besides what it asks for.
+/// Shared memory per block besides what is requested.
 const RESERVED: usize = 2048;
-/// The widest row that is normed on the way.
+/// The widest row that can be normed in the prologue.
 const WIDEST: usize = 8192;
-/// Features of a warp's tile of the ring, and bytes of its stages: half of a processor's shared memory, so that the next
-/// kernel's first stages are asked for while this one ends.
+/// Features of a warp's tile in the ring kernel, and bytes of its stages: half of a multiprocessor's shared memory, so that the
+/// next kernel's first stages can be prefetched while this one ends.
 const RING_TILE: usize = 16;
 const RING_BYTES: usize = 96 << 10;
 
-/// One set of definitions of each kind that matters, for tests.
+/// Variants to compile in tests.
 pub const VARIANTS: &[&str] = &[
     "FOURS=1 RING=0",
     "FOURS=8 RING=0",
@@ -48,29 +47,30 @@ pub const VARIANTS: &[&str] = &[
     "FOURS=1 RING=12 COLUMNS=256 WARPS=1",
 ];
 
-/// Largest number of rows that the kernel serves, by shape (n, k, n of the whole weight), bias, and resident or streamed.
+/// Largest number of rows for which the kernel agrees with cuBLASLt, by shape (n, k, n of the full weight), bias, and resident or
+/// streamed.
 pub type DecodeLimits = Mutex<HashMap<([usize; 3], bool, bool), usize>>;
 
-/// A decode GEMM of `rows` rows with its epilogue: the arguments of the kernels.
+/// A decode GEMM of `rows` rows with its fusions: the arguments of the kernels.
 struct DecodeGemm<'a> {
     layer: Affine<'a>,
     rows: usize,
-    /// Output features of a tile, which one warp holds at the end.
+    /// Output features per warp tile.
     features: usize,
-    /// Vectors of a norm: its weight, and its bias.
+    /// Parameter vectors of the norm: weight, and bias.
     norm: usize,
 }
 
 /// How a block gets its weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum DecodePlan {
-    /// All of them are in shared memory at once; a block has that many tiles.
+    /// All its weights are in shared memory at once; a block has `tiles` tiles.
     Resident { tiles: usize },
-    /// k streams through a ring of stages (decode/ring.cu); a group of features has that many tiles of 16.
+    /// k streams through a ring of stages (decode/ring.cu); a group of features has `warps` tiles of 16.
     Ring { warps: usize, columns: usize, stages: usize },
 }
 
-/// What a plan depends on.
+/// Inputs of a plan.
 #[derive(Clone, Copy, Debug)]
 struct DecodeShape {
     rows: usize,
@@ -78,11 +78,11 @@ struct DecodeShape {
     k: usize,
     /// Features of a warp's tile in the resident kernel.
     features: usize,
-    /// Vectors of a norm: its weight, and its bias.
+    /// Parameter vectors of the norm: weight, and bias.
     norm: usize,
 }
 
-/// What of a card it depends on.
+/// GPU properties that a plan depends on.
 #[derive(Clone, Copy, Debug)]
 struct CardRoom {
     processors: usize,
@@ -99,7 +99,7 @@ impl CardRoom {
 }
 
 impl DecodeShape {
-    /// Which kernel serves the shape, if one does.
+    /// The kernel for the shape, if any.
     fn plan(&self, card: CardRoom) -> Option<DecodePlan> {
         if !(1..=ROWS).contains(&self.rows) || !self.k.is_multiple_of(128) {
             return None;
@@ -112,8 +112,7 @@ impl DecodeShape {
         (card.hopper && self.n.is_multiple_of(RING_TILE)).then(|| self.ring(card)).filter(fits)
     }
 
-    /// Tiles of features that a block has: one if that keeps all processors busy, else three if all blocks are in the
-    /// processors at once then, else two.
+    /// Tiles per block: one if that keeps all multiprocessors busy, else three if all blocks are then resident at once, else two.
     fn tiles(&self, card: CardRoom) -> usize {
         let all = self.n / self.features;
         if all <= 2 * card.processors || self.features == TILE {
@@ -124,7 +123,7 @@ impl DecodeShape {
         if all.div_ceil(3) <= at_once { 3 } else { 2 }
     }
 
-    /// Groups of as many tiles as keep the last round of blocks full, stages of 8 to 16 KiB, [`RING_BYTES`] of them.
+    /// Group size that fills the last wave of blocks, stages of 8 to 16 KiB, [`RING_BYTES`] in total.
     fn ring(&self, card: CardRoom) -> DecodePlan {
         let all = self.n / RING_TILE;
         let time = |warps: usize| all.div_ceil(warps).div_ceil(card.processors) * warps;
@@ -134,8 +133,8 @@ impl DecodeShape {
         DecodePlan::Ring { warps, columns, stages }
     }
 
-    /// Bytes of shared memory of a block: its weights, the rows and the parameters of a norm. Hopper's products read the
-    /// weights of 64 features, and eight rows, whatever is there.
+    /// Shared memory per block: weights, rows and norm parameters. wgmma always reads the weights of 64 features and eight
+    /// rows, valid or not.
     fn shared(&self, plan: DecodePlan) -> usize {
         let norm = self.norm * 4 * self.k;
         let behind = |features: usize| if features > TILE { (64 - features) * 128 } else { 0 };
@@ -154,18 +153,18 @@ impl DecodeShape {
     }
 }
 
-/// What a kernel reads and writes, as its arguments.
+/// Operands of a kernel, as its arguments.
 struct KernelOperands {
     weights: u64,
     out: u64,
-    /// Rows, as they are or normed.
+    /// The rows, and how they are normed.
     input: [Arg; 6],
     rotation: [Arg; 8],
     gelu: bool,
 }
 
 impl KernelOperands {
-    /// Without rotation and activation.
+    /// Without RoPE and activation.
     fn new(weights: u64, out: u64, input: [Arg; 6]) -> Self {
         let rotation = args![0u64, 0u64, 0u64, 0u64, 0u64, 0u32, 0u32, 0u32];
         KernelOperands { weights, out, input, rotation, gelu: false }
@@ -182,7 +181,7 @@ impl DecodeGemm<'_> {
         self.shape().plan(CardRoom::of(cuda)).filter(|_| self.layer.weight.compute == DType::Bf16)
     }
 
-    /// The ring, also where weights would fit.
+    /// The ring plan, even if the weights would fit.
     fn streamed(&self, cuda: &Cuda) -> Option<DecodePlan> {
         let (shape, room) = (self.shape(), CardRoom::of(cuda));
         let plan = shape.ring(room);
@@ -192,7 +191,7 @@ impl DecodeGemm<'_> {
     fn launch(&self, cuda: &Cuda, plan: DecodePlan, kernel: &str, operands: KernelOperands) -> Result<()> {
         let KernelOperands { weights, out, input, rotation, gelu } = operands;
         let w = self.layer.weight;
-        // Fours of a normed row that a thread has.
+        // Groups of four elements of a normed row per thread.
         let fours = if self.norm > 0 { w.k.div_ceil(4 * THREADS as usize) } else { 1 };
         let (blocks, warps, defines) = match plan {
             DecodePlan::Resident { tiles } => {
@@ -213,7 +212,7 @@ impl DecodeGemm<'_> {
     }
 }
 
-/// Rows of `x` as they are.
+/// Rows of `x`, not normed.
 fn as_it_is(x: u64) -> [Arg; 6] {
     args![x, 0u64, 0u64, 0f32, 0f32, 0u32]
 }
@@ -224,10 +223,10 @@ fn normed(norm: Normed<'_>, x: &Buffer) -> [Arg; 6] {
     args![f32_ptr(x), f32_ptr(weight), bias, offset(op), op.eps, u32::from(op.centred)]
 }
 
-/// Whether the kernel's sums are the library's; tried once for each shape.
+/// The plan, if the kernel's sums are cuBLASLt's; tested once per shape.
 fn serves(cuda: &Cuda, gemm: &DecodeGemm<'_>) -> Result<Option<DecodePlan>> {
     let Some(plan) = gemm.plan(cuda) else { return Ok(None) };
-    // Where no bits are promised these are as good as any, and sooner there.
+    // Without exactness any sums will do, and these are faster.
     if !cuda.exact() {
         return Ok(Some(plan));
     }
@@ -238,12 +237,12 @@ fn serves(cuda: &Cuda, gemm: &DecodeGemm<'_>) -> Result<Option<DecodePlan>> {
     if let Some(rows) = known {
         return Ok((gemm.rows <= rows).then_some(plan));
     }
-    // Sums that a bias is added to are not rounded before; others are.
+    // Before a bias is added, sums are not rounded.
     let out = if biased { DType::F32 } else { DType::Bf16 };
     let rows =
         agreeing(cuda, RowsKey { n: w.n, k: w.k, out, whole: w.whole }, ROWS, |rows, x, weights, to| {
             let trial = DecodeGemm { layer: Affine { weight: w, bias: None }, rows, features: TILE, norm: 0 };
-            // By the kernel that is asked for: resident or not is a matter of the norm's room too.
+            // Test the kernel that will be used: resident or ring depends on the norm's shared memory, too.
             let plan = if ring { trial.streamed(cuda) } else { trial.plan(cuda) };
             let Some(plan) = plan else { return Ok(false) };
             let operands = KernelOperands::new(weights, to, as_it_is(x));
@@ -255,17 +254,17 @@ fn serves(cuda: &Cuda, gemm: &DecodeGemm<'_>) -> Result<Option<DecodePlan>> {
     Ok((gemm.rows <= rows).then_some(plan))
 }
 
-/// Vectors of a norm.
+/// Parameter vectors of a norm.
 fn vectors(norm: Normed<'_>) -> usize {
     1 + usize::from(norm.bias.is_some())
 }
 
-/// Whether rows of the residual stream can be normed on the way.
+/// Whether the prologue can norm these rows.
 fn norms(norm: Normed<'_>, x: &Buffer) -> bool {
     x.dtype() == DType::F32 && norm.op.width.is_multiple_of(4) && norm.op.width <= WIDEST
 }
 
-/// See [`DecodeOps::normed_qkv`](crate::backend::DecodeOps::normed_qkv); `false` where it has to be composed.
+/// See [`DecodeOps::normed_qkv`](crate::backend::DecodeOps::normed_qkv); `false` if it must be composed.
 pub fn normed_qkv(
     cuda: &Cuda,
     norm: Normed<'_>,
@@ -302,7 +301,7 @@ pub fn normed_qkv(
     Ok(true)
 }
 
-/// See [`DecodeOps::linear_add`](crate::backend::DecodeOps::linear_add); `false` where it has to be composed.
+/// See [`DecodeOps::linear_add`](crate::backend::DecodeOps::linear_add); `false` if it must be composed.
 pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<bool> {
     let gemm = DecodeGemm { layer, rows: x.len() / layer.weight.k, features: TILE, norm: 0 };
     if x.dtype() != DType::Bf16 {
@@ -315,7 +314,7 @@ pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -
     Ok(true)
 }
 
-/// See [`DecodeOps::normed_activation`](crate::backend::DecodeOps::normed_activation); `false` where it has to be composed.
+/// See [`DecodeOps::normed_activation`](crate::backend::DecodeOps::normed_activation); `false` if it must be composed.
 pub fn normed_activation(
     cuda: &Cuda,
     norm: Normed<'_>,
@@ -414,7 +413,7 @@ mod tests {
                 ];
                 for layer in layers {
                     let plan = layer.plan(H200);
-                    // 576 is no multiple of 128.
+                    // 576 is not a multiple of 128.
                     assert!(plan.is_some() || !layer.k.is_multiple_of(128), "{name}: {layer:?}");
                     if let Some(DecodePlan::Ring { columns, stages, .. }) = plan {
                         assert!(stages >= 4 && stages - 2 <= layer.k / columns, "{name}: {layer:?} {plan:?}");

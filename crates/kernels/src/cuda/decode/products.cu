@@ -1,9 +1,9 @@
-// Products of up to eight rows and the weights of a block, for decode/gemm.cu: one chain of additions over k for every feature, 16
-// at a time, by the same instruction for every k.
+// Products of up to eight rows with a block's weights, for decode/gemm.cu: one chain of additions over k per feature, 16 at a
+// time, by the same instruction for every k.
 //
-// Weights are the left operand, `mine` features of them, and come in pieces; x is the right one. Where both lie in shared
-// memory is for this file to say. A warp gets the sums of its own tile: eight features, or CHAINS times eight that belong
-// together; a lane those of row lane / 4 and features 2 (lane % 4) and the next.
+// Weights are the left operand, `mine` features of them, and arrive in pieces; x is the right one. This file defines their
+// layout in shared memory. A warp gets the sums of its own tile: eight features, or CHAINS groups of eight; a lane those of row
+// lane / 4 and features 2 (lane % 4) and the next.
 
 // Pieces of k in which weights are copied: the first can be used before the last has arrived. Multiples of STEP.
 #define PIECES 2
@@ -19,10 +19,10 @@ __device__ __forceinline__ void copy16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 
-// Elements of a piece.
+// Elements of k per piece.
 __device__ __forceinline__ u32 piece_of(u32 k) { return (k / STEP + PIECES - 1) / PIECES * STEP; }
 
-// Waits for this thread's copies of a piece; the number of pending groups has to be a constant.
+// Waits for this thread's copies of a piece; the instruction needs the number of pending groups as a constant.
 __device__ __forceinline__ void wait_for_piece(u32 piece) {
     if (piece == 0) {
         asm volatile("cp.async.wait_group %0;" ::"n"(PIECES - 1) : "memory");
@@ -33,20 +33,19 @@ __device__ __forceinline__ void wait_for_piece(u32 piece) {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Hopper's products read both operands from shared memory, and the next addition of a chain begins after half the time
-// that the smaller products take. They have 64 features: missing ones alias the first eight, or the memory
-// behind them; their results are discarded.
+// wgmma reads both operands from shared memory, and has half the latency of mma.sync between additions of a chain. It has 64
+// features: missing ones alias the first eight, or the memory behind them; their results are discarded.
 
-// Weights are in panels of 64 columns, in which 16-byte units are exchanged by the row's number.
+// Weights are in panels of 64 columns with 128-byte swizzle.
 __device__ __forceinline__ u32 weight_place(u32 feature, u32 column, u32 mine, u32) {
     return (column / 64 * mine + feature) * 64 + ((column % 64 / 8) ^ (feature & 7)) * 8;
 }
-// The 16-byte units of all rows of x one after the other; rows that are not there are later units.
+// The 16-byte units of all rows of x, unit by unit; missing rows alias later units.
 __device__ __forceinline__ u32 x_place(u32 row, u32 column, u32 rows, u32) {
     return (column / 8 * rows + row) * 8 + column % 8;
 }
 
-// c += a b, or c = a b where `add` is 0.
+// c += a b, or c = a b if `add` is 0.
 __device__ __forceinline__ void multiply(float (&c)[4], u64 a, u64 b, u32 add) {
     asm volatile(
         "{ .reg .pred yes; setp.ne.b32 yes, %6, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
@@ -55,7 +54,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], u64 a, u64 b, u32 add) {
         : "l"(a), "l"(b), "r"(add));
 }
 
-// A lane has features lane / 4 and that plus 8, of rows 2 (lane % 4) and the next; it gets those of row lane / 4.
+// A lane holds features lane / 4 and lane / 4 + 8 of rows 2 (lane % 4) and the next; it gets those of row lane / 4.
 template <int CHAINS>
 __device__ __forceinline__ void by_rows(float (&sum)[CHAINS][2], const float (&c)[4]) {
     const u32 lane = threadIdx.x % WARP, from = lane % 4 * 8 + lane / 8;
@@ -72,7 +71,7 @@ __device__ __forceinline__ void by_rows(float (&sum)[CHAINS][2], const float (&c
 template <int CHAINS>
 __device__ __forceinline__ void product(float (&sum)[CHAINS][2], const bf16* weights, const bf16* xs, u32 mine, u32 rows,
                                         u32 k) {
-    // Address, bytes to the next unit of k (where units are not exchanged), bytes to the next eight rows, all in 16s.
+    // Matrix descriptor: address, bytes to the next unit of k (if not swizzled), bytes to the next eight rows, all divided by 16.
     u64 a = (shared_address(weights) & 0x3ffff) >> 4 | (u64)(mine > 8 ? 1024 >> 4 : 0) << 32 | 1ull << 62;
     u64 b = (shared_address(xs) & 0x3ffff) >> 4 | (u64)rows << 16;
     float c[4] = {};
@@ -98,7 +97,7 @@ __device__ __forceinline__ void product(float (&sum)[CHAINS][2], const bf16* wei
 
 #else
 
-// Rows of k + 8 elements, so that eight of them begin in different banks.
+// Row pitch k + 8, so that eight rows start in different banks.
 __device__ __forceinline__ u32 weight_place(u32 feature, u32 column, u32, u32 k) { return feature * (k + 8) + column; }
 __device__ __forceinline__ u32 x_place(u32 row, u32 column, u32, u32 k) { return row * (k + 8) + column; }
 
@@ -116,8 +115,8 @@ __device__ __forceinline__ void matrices(u32 (&f)[4], const bf16* row) {
                  : "memory");
 }
 
-// STEP of k: of eight rows, and of the eight features of each chain. All of it is read before the chain goes on: with one
-// read for each addition, the chain of 4864 took 13 us instead of 8.
+// Operands for STEP elements of k: of eight rows, and of eight features of each group. All are loaded before the chain continues:
+// with one load per addition, the chain of 4864 took 13 us instead of 8.
 template <int CHAINS>
 struct Operands {
     u32 a[STEP / 32][4], b[STEP / 32][CHAINS][4];
@@ -139,13 +138,13 @@ struct Operands {
     }
 };
 
-// Here rows are the upper half of the left operand, of 16 rows.
+// Here rows are the upper half of the left operand's 16 rows.
 template <int CHAINS>
 __device__ __forceinline__ void product(float (&sum)[CHAINS][2], const bf16* weights, const bf16* xs, u32 mine, u32 rows,
                                         u32 k) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, pitch = k + 8;
     float c[CHAINS][4] = {};
-    // A lane names a row of each matrix; missing rows alias row 0; their results are discarded.
+    // A lane gives the address of a row of each matrix; missing rows alias row 0; their results are discarded.
     const bf16* x = xs + (lane % 8 < rows ? lane % 8 : 0) * pitch + lane / 8 * 8;
     const bf16* w = weights + (warp * CHAINS * 8 + lane % 8) * pitch + lane / 8 * 8;
     const u32 piece = piece_of(k);

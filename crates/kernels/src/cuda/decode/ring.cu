@@ -1,18 +1,18 @@
 // Decode GEMM whose weights do not fit into shared memory: k streams through a ring of stages.
 //
-// The same chain of additions as decode/products.cu, so the same bits. One block a multiprocessor goes over groups of features;
-// the ring continues from one group to the next, so that memory is never idle between them. A block prefetches the first
-// stages of the ring before the previous kernel has ended.
+// The same chain of additions as decode/products.cu, so the same bits. One block per multiprocessor iterates over groups of
+// features (persistent); the ring continues from one group to the next, so that memory is never idle between them. A block
+// prefetches the first stages before the previous kernel has ended.
 //
-// Set by the launcher: RING, stages in shared memory; COLUMNS, elements of k of a stage; WARPS, tiles of 16 features of a
-// group. A group has at least AHEAD stages. Hopper only.
+// Set by the launcher: RING, stages in shared memory; COLUMNS, elements of k per stage; WARPS, tiles of 16 features per group. A
+// group has at least AHEAD stages. Hopper only.
 
 #if RING && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 #define MINE (16 * WARPS)
-// Stages that are prefetched. Two more are being read by products.
+// Prefetch distance in stages. Two more are being read by products.
 #define AHEAD (RING - 2)
-// 16-byte units of a feature's part of a stage, and copies of a thread.
+// 16-byte units of a feature per stage, and copies per thread.
 #define UNITS (COLUMNS / 8)
 #define COPIES (MINE * UNITS / THREADS)
 
@@ -20,8 +20,8 @@ __device__ __forceinline__ void copy_stream(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 
-// The weights that a thread copies: unit threadIdx.x % UNITS of every (THREADS / UNITS)th feature of a group.
-template <int AFTER>
+// A thread's copies of weights: unit threadIdx.x % UNITS of every (THREADS / UNITS)th feature of a group.
+template <int EPILOGUE>
 struct Weights {
     const bf16* from[COPIES];
     __device__ __forceinline__ void group(const bf16* w, u32 group, u32 tiles, u32 n, u32 k, u32 dim) {
@@ -29,7 +29,7 @@ struct Weights {
         for (int j = 0; j < COPIES; j++) {
             const u32 i = threadIdx.x / UNITS + j * (THREADS / UNITS), tile = group * WARPS + i / 16;
             // Missing tiles of the last group alias its last one; their sums are not stored.
-            const u32 f = feature<AFTER>(tile < tiles ? tile : tiles - 1, i % 16, n, dim);
+            const u32 f = feature<EPILOGUE>(tile < tiles ? tile : tiles - 1, i % 16, n, dim);
             from[j] = w + (u64)f * k + threadIdx.x % UNITS * 8;
         }
     }
@@ -43,7 +43,7 @@ struct Weights {
     }
 };
 
-// A stage's columns of x as it is.
+// Copies a stage's columns of x (not normed).
 __device__ __forceinline__ void copy_x(bf16* stage, const bf16* x, u32 column, u32 rows, u32 k) {
     for (u32 j = threadIdx.x; j < rows * UNITS; j += THREADS) {
         const u32 row = j / UNITS, unit = j % UNITS;
@@ -53,10 +53,10 @@ __device__ __forceinline__ void copy_x(bf16* stage, const bf16* x, u32 column, u
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-template <int AFTER>
-__device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, const Before& before, const Rotation& turns, bool gelu,
+template <int EPILOGUE>
+__device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, const Prologue& prologue, const Rope& rope, bool gelu,
                          u32 rows, u32 n, u32 k, u32) {
-    constexpr bool NORMED = AFTER >= GATED;
+    constexpr bool NORMED = EPILOGUE >= GATED;
     extern __shared__ __align__(1024) unsigned char shared[];
     bf16 *weights = (bf16*)shared, *xs = weights + RING * MINE * COLUMNS;
     float *norm_weight = (float*)(xs + (u64)rows * k), *norm_bias = norm_weight + k;
@@ -67,36 +67,36 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
 
     if constexpr (NORMED) {
         for (u32 i = 4 * threadIdx.x; i < k; i += 4 * THREADS) {
-            copy16(norm_weight + i, before.weight + i);
-            if (before.bias) copy16(norm_bias + i, before.bias + i);
+            copy16(norm_weight + i, prologue.weight + i);
+            if (prologue.bias) copy16(norm_bias + i, prologue.bias + i);
         }
         commit_copies();
     }
-    // Where copies are: a group, its stage, and the ring's slot.
-    Weights<AFTER> source;
-    u32 group = blockIdx.x, stage = 0, slot = 0, asked = 0;
-    source.group(w, min(group, groups - 1), tiles, n, k, turns.dim);
-    const bf16* x = (const bf16*)before.x;
+    // Position of the copies: group, stage, and ring slot.
+    Weights<EPILOGUE> source;
+    u32 group = blockIdx.x, stage = 0, slot = 0, fetched = 0;
+    source.group(w, min(group, groups - 1), tiles, n, k, rope.dim);
+    const bf16* x = (const bf16*)prologue.x;
 #pragma unroll 1
-    for (; asked < AHEAD && asked < total; asked++) {
-        source.copy(weights + asked * MINE * COLUMNS);
+    for (; fetched < AHEAD && fetched < total; fetched++) {
+        source.copy(weights + fetched * MINE * COLUMNS);
         if constexpr (NORMED) commit_copies();
     }
-    const u32 first = asked;
-    Parallel<2> beside = {};
+    const u32 first = fetched;
+    EpilogueOperands<2> operands = {};
     u32 tile = group * WARPS + warp;
     bool has_row = warp < WARPS && tile < tiles && row < rows;
-    if (has_row) fetch_early<AFTER>(beside, bias, turns, tile, row, n);
+    if (has_row) fetch_early<EPILOGUE>(operands, bias, rope, tile, row, n);
     wait_for_earlier();
 
-    if (has_row) fetch_late<AFTER>(beside, out, tile, row, n);
+    if (has_row) fetch_late<EPILOGUE>(operands, out, tile, row, n);
     if constexpr (NORMED) {
-        for (u32 i = first; i < AHEAD; i++) commit_copies(); // as many groups as if all had been requested
+        for (u32 i = first; i < AHEAD; i++) commit_copies(); // empty groups keep the wait count constant
         asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD) : "memory");
-        u32 turn = 0;
+        u32 phase = 0;
 #pragma unroll 1
         for (u32 r = 0; r < rows; r++)
-            norm_row(before, norm_weight, before.bias ? norm_bias : nullptr, xs, r, rows, k, turn);
+            norm_row(prologue, norm_weight, prologue.bias ? norm_bias : nullptr, xs, r, rows, k, phase);
     } else {
 #pragma unroll 1
         for (u32 i = 0; i < AHEAD; i++) {
@@ -106,7 +106,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
     }
     stage = first, slot = first % RING;
     if (stage == stages) stage = 0, group += gridDim.x;
-    if (stage == 0 && group < groups) source.group(w, group, tiles, n, k, turns.dim);
+    if (stage == 0 && group < groups) source.group(w, group, tiles, n, k, rope.dim);
 
     const u64 left = 1024ull >> 4 << 32 | 1ull << 62, right = (u64)rows << 16;
     const u32 base = shared_address(weights), x_base = shared_address(xs);
@@ -116,17 +116,17 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
     for (u32 now = blockIdx.x; now < groups; now += gridDim.x) {
 #pragma unroll 1
         for (u32 column = 0; column < k; column += COLUMNS) {
-            // This stage has arrived for all threads, and all reads of the slot that is filled next are complete.
+            // This stage has arrived for all threads, and all reads of the slot to be filled next are complete.
             asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
-            if (asked < total) {
+            if (fetched < total) {
                 source.copy(weights + slot * MINE * COLUMNS);
                 if constexpr (!NORMED) copy_x(xs + slot * rows * COLUMNS, x, stage * COLUMNS, rows, k);
-                asked++, slot = slot + 1 == RING ? 0 : slot + 1;
+                fetched++, slot = slot + 1 == RING ? 0 : slot + 1;
                 if (++stage == stages) {
                     stage = 0, group += gridDim.x;
-                    if (group < groups) source.group(w, group, tiles, n, k, turns.dim);
+                    if (group < groups) source.group(w, group, tiles, n, k, rope.dim);
                 }
             }
             commit_copies();
@@ -134,7 +134,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
             const u32 from = NORMED ? column / 8 * rows * 16 : at * rows * COLUMNS * 2;
             const u64 b = ((x_base + from) & 0x3ffff) >> 4 | right;
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-            // The first product of a group writes the sums: zeros in their registers would have to wait for the last group's.
+            // The group's first product overwrites the sums: zeroing them would have to wait for the previous group's.
             multiply(c, a, b, column);
 #pragma unroll
             for (int j = 1; j < COLUMNS / 16; j++)
@@ -146,19 +146,19 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
         float sum[2][2];
         by_rows<2>(sum, c);
-        if (has_row) finish<AFTER>(sum, beside, bias, out, turns, gelu, tile, row, n);
+        if (has_row) finish<EPILOGUE>(sum, operands, bias, out, rope, gelu, tile, row, n);
         tile += gridDim.x * WARPS, has_row = warp < WARPS && tile < tiles && row < rows;
         if (has_row) {
-            fetch_early<AFTER>(beside, bias, turns, tile, row, n);
-            fetch_late<AFTER>(beside, out, tile, row, n);
+            fetch_early<EPILOGUE>(operands, bias, rope, tile, row, n);
+            fetch_late<EPILOGUE>(operands, out, tile, row, n);
         }
     }
 }
 
 #elif RING
 
-// Never launched on cards before Hopper.
-template <int AFTER>
-__device__ void decode_gemm_ring(const bf16*, const float*, void*, const Before&, const Rotation&, bool, u32, u32, u32, u32) {}
+// Never launched before Hopper.
+template <int EPILOGUE>
+__device__ void decode_gemm_ring(const bf16*, const float*, void*, const Prologue&, const Rope&, bool, u32, u32, u32, u32) {}
 
 #endif

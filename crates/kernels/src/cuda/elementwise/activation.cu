@@ -1,4 +1,4 @@
-// The middle of a feed-forward network. A curve's value is x * gate(x), with gate a sigmoid.
+// Activations of the feed-forward network: x * gate(x), with gate a sigmoid.
 
 #define TWO_ROOT 1.595769f
 #define CUBIC 0.044715f
@@ -6,8 +6,8 @@
 
 struct Silu {
     static __device__ __forceinline__ float gate(float x) { return sigmoid_(x); }
-    // Derivative of the sigmoid's argument, times x.
-    static __device__ __forceinline__ float lean(float x) { return x; }
+    // x times the derivative of the sigmoid's argument.
+    static __device__ __forceinline__ float slope(float x) { return x; }
 };
 
 struct Gelu {
@@ -18,7 +18,7 @@ struct Gelu {
         const float y = sigmoid_(b * TWO_ROOT * bend);
         return x != x ? x : y;
     }
-    static __device__ __forceinline__ float lean(float x) {
+    static __device__ __forceinline__ float slope(float x) {
         x = bounded(x);
         return x * TWO_ROOT * fmaf(x * x, 3.0f * CUBIC, 1.0f);
     }
@@ -27,11 +27,11 @@ struct Gelu {
 template <class C>
 __device__ __forceinline__ void both(float x, float& value, float& derivative) {
     const float gate = C::gate(x);
-    derivative = fmaf(gate * (1.0f - gate), C::lean(x), gate);
+    derivative = fmaf(gate * (1.0f - gate), C::slope(x), gate);
     value = x * gate;
 }
 
-// Block x has a row, block y a stretch of it; a thread has eight elements, or one where the width is not whole.
+// blockIdx.x is a row, blockIdx.y a range of it; a thread has eight elements, or one if the width is not a multiple of eight.
 #define EIGHT 8
 
 struct vec8 {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void store8(float* p, u64 i, const vec8& v) {
     store4(p, i + 4, {{v.x[4], v.x[5], v.x[6], v.x[7]}});
 }
 
-// Forward kernels are started early: the product behind them prefetches its weights meanwhile.
+// Forward kernels launch early: the next GEMM prefetches its weights meanwhile.
 template <class C, class T, class U>
 __device__ void gated(const T* x, U* y, u32 width) {
     wait_for_earlier();
@@ -115,29 +115,29 @@ __device__ void gated_backward(const T* x, const D* dy, U* dx, u32 width) {
     }
 }
 
-// In place, of one sigmoid, the bits of `gated` and `gated_backward`: dy becomes the value and x its gradient.
+// In place, with one sigmoid, the bits of `gated` and `gated_backward`: dy becomes the value and x its gradient.
 template <class C, class T>
-__device__ void gated_again(T* x, T* dy, u32 width) {
+__device__ void gated_recompute(T* x, T* dy, u32 width) {
     x += 2 * (u64)blockIdx.x * width, dy += (u64)blockIdx.x * width;
-    auto turn = [](float& d, float& g, float& u) {
+    auto recompute = [](float& d, float& g, float& u) {
         float value, derivative;
         both<C>(g, value, derivative);
-        const float again = value * u, dg = d * u * derivative, du = d * value;
-        d = again, g = dg, u = du;
+        const float value_out = value * u, dg = d * u * derivative, du = d * value;
+        d = value_out, g = dg, u = du;
     };
     if (width % EIGHT == 0) {
         const u32 i = EIGHT * (blockIdx.y * blockDim.x + threadIdx.x);
         if (i >= width) return;
         vec8 d = load8(dy, i), g = load8(x, i), u = load8(x, width + i);
 #pragma unroll
-        for (int k = 0; k < EIGHT; k++) turn(d.x[k], g.x[k], u.x[k]);
+        for (int k = 0; k < EIGHT; k++) recompute(d.x[k], g.x[k], u.x[k]);
         store8(dy, i, d);
         store8(x, i, g);
         store8(x, width + i, u);
     } else {
         for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < width; i += gridDim.y * blockDim.x) {
             float d = load(dy, i), g = load(x, i), u = load(x, width + i);
-            turn(d, g, u);
+            recompute(d, g, u);
             store(dy, i, d);
             store(x, i, g);
             store(x, width + i, u);
@@ -146,7 +146,7 @@ __device__ void gated_again(T* x, T* dy, u32 width) {
 }
 
 template <class C, class T>
-__device__ void plain_again(T* x, T* dy, u64 n) {
+__device__ void plain_recompute(T* x, T* dy, u64 n) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float value, derivative;
@@ -198,14 +198,14 @@ BACKWARD(bbf, bf16, bf16, float)
 BACKWARD(bbb, bf16, bf16, bf16)
 
 #define AGAIN(name, T)                                                                               \
-    extern "C" __global__ void silu_gated_again_##name(T* x, T* dy, u64 rows, u32 width) {           \
-        gated_again<Silu>(x, dy, width);                                                             \
+    extern "C" __global__ void silu_gated_recompute_##name(T* x, T* dy, u64 rows, u32 width) {           \
+        gated_recompute<Silu>(x, dy, width);                                                             \
     }                                                                                                \
-    extern "C" __global__ void gelu_gated_again_##name(T* x, T* dy, u64 rows, u32 width) {           \
-        gated_again<Gelu>(x, dy, width);                                                             \
+    extern "C" __global__ void gelu_gated_recompute_##name(T* x, T* dy, u64 rows, u32 width) {           \
+        gated_recompute<Gelu>(x, dy, width);                                                             \
     }                                                                                                \
-    extern "C" __global__ void gelu_again_##name(T* x, T* dy, u64 rows, u32 width) {                 \
-        plain_again<Gelu>(x, dy, rows * width);                                                      \
+    extern "C" __global__ void gelu_recompute_##name(T* x, T* dy, u64 rows, u32 width) {                 \
+        plain_recompute<Gelu>(x, dy, rows * width);                                                      \
     }
 AGAIN(f, float)
 AGAIN(b, bf16)

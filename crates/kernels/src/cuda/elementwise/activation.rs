@@ -1,4 +1,4 @@
-//! The middle of a feed-forward network.
+//! Activations of the feed-forward network.
 
 use crate::backend::{Activation, ActivationOps};
 use crate::buffer::Buffer;
@@ -18,7 +18,7 @@ fn name(op: Activation) -> &'static str {
     }
 }
 
-/// Where gated: a block for a stretch of a row, eight elements a thread; else a thread an element.
+/// Gated: a block per range of a row, eight elements per thread; else one element per thread.
 fn grid(op: Activation, rows: usize, width: usize) -> Grid {
     match op {
         Activation::Gelu => Grid::new((rows * width).div_ceil(256), 256),
@@ -60,7 +60,7 @@ impl ActivationOps for Cuda {
         let rows = row_count(dy.len(), width);
         assert_eq!(x.len(), rows * input_width(op, width));
         assert_eq!(x.dtype(), dy.dtype(), "an activation and its gradient have one type");
-        let kernel = kernel(&format!("{}_again", name(op)), &[x]);
+        let kernel = kernel(&format!("{}_recompute", name(op)), &[x]);
         self.launch("activation", &kernel, grid(op, rows, width), &args![&*x, &*dy, rows, width as u32])
     }
 }

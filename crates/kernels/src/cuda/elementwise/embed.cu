@@ -1,4 +1,4 @@
-// Rows of a table by id, and the sums that flow back into them.
+// Embedding lookup, and its gradient.
 
 template <class P>
 __device__ __forceinline__ void embed(const u32* ids, const P& table, float scale, bool add, u32 width, float* out) {
@@ -19,7 +19,7 @@ extern "C" __global__ void embed_split(const u32* ids, u16* lower, u16* upper, f
     else embed(ids, reinterpret_cast<const bf16*>(upper), scale, add, width, out);
 }
 
-// Rows sorted by id: group g has id ids[g] and rows order[starts[g]..starts[g + 1]]; a thread has a column of a group.
+// Rows sorted by id: group g has id ids[g] and rows order[starts[g]..starts[g + 1]]; a thread has one column of a group.
 template <class T>
 __device__ void embed_backward(const u32* ids, const u32* starts, const u32* order, const T* dout, float scale,
                                u32 width, float* dtable) {

@@ -1,4 +1,4 @@
-//! Rows of a table by id, and the sums that flow back into them.
+//! Embedding lookup, and its gradient.
 
 use crate::backend::EmbeddingOps;
 use crate::buffer::Buffer;
@@ -23,7 +23,7 @@ impl EmbeddingOps for Cuda {
         let args = args![ids, first, second, scale, add, width as u32, f32_ptr(out)];
         self.launch("embed", name, Grid::new(ids.len(), 256), &args)
     }
-    // The host sorts the rows by id, so that each id is one sum in a fixed order and nothing is added atomically.
+    // The host sorts the rows by id, so that each id's sum has a fixed order, without atomics.
     fn embed_backward(&self, ids: &Buffer, dout: &Buffer, scale: f32, dtable: &mut Buffer) -> Result<()> {
         shapes::embed_backward(self, ids, dout, dtable)?;
         if ids.is_empty() {
@@ -44,7 +44,7 @@ impl EmbeddingOps for Cuda {
         }
         let count = groups.len();
         starts.push(order.len() as u32);
-        // One transfer: ids of the groups, their starts, the rows.
+        // One transfer: the groups' ids, their starts, the rows.
         groups.extend(&starts);
         groups.extend(order.iter().map(|&pair| pair as u32));
         let lists = self.uploaded(&groups)?;

@@ -1,6 +1,6 @@
-// Weighted sums of rows picked by number: the outputs of a token's experts become one row.
+// Weighted sums of gathered rows: combines the outputs of a token's experts.
 
-// A block has a row of out; its terms are added in their order.
+// One block per row of out; terms are added in order.
 template <class T, class U>
 __device__ void mix(const T* src, const u32* rows, const float* weights, u32 k, u64 width, U* out) {
     const u64 t = blockIdx.x;
@@ -20,7 +20,7 @@ MIX(fb, float, bf16)
 MIX(bf, bf16, float)
 MIX(bb, bf16, bf16)
 
-// A block has a row of src, which one row of out has as a term.
+// One block per row of src, which is a term of exactly one row of out.
 template <class T, class U, class V>
 __device__ void mix_backward(const T* src, const U* dout, const u32* rows, const float* weights, u32 k, u64 width,
                              V* dsrc, float* dweights) {

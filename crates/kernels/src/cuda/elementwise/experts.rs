@@ -1,4 +1,4 @@
-//! Weighted sums of rows picked by index.
+//! Weighted sums of gathered rows.
 
 use crate::backend::{ExpertOps, RowMix};
 use crate::buffer::Buffer;

@@ -1,4 +1,4 @@
-//! Vectors, embeddings, activations and sums of rows: kernels that read every element once.
+//! Memory-bound kernels: vectors, embeddings, activations, row mixing.
 
 pub(crate) mod activation;
 pub(crate) mod embed;

@@ -1,4 +1,4 @@
-// Plain vectors: filling, conversion, sums and rows picked by number.
+// Vectors: conversion, dot products, gather of rows, column sums.
 
 #define PAIRS(M) M(ff, float, float) M(fb, float, bf16) M(bf, bf16, float) M(bb, bf16, bf16)
 
@@ -35,7 +35,7 @@ __device__ void axpy(float a, const T* x, U* y, u64 n) {
     extern "C" __global__ void axpy_##name(float a, const T* x, U* y, u64 n) { axpy(a, x, y, n); }
 PAIRS(AXPY)
 
-// The sum of 4096 elements from `from` on, in f64, by a block: of each thread's sixteen, four sums of four.
+// A block's f64 dot product of the 4096 elements from `from` on: each thread adds its sixteen as four sums of four.
 template <class T, class U>
 __device__ double chunk_dot(const T* x, const U* y, u64 n, u64 from) {
     __shared__ double room[8];
@@ -63,13 +63,13 @@ __device__ double chunk_dot(const T* x, const U* y, u64 n, u64 from) {
     }
 PAIRS(DOT)
 
-// Two vectors to multiply, and the number of their first chunk among those of all pairs.
+// Two vectors, and the index of their first chunk among those of all pairs.
 struct Pair {
     const float *x, *y;
     u64 n, first;
 };
 
-// A block has a chunk of some pair of many.
+// One block per chunk of any pair.
 extern "C" __global__ void dots(const Pair* pairs, u32 count, double* sums) {
     u32 low = 0, high = count;
     while (high - low > 1) {
@@ -81,7 +81,7 @@ extern "C" __global__ void dots(const Pair* pairs, u32 count, double* sums) {
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-// A block has a pair and adds up the sums of its chunks, from starts[i] to starts[i + 1].
+// One block per pair: adds its chunk sums, from starts[i] to starts[i + 1].
 extern "C" __global__ void add_up(const double* sums, const u64* starts, double* totals) {
     __shared__ double room[32];
     double sum = 0.0;
@@ -90,7 +90,7 @@ extern "C" __global__ void add_up(const double* sums, const u64* starts, double*
     if (threadIdx.x == 0) totals[blockIdx.x] = sum;
 }
 
-// The smallest index wins, in any order of blocks.
+// Index of the first non-finite element; atomicMin, so the order of blocks does not matter.
 template <class T>
 __device__ void non_finite(const T* x, u64 n, u64* first) {
     u64 found = ~0ull;
@@ -105,7 +105,7 @@ __device__ void non_finite(const T* x, u64 n, u64* first) {
 extern "C" __global__ void non_finite_f(const float* x, u64 n, u64* first) { non_finite(x, n, first); }
 extern "C" __global__ void non_finite_b(const bf16* x, u64 n, u64* first) { non_finite(x, n, first); }
 
-// Row i of dst is row rows[i] of src; zero where there is none (all ones).
+// dst[i] = src[rows[i]], by rows; zeros for ~0.
 template <class T, class U>
 __device__ void gather(const T* src, const u32* rows, u64 width, U* dst) {
     const u32 row = rows[blockIdx.x];
@@ -119,8 +119,8 @@ __device__ void gather(const T* src, const u32* rows, u64 width, U* dst) {
     }
 PAIRS(GATHER)
 
-// Sums of the columns of a chunk of rows, in row order: chunk blockIdx.y, one thread a column, or four where rows are
-// whole fours.
+// Column sums of a chunk of rows, in row order: chunk blockIdx.y, one column per thread, or four if the width is a multiple of
+// four.
 template <class T>
 __device__ void column_sums(const T* x, u32 rows, u32 width, u32 chunk, float* sums) {
     let_next_start();
@@ -151,7 +151,7 @@ extern "C" __global__ void column_sums_b(const bf16* x, u32 rows, u32 width, u32
     column_sums(x, rows, width, chunk, sums);
 }
 
-// Writes the sum of all chunks, added up in their order, or adds it in one addition.
+// Adds all chunks in order; writes the total, or adds it once.
 extern "C" __global__ void add_chunks(const float* sums, u32 stride, u32 chunks, u32 width, float* to, bool add) {
     wait_for_earlier();
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -177,7 +177,7 @@ extern "C" __global__ void add_chunks(const float* sums, u32 stride, u32 chunks,
     to[i] = add ? to[i] + sum : sum;
 }
 
-// The same for many chunks: eight strands of consecutive chunks for each column, added in the order of the strands.
+// The same for many chunks: eight strands of consecutive chunks per column, added in strand order.
 extern "C" __global__ void add_many_chunks(const float* sums, u32 stride, u32 chunks, u32 width, float* to,
                                            bool add) {
     wait_for_earlier();
@@ -196,14 +196,14 @@ extern "C" __global__ void add_many_chunks(const float* sums, u32 stride, u32 ch
     to[column] = add ? to[column] + sum : sum;
 }
 
-// Numbers behind NF4 codes, two a byte with the first in the upper half; eight by a thread.
+// Dequantises NF4, two codes per byte with the first in the upper half; eight per thread.
 extern "C" __global__ void decode_nf4(const unsigned char* codes, const float* absmax, const float* table, float* out,
                                       u64 n, u32 block) {
     const u64 from = 8 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (from >= n) return;
     const int count = (int)min((u64)8, n - from);
     if (count == 8) {
-        // Buffers begin at multiples of more than four bytes.
+        // Buffers are aligned to more than four bytes.
         const u32 word = *reinterpret_cast<const u32*>(codes + from / 2);
 #pragma unroll
         for (int k = 0; k < 8; k += 4) {

@@ -1,4 +1,4 @@
-//! Plain vectors: filling, conversion, sums and rows picked by number.
+//! Vectors: fill, conversion, dot products, gather and scatter of rows.
 
 use crate::backend::{DOT_CHUNK, MemoryOps, VectorOps};
 use crate::buffer::{Buffer, DType};
@@ -14,7 +14,7 @@ use crate::shapes;
 use crate::usage::{MemoryReport, Purpose};
 use cudarc::driver::sys;
 
-/// Rows whose columns are summed before the sums of such chunks are added in order.
+/// Rows per partial sum; partial sums are added in order.
 pub(crate) const CHUNK: usize = 128;
 
 /// Number of rows of `width` in `len` elements.
@@ -147,7 +147,7 @@ impl MemoryOps for Cuda {
             return Ok(());
         }
         let size = src.dtype().size();
-        // A single row has no pitch: the driver refuses those beyond what it knows.
+        // A single row has no pitch: the driver refuses values beyond its limit.
         let bytes = |pitch: usize| size * if rows == 1 { columns } else { pitch };
         let copy = sys::CUDA_MEMCPY2D {
             srcXInBytes: 0,
@@ -176,27 +176,27 @@ impl MemoryOps for Cuda {
 }
 
 impl Cuda {
-    /// Elements, as a buffer holds them, from element `at` on.
+    /// Writes elements from index `at` on, in the buffer's type.
     fn put<T: Plain>(&self, dst: &Buffer, at: usize, values: &[T]) -> Result<()> {
         let count = size_of_val(values) / dst.dtype().size();
         assert!(at + count <= dst.len() && count * dst.dtype().size() == size_of_val(values));
         let Some(to) = memory::on_host(dst, at, count) else {
             return self.upload(element(dst, at), values);
         };
-        self.synchronize()?; // kernels that were started read it
+        self.synchronize()?; // launched kernels may read it
         // SAFETY: `on_host` gives room for the elements, which nothing else uses now.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to, size_of_val(values)) };
         Ok(())
     }
 
-    /// The way back.
+    /// Reads elements from index `at` on, in the buffer's type.
     fn get<T: Plain>(&self, src: &Buffer, at: usize, values: &mut [T]) -> Result<()> {
         assert!(at + values.len() <= src.len() && size_of::<T>() == src.dtype().size());
         let Some(from) = memory::on_host(src, at, values.len()) else {
             return self.download(element(src, at), values);
         };
-        self.synchronize()?; // kernels that were started write it
-        // SAFETY: `on_host` gives all elements, and any bits are a value.
+        self.synchronize()?; // launched kernels may write it
+        // SAFETY: `on_host` returns all elements, and any bits are a value.
         unsafe { std::ptr::copy_nonoverlapping(from, values.as_mut_ptr().cast::<u8>(), size_of_val(values)) };
         Ok(())
     }
@@ -216,7 +216,7 @@ impl VectorOps for Cuda {
         shapes::axpy_from(self, x, at, y)?;
         assert!(at + y.len() <= x.len());
         let n = y.len();
-        // The kernel loads four elements at a time, from where that is allowed.
+        // The kernel loads four elements at a time, which requires alignment.
         if !at.is_multiple_of(4) {
             let mut part = self.alloc(x.dtype(), n)?;
             self.copy(x, at, &mut part, 0, n)?;
@@ -306,13 +306,13 @@ impl VectorOps for Cuda {
     }
 }
 
-/// The dot product of each chunk of two vectors, to an address on the card.
+/// Chunk sums of the dot product of two vectors, to a device address.
 fn sum_chunks(cuda: &Cuda, x: &Buffer, y: &Buffer, sums: u64) -> Result<()> {
     let grid = Grid::new(x.len().div_ceil(DOT_CHUNK), 256);
     cuda.launch("vector", &kernel("dot", &[x, y]), grid, &args![x, y, x.len(), sums])
 }
 
-/// Copies `n` elements between addresses, converted where the types differ.
+/// Copies `n` elements between addresses, converting if the types differ.
 pub(crate) fn convert(cuda: &Cuda, from: (u64, DType), to: (u64, DType), n: usize) -> Result<()> {
     let name = format!("convert_{}{}", letter(from.1), letter(to.1));
     cuda.launch("vector", &name, Grid::new(n.div_ceil(8 * 256), 256), &args![from.0, to.0, n])
@@ -323,7 +323,7 @@ fn gather(cuda: &Cuda, src: &Buffer, rows: u64, count: usize, width: usize, dst:
     cuda.launch("vector", &kernel("gather", &[src, dst]), grid, &args![src, rows, width, &*dst])
 }
 
-/// Writes to `to`, or adds, the sums of the columns of `rows` rows at `x`, by a kernel of `vector.cu`.
+/// Writes to `to`, or adds, the column sums of `rows` rows at `x`, by a kernel of `vector.cu`.
 pub(crate) fn sum_columns(
     cuda: &Cuda,
     kernel: &str,
@@ -340,7 +340,7 @@ pub(crate) fn sum_columns(
     add_chunks(cuda, Chunks { at: sums.ptr(), stride: width, count: chunks, width }, to)
 }
 
-/// Sums of chunks of rows: `count` of `width` elements, `stride` elements apart.
+/// Partial sums: `count` of `width` elements, `stride` elements apart.
 pub(crate) struct Chunks {
     pub at: u64,
     pub stride: usize,
@@ -348,7 +348,7 @@ pub(crate) struct Chunks {
     pub width: usize,
 }
 
-/// Writes the sum of all chunks to `to`, or adds it in one addition.
+/// Adds all partial sums in order; writes the total to `to`, or adds it once.
 pub(crate) fn add_chunks(cuda: &Cuda, sums: Chunks, (to, add): (u64, bool)) -> Result<()> {
     let Chunks { at, stride, count, width } = sums;
     let args = args![at, stride as u32, count as u32, width as u32, to, add];

@@ -1,8 +1,8 @@
-// Products for what tensor cores do not serve: f32, and shapes that cuBLASLt has no whole rows for.
+// GEMM without tensor cores: for f32, and for shapes that cuBLASLt cannot compute without split-k.
 
-// C[m, n] = A[m, k] · B[n, k]ᵀ (+ bias) (+ C), element (i, j) of A at i * a_row + j * a_col. Each element of C is
-// chains of 1024 multiply-adds over ascending k, added up in order (a single chain over a vocabulary loses digits), whatever m
-// is and wherever the row stands: 64 x 64 a block, 4 x 4 a thread.
+// C[m, n] = A[m, k] · B[n, k]ᵀ (+ bias) (+ C), with element (i, j) of A at i * a_row + j * a_col. Each element of C is a sum of
+// chains of 1024 FMAs over ascending k, added in order (a single chain over a vocabulary would lose precision), whatever m is and
+// whichever row it is: 64 x 64 per block, 4 x 4 per thread.
 template <class T, class U>
 __device__ void product(const T* a, u64 a_row, u64 a_col, const T* b, u64 b_row, u64 b_col, const float* bias, U* c,
                         u32 m, u32 n, u32 k, bool add) {
@@ -12,7 +12,7 @@ __device__ void product(const T* a, u64 a_row, u64 a_col, const T* b, u64 b_row,
     float sum[4][4] = {}, total[4][4] = {};
     for (u32 k0 = 0; k0 < k; k0 += 16) {
         for (u32 e = threadIdx.x; e < 1024; e += 256) {
-            // Neighbouring threads read along the direction in which memory is dense.
+            // Coalesced: adjacent threads read along the contiguous dimension.
             const u32 ai = a_col == 1 ? e / 16 : e % 64, ak = a_col == 1 ? e % 16 : e / 64;
             left[ak][ai] = row0 + ai < m && k0 + ak < k ? load(a, (row0 + ai) * a_row + (k0 + ak) * a_col) : 0.0f;
             const u32 bi = b_col == 1 ? e / 16 : e % 64, bk = b_col == 1 ? e % 16 : e / 64;
@@ -82,7 +82,7 @@ extern "C" __global__ void add_bias_b(const float* x, const float* bias, bf16* y
     add_bias(x, bias, y, count, n);
 }
 
-// y = the sum of `parts` vectors of n that lie end to end, in their order; n is a multiple of four.
+// y = sum of `parts` contiguous vectors of n, in order (split-k reduction); n is a multiple of four.
 template <class U>
 __device__ void join(const float* x, u64 n, u32 parts, U* y) {
     const u64 i = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
@@ -99,7 +99,7 @@ __device__ void join(const float* x, u64 n, u32 parts, U* y) {
 extern "C" __global__ void join_f(const float* x, u64 n, u32 parts, float* y) { join(x, n, parts, y); }
 extern "C" __global__ void join_b(const float* x, u64 n, u32 parts, bf16* y) { join(x, n, parts, y); }
 
-// Numbers between -1 and 1 without a pattern that matters, to try products on.
+// Pseudo-random numbers between -1 and 1, to time products with.
 extern "C" __global__ void noise(bf16* x, u64 n, u32 seed) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -109,7 +109,7 @@ extern "C" __global__ void noise(bf16* x, u64 n, u32 seed) {
     store(x, i, (float)((h ^ (h >> 16)) >> 8) / 8388608.0f - 1.0f);
 }
 
-// Adds to sums[0] a number that depends on every word and its place, to sums[1] the words that are not zero.
+// Adds to sums[0] a checksum of every word and its index, to sums[1] the number of non-zero words.
 extern "C" __global__ void digest(const u32* words, u64 n, u64* sums) {
     u64 sum = 0, filled = 0;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) {

@@ -1,4 +1,4 @@
-//! Linear layers: the derived form of a weight, and the three products of forward and backward.
+//! Linear layers: the GEMM weight, and the three GEMMs of forward and backward.
 
 use crate::backend::{LinearGrads, LinearOps, MemoryOps};
 use crate::buffer::{Buffer, DType, Weight};
@@ -14,27 +14,27 @@ use crate::error::Result;
 use crate::shapes;
 use std::sync::Arc;
 
-/// A weight as products read it: `[n, k]`, row-major.
+/// GEMM weight: `[n, k]`, row-major.
 pub(crate) struct WeightForm(pub(crate) Arc<CardMemory>);
 
-/// A weight's `[n, k]` elements: their address, and the type they are stored in, which is the compute type.
+/// Address and storage type of a weight's `[n, k]` elements; the type is the compute type.
 pub(crate) fn stored(w: &Weight) -> (u64, DType) {
     (form(w), w.compute)
 }
 
-/// The address of a weight's elements.
+/// Address of a weight's elements.
 pub fn form(w: &Weight) -> u64 {
     w.data().downcast_ref::<WeightForm>().expect("a weight of the CUDA backend").0.ptr()
 }
 
-/// Whether a weight is of this arena, with room for what its shape implies.
+/// Whether a weight belongs to this arena and its memory fits its shape.
 pub(crate) fn holds(arena: &CardArena, w: &Weight) -> bool {
     let form = w.data().downcast_ref::<WeightForm>();
     w.compute.is_float() && form.is_some_and(|f| f.0.is_room(arena, w.n * w.k, w.compute.size()))
 }
 
 impl LinearOps for Cuda {
-    // One form serves forward and backward.
+    // One copy serves forward and backward.
     fn weight(&self, n: usize, k: usize, dtype: DType, _backward: bool) -> Result<Weight> {
         shapes::weight(self, n, k, dtype)?;
         let memory = self.arena.take(n * k * dtype.size())?;
@@ -97,22 +97,22 @@ impl LinearOps for Cuda {
     }
 }
 
-/// Which kernel serves a product.
+/// Which kernel computes a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ProductKernel {
     /// Our own, without tensor cores.
     Plain,
-    /// The library on tensor cores, with split-k into this number of parts, which are added in order.
+    /// cuBLASLt on tensor cores, with split-k into `parts`, which are added in order.
     TensorCores { parts: usize },
 }
 
 impl ProductKernel {
-    /// Of a weight `[n, k]`: rows must start at multiples of 16 bytes for tensor cores.
+    /// For a weight `[n, k]`: tensor cores need rows aligned to 16 bytes.
     fn of(dtype: DType, sizes: [usize; 2]) -> ProductKernel {
         let served = dtype == DType::Bf16 && sizes.iter().all(|s| s % 8 == 0);
         if served { ProductKernel::TensorCores { parts: 1 } } else { ProductKernel::Plain }
     }
-    /// Of the gradient of an input whose sums over n features are long.
+    /// For an input gradient with a long reduction over n features.
     fn of_long_input_gradient(processors: usize, dtype: DType, [m, n, k]: [usize; 3]) -> ProductKernel {
         let possible = |parts: usize| n.is_multiple_of(8 * parts) && n / parts >= 4096;
         match ProductKernel::of(dtype, [n, k]) {
@@ -120,7 +120,7 @@ impl ProductKernel {
             _ => ProductKernel::TensorCores { parts: cuts(processors, [m, k], possible) },
         }
     }
-    /// Of the gradient of a weight, from m rows.
+    /// For a weight gradient over m rows.
     fn of_weight_gradient(processors: usize, dtype: DType, [m, n, k]: [usize; 3]) -> ProductKernel {
         match ProductKernel::of(dtype, [n, k]) {
             ProductKernel::TensorCores { .. } if m > 0 => {
@@ -131,11 +131,11 @@ impl ProductKernel {
     }
 }
 
-/// An operand of the plain kernel: address, and elements from one row and one column to the next.
+/// Operand of the plain kernel: address, row stride and column stride in elements.
 #[derive(Clone, Copy)]
 struct Operand(u64, usize, usize);
 
-/// A result of the plain kernel: address, storage, and whether it is added to.
+/// Output of the plain kernel: address, storage, and whether to accumulate.
 struct PlainResult {
     c: u64,
     out: DType,
@@ -157,12 +157,12 @@ fn plain(
     cuda.launch("linear", &name, grid, &args)
 }
 
-/// Sizes of a forward product.
+/// Shape of a forward GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ForwardShape {
-    /// Rows, output features, length of the sums.
+    /// Rows, output features, input features.
     pub sizes: [usize; 3],
-    /// Output features of the weight that this one is a part of, or `n`.
+    /// Output features of the full weight that this one is a shard of, or `n`.
     pub whole: usize,
 }
 
@@ -173,8 +173,8 @@ impl ForwardShape {
     }
 }
 
-/// `y[m, n] = x[m, k] · w[n, k]ᵀ`; a row has the same bits for any `m`, and those that the whole weight gives. Addresses are of
-/// dense matrices.
+/// `y[m, n] = x[m, k] · w[n, k]ᵀ`; a row has the same bits for any `m`, and a shard of a weight those of the full weight.
+/// Addresses are of dense matrices.
 pub fn forward(
     cuda: &Cuda,
     ForwardShape { sizes: [m, n, k], whole }: ForwardShape,
@@ -183,7 +183,7 @@ pub fn forward(
     bias: Option<&Buffer>,
     (y, out): (u64, DType),
 ) -> Result<()> {
-    // The sum must not be rounded before the bias is added; the library adds none of f32 to a result of bf16.
+    // The sum must not be rounded before the bias is added; cuBLASLt cannot add an f32 bias to a bf16 result.
     let sums = if bias.is_some() { DType::F32 } else { out };
     let how = row_invariance(cuda, RowsKey { n, k, out: sums, whole }, dtype)?;
     if matches!(how, RowInvariance::Plain) {
@@ -203,7 +203,7 @@ pub fn forward(
     cuda.launch_flat("linear", &name, threads, &args![at, bias, y, m * n, n as u32])
 }
 
-/// The same without a bias, and by no kernel that was chosen because it gives these bits: what such kernels are compared with.
+/// The same without bias, and by no kernel that was selected for giving these bits: the reference for such kernels.
 pub(crate) fn reference_forward(
     cuda: &Cuda,
     ForwardShape { sizes: [m, n, k], whole }: ForwardShape,
@@ -234,7 +234,7 @@ fn by_library(cuda: &Cuda, how: &RowInvariance, g: &Gemm) -> Result<()> {
     }
 }
 
-/// `dx[m, k] = dy[m, n] · w[n, k]`; rows of `dy` are `ld` elements apart.
+/// `dx[m, k] = dy[m, n] · w[n, k]`; `ld` is the row stride of `dy`.
 fn input_gradient(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
@@ -250,14 +250,14 @@ fn input_gradient(
     plain(cuda, [m, k, n], operands, dtype, None, PlainResult { c: dx, out, add: false })
 }
 
-/// Into how many parts the sums of a product are cut where its tiles are too few for the card: parts are computed side by
-/// side and added in order. A function of the shape and the card alone.
+/// Number of split-k parts for a product with too few tiles for the GPU: parts are computed concurrently and added in order. A
+/// function of shape and GPU only.
 fn cuts(processors: usize, [m, n]: [usize; 2], possible: impl Fn(usize) -> bool) -> usize {
     let tiles = m.div_ceil(128) * n.div_ceil(128);
     if 2 * tiles >= 3 * processors {
         return 1;
     }
-    // Hundredths of the card's time that are used; a multiprocessor is busy only with two tiles at a time.
+    // Utilisation in per cent; a multiprocessor is busy only with two tiles at a time.
     let used = |parts: usize| {
         let hundredths = 100 * tiles * parts / (tiles * parts).next_multiple_of(processors);
         if tiles * parts < 2 * processors { hundredths / 2 } else { hundredths }
@@ -266,7 +266,7 @@ fn cuts(processors: usize, [m, n]: [usize; 2], possible: impl Fn(usize) -> bool)
     [2, 4, 8].into_iter().filter(|&parts| possible(parts)).fold(1, better)
 }
 
-/// The same for long sums, which may be cut.
+/// The same for long reductions, which may use split-k.
 pub fn long_input_gradient(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
@@ -287,8 +287,7 @@ pub fn long_input_gradient(
     cuda.launch_flat("linear", &name, (m * k).div_ceil(4), &args![&sums, m * k, parts as u32, to.0])
 }
 
-/// `dx[m, columns] = dy[m, n] · back[columns, n]ᵀ`: some columns of what [`long_input_gradient`] computes of `k`, whose sums are cut
-/// as they are there.
+/// `dx[m, columns] = dy[m, n] · back[columns, n]ᵀ`: some of the `k` columns of [`long_input_gradient`], with the same split-k.
 pub(crate) fn long_input_gradient_columns(
     cuda: &Cuda,
     ([m, n, columns], k): ([usize; 3], usize),
@@ -314,7 +313,7 @@ pub(crate) fn long_input_gradient_columns(
     cuda.launch_flat("linear", &name, count.div_ceil(4), &args![&sums, count, parts as u32, dx])
 }
 
-/// `y[m, n] = x[m, k] · w[n, k]ᵀ` with few features, in sums that may be cut; rows of `x` are `ld` elements apart.
+/// `y[m, n] = x[m, k] · w[n, k]ᵀ` with few features, with split-k; `ld` is the row stride of `x`.
 pub(crate) fn cut_forward(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
@@ -339,7 +338,8 @@ pub(crate) fn cut_forward(
     cuda.launch_flat("linear", &name, (m * n).div_ceil(4), &args![&sums, m * n, parts as u32, y])
 }
 
-/// `dw[n, k] = dy[m, n]ᵀ · x[m, k]`; `+=` with `add`, in one addition; the last two numbers are the row strides of `dy` and `x`.
+/// `dw[n, k] = dy[m, n]ᵀ · x[m, k]`; `+=` with `add`, each total added once; the last two numbers are the row strides of `dy`
+/// and `x`.
 pub fn weight_gradient(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
@@ -358,7 +358,7 @@ pub fn weight_gradient(
     plain(cuda, [n, k, m], operands, dtype, None, PlainResult { c: dw, out: DType::F32, add })
 }
 
-/// The gradient of a weight on tensor cores, its sums cut where the weight is small.
+/// A weight gradient on tensor cores, with split-k if the weight is small.
 fn in_parts(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
@@ -404,7 +404,7 @@ mod tests {
             "rows that start between units of 16 bytes"
         );
         assert_eq!(ProductKernel::of(DType::F32, [896, 4864]), ProductKernel::Plain);
-        // A small weight has too few tiles for the card, so that its sums over many rows are cut; a large one has enough.
+        // A small weight has too few tiles for the GPU, so its reduction over many rows uses split-k; a large one has enough.
         let weight = |m, n, k| ProductKernel::of_weight_gradient(H200, bf16, [m, n, k]);
         assert!(matches!(weight(16384, 896, 896), ProductKernel::TensorCores { parts: 2.. }));
         assert_eq!(weight(16384, 4864, 4864), ProductKernel::TensorCores { parts: 1 });
@@ -414,7 +414,7 @@ mod tests {
             "parts of 1024 rows at least"
         );
         assert_eq!(weight(0, 896, 896), ProductKernel::Plain, "zeros are written by the plain kernel");
-        // The head: sums over the vocabulary.
+        // The head: a reduction over the vocabulary.
         let input = |m, n, k| ProductKernel::of_long_input_gradient(H200, bf16, [m, n, k]);
         assert!(matches!(input(832, 151_936, 896), ProductKernel::TensorCores { parts: 2.. }));
         assert_eq!(input(832, 4096, 896), ProductKernel::TensorCores { parts: 1 }, "short sums are whole");

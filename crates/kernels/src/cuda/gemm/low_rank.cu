@@ -1,6 +1,6 @@
-// Weights with low-rank additions.
+// LoRA merge.
 
-// w[row, j] = base[row, j] + sum over r of b[r, row] * a[r, j], rounded; the sum is a chain over ascending r, as product()'s in
+// w[row, j] = base[row, j] + sum_r b[r, row] * a[r, j], rounded; the sum is an FMA chain over ascending r, like product()'s in
 // linear.cu. A thread has 4 columns of 8 rows at a time, a block 1024 columns of ROWS rows; all pointers are at the first row.
 template <class T, class U>
 __device__ void load_adapted(const T* base, const float* a, const float* b, U* w, u32 rows, u32 k, u32 rank) {

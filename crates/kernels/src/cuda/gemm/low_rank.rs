@@ -1,4 +1,4 @@
-//! Low-rank additions to weights: one pass over the weight, and products that read columns where they lie.
+//! LoRA: merge in one pass over the weight, and GEMMs that read column ranges in place.
 
 use crate::backend::{ColumnsOf, LinearGrads, LowRank, LowRankGrad, LowRankOps};
 use crate::buffer::{Buffer, DType, Weight};
@@ -12,12 +12,12 @@ use crate::error::Result;
 use crate::shapes;
 use std::ops::Range;
 
-/// Rows of a block, and ranks whose factors it holds at a time.
+/// Rows per block, and ranks whose factors it loads at a time.
 const ROWS: usize = 16;
 const PIECE: usize = 32;
-/// Threads of a block; each has four columns.
+/// Threads per block; each has four columns.
 const THREADS: usize = 256;
-/// Sizes that the kernels share, as definitions.
+/// Sizes shared with the kernels, as definitions.
 pub(crate) const CONSTANTS: &[(&str, usize)] = &[("ROWS", ROWS), ("PIECE", PIECE)];
 
 impl LowRankOps for Cuda {
@@ -51,12 +51,12 @@ impl LowRankOps for Cuda {
         if done < n { plain(done..n) } else { Ok(()) }
     }
 
-    // The kernel has four columns a thread, and reads the base as it lies.
+    // The kernel has four columns per thread, and reads the base in place.
     fn merges_in_copies(&self, weight: &Weight) -> bool {
         !weight.k.is_multiple_of(4)
     }
 
-    // Sums may be cut here: gradients of a micro-batch need not have the bits of another's.
+    // Split-k is allowed here: gradients of a micro-batch need not have the bits of another's.
     fn low_rank_dw(&self, of: LowRankGrad<'_>, grads: LinearGrads<'_>) -> Result<()> {
         shapes::low_rank_dw(self, of, &grads)?;
         let LowRankGrad { x, w, y, tokens } = of;

@@ -1,8 +1,7 @@
-//! Matrix products of bf16 on tensor cores, through cuBLASLt.
+//! bf16 GEMM on tensor cores, through cuBLASLt.
 //!
-//! Sums over k may not be split between blocks in forward products: without that, nearly every algorithm cuBLASLt offers
-//! gives the same bits for a row whatever the number of rows. Which do is found out by trying them (`rows`). A card that need
-//! not be exact takes whatever algorithm is advised.
+//! Forward GEMMs exclude split-k: without it, nearly every cuBLASLt algorithm gives a row the same bits whatever the number of
+//! rows. Which ones do is established by testing them (`rows`). In inexact mode the heuristic's choice is used.
 
 pub(crate) mod linear;
 pub(crate) mod low_rank;
@@ -31,13 +30,13 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-/// What NVIDIA advises for Hopper.
+/// NVIDIA's recommendation for Hopper.
 const WORKSPACE: usize = 32 << 20;
-/// Plans that are kept; batches of ever new sizes must not pile up.
+/// Maximum number of cached plans, so that ever new batch sizes do not exhaust memory.
 const PLANS: usize = 4096;
-/// cuBLASLt's ways to join sums that were cut, all of them.
+/// All of cuBLASLt's split-k reduction schemes.
 const ANY_SCHEME: u32 = 7;
-/// Algorithms the library is asked for.
+/// Number of algorithms to request from the heuristic.
 const CANDIDATES: usize = 16;
 
 /// `C = op(A) · op(B) + beta * C`, row-major, A and B in bf16: C is `[m, n]`, op(A) `[m, k]`, op(B) `[k, n]`.
@@ -47,40 +46,40 @@ pub struct Gemm {
     pub m: usize,
     /// Columns of C.
     pub n: usize,
-    /// Length of the sums.
+    /// Length of the reduction.
     pub k: usize,
     /// Address of A.
     pub a: u64,
-    /// A is stored `[k, m]`.
+    /// Whether A is stored `[k, m]`.
     pub a_transposed: bool,
-    /// Elements from one stored row of A to the next.
+    /// Row stride of A as stored.
     pub lda: usize,
     /// Address of B.
     pub b: u64,
-    /// B is stored `[n, k]`, as a weight is.
+    /// Whether B is stored `[n, k]`, as weights are.
     pub b_transposed: bool,
-    /// Elements from one stored row of B to the next.
+    /// Row stride of B as stored.
     pub ldb: usize,
     /// Address of C.
     pub c: u64,
-    /// Elements from one row of C to the next.
+    /// Row stride of C.
     pub ldc: usize,
-    /// Storage of C.
+    /// Type of C.
     pub out: DType,
-    /// 1 adds to C, 0 writes it.
+    /// 1 accumulates into C, 0 overwrites it.
     pub beta: f32,
-    /// Batch of products; each operand's next one is `strides` elements further.
+    /// Number of GEMMs in the batch (strided batched GEMM).
     pub batch: usize,
-    /// From one A, B and C of a batch to the next.
+    /// Batch strides of A, B and C.
     pub strides: [usize; 3],
 }
 
 impl Gemm {
-    /// For people: which operands are transposed, and the sizes.
+    /// For users: transposition and sizes.
     pub(crate) fn name(&self) -> String {
-        let turned = |t: bool| if t { "t" } else { "n" };
+        let trans = |t: bool| if t { "t" } else { "n" };
         let batch = if self.batch > 1 { format!(" x{}", self.batch) } else { String::new() };
-        let (a, b) = (turned(self.a_transposed), turned(self.b_transposed));
+        let (a, b) = (trans(self.a_transposed), trans(self.b_transposed));
         format!("{a}{b} {}x{}x{}{batch}", self.m, self.n, self.k)
     }
     /// `x[m, k] · w[n, k]ᵀ`, all dense.
@@ -145,7 +144,7 @@ impl Gemm {
     }
 }
 
-/// What a plan depends on.
+/// Cache key of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct GemmKey {
     sizes: [usize; 6],
@@ -155,7 +154,7 @@ struct GemmKey {
     batch: usize,
     strides: [usize; 3],
     algo: Option<[u64; 8]>,
-    /// Whether each sum is left to one block.
+    /// Whether split-k is excluded.
     whole: bool,
 }
 
@@ -174,7 +173,7 @@ impl GemmKey {
     }
 }
 
-/// How a matrix lies in memory.
+/// Owns a matrix layout descriptor.
 struct MatrixLayout(cublasLtMatrixLayout_t);
 
 impl Drop for MatrixLayout {
@@ -184,7 +183,7 @@ impl Drop for MatrixLayout {
     }
 }
 
-/// What a product does.
+/// Owns a GEMM descriptor.
 struct Desc(cublasLtMatmulDesc_t);
 
 impl Drop for Desc {
@@ -194,17 +193,17 @@ impl Drop for Desc {
     }
 }
 
-/// What an algorithm must be.
-struct Wish(cublasLtMatmulPreference_t);
+/// Owns the heuristic's preferences.
+struct Preference(cublasLtMatmulPreference_t);
 
-impl Drop for Wish {
+impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: made by `Wish::of`.
+        // SAFETY: made by `Preference::of`.
         unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
     }
 }
 
-/// Descriptors and the algorithm of one shape. Shared: who uses it holds it, whatever becomes of the table meanwhile.
+/// Descriptors and algorithm of one shape. Reference-counted, so it survives eviction while in use.
 struct GemmPlan {
     desc: Desc,
     layouts: [MatrixLayout; 3],
@@ -216,19 +215,19 @@ unsafe impl Send for GemmPlan {}
 // SAFETY: as above.
 unsafe impl Sync for GemmPlan {}
 
-/// cuBLASLt, its workspace, and the plans made so far.
+/// cuBLASLt handle, workspace, and cached plans.
 pub struct Products {
     handle: cublasLtHandle_t,
     context: Arc<CudaContext>,
     workspace: CardMemory,
     plans: Mutex<HashMap<GemmKey, Arc<GemmPlan>>>,
-    /// The fastest algorithms that were found.
+    /// The fastest algorithm per class of shapes.
     pub(crate) tuned: Mutex<Tuned>,
-    /// How rows get the same bits for any m.
+    /// How row invariance is achieved, per weight shape.
     pub(crate) rows: Mutex<HashMap<RowsKey, RowInvariance>>,
 }
 
-// SAFETY: cuBLASLt's handle may be used from several threads; plans are behind a lock.
+// SAFETY: cuBLASLt handles may be used from several threads; plans are behind a lock.
 unsafe impl Send for Products {}
 // SAFETY: as above.
 unsafe impl Sync for Products {}
@@ -244,7 +243,7 @@ fn data_type(dtype: DType) -> cudaDataType {
     if dtype == DType::Bf16 { cudaDataType::CUDA_R_16BF } else { cudaDataType::CUDA_R_32F }
 }
 
-/// Bytes an address is a multiple of, up to 256.
+/// Alignment of an address in bytes, up to 256.
 pub(crate) fn alignment(at: u64) -> u32 {
     1 << at.trailing_zeros().min(8)
 }
@@ -267,20 +266,20 @@ impl Products {
         })
     }
 
-    /// The library's version.
+    /// cuBLASLt's version.
     pub(crate) fn version(&self) -> String {
         // SAFETY: asks a loaded library for a number.
         let v = unsafe { sys::cublasLtGetVersion() };
         format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)
     }
 
-    /// Starts a product, by the fastest algorithm where it is worth looking for.
+    /// Launches a GEMM, by the fastest algorithm if it is large enough to tune.
     pub fn gemm(&self, cuda: &Cuda, g: &Gemm) -> Result<()> {
         let algo = fastest(cuda, g, None)?;
         self.gemm_by(cuda, g, algo.as_ref())
     }
 
-    /// The same among algorithms that give a row the same bits whatever the number of rows.
+    /// The same, restricted to algorithms with row-invariant bits.
     pub(crate) fn gemm_checked(&self, cuda: &Cuda, g: &Gemm, checked: &CheckedAlgorithms) -> Result<()> {
         if g.m == 0 || g.n == 0 {
             return Ok(());
@@ -289,7 +288,7 @@ impl Products {
         self.gemm_by(cuda, g, algo.as_ref())
     }
 
-    /// Starts a product by an algorithm, or by the one that is advised.
+    /// Launches a GEMM by the given algorithm, or by the heuristic's.
     pub(crate) fn gemm_by(&self, cuda: &Cuda, g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<()> {
         if g.m == 0 || g.n == 0 {
             return Ok(());
@@ -299,14 +298,14 @@ impl Products {
         cuda.profile.time(cuda.stream, || format!("gemm {}", g.name()), || self.start(cuda, g, &plan))
     }
 
-    /// The same without a profile, to try algorithms.
+    /// The same without profiling, to try algorithms.
     pub(crate) fn attempt(&self, cuda: &Cuda, g: &Gemm, algo: &cublasLtMatmulAlgo_t) -> Result<()> {
         cuda.bind()?;
         let plan = self.plan(g, cuda.exact(), Some(algo))?;
         self.start(cuda, g, &plan)
     }
 
-    /// Whether an algorithm serves a product.
+    /// Whether an algorithm supports a GEMM.
     pub(crate) fn serves(&self, cuda: &Cuda, g: &Gemm, algo: &cublasLtMatmulAlgo_t) -> bool {
         self.plan(g, cuda.exact(), Some(algo)).is_ok()
     }
@@ -314,7 +313,7 @@ impl Products {
     fn start(&self, cuda: &Cuda, g: &Gemm, plan: &GemmPlan) -> Result<()> {
         let (alpha, beta) = (1f32, g.beta);
         cuda.trace.product(g);
-        // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
+        // SAFETY: the plan's descriptors fit the matrices, whose addresses callers guarantee; scalars are on the host.
         let done = unsafe {
             sys::cublasLtMatmul(
                 self.handle,
@@ -341,7 +340,7 @@ impl Products {
         }
     }
 
-    /// The algorithms that are offered for a product, the best first; with whole sums where the card is exact.
+    /// The heuristic's algorithms for a GEMM, best first; without split-k in exact mode.
     pub(crate) fn offers(&self, cuda: &Cuda, g: &Gemm) -> Result<Vec<cublasLtMatmulAlgo_t>> {
         cuda.bind()?;
         let key = GemmKey::of(g, cuda.exact(), None);
@@ -374,7 +373,7 @@ impl Products {
         Ok(GemmPlan { desc, layouts, algo })
     }
 
-    /// An error unless the algorithm serves the product within the workspace.
+    /// Errors unless the algorithm supports the GEMM within the workspace.
     fn check_algo(
         &self,
         g: &Gemm,
@@ -392,7 +391,7 @@ impl Products {
         check(if fits { done } else { cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED }, || planning(g))
     }
 
-    /// What the library advises, the best first; never nothing.
+    /// The heuristic's results, best first; never empty.
     fn advice(
         &self,
         g: &Gemm,
@@ -400,7 +399,7 @@ impl Products {
         desc: &Desc,
         layouts: &[MatrixLayout; 3],
     ) -> Result<Vec<cublasLtMatmulAlgo_t>> {
-        let wish = Wish::of(g, key)?;
+        let preference = Preference::of(g, key)?;
         let [a, b, c] = layouts.each_ref().map(|l| l.0);
         // SAFETY: live descriptors; results are plain structures, of which the library writes the first `count`.
         let (done, found) = unsafe {
@@ -414,7 +413,7 @@ impl Products {
                 b,
                 c,
                 c,
-                wish.0,
+                preference.0,
                 most,
                 to,
                 &mut count,
@@ -435,8 +434,8 @@ fn planning(g: &Gemm) -> String {
     format!("planning the product {}x{}x{}", g.m, g.n, g.k)
 }
 
-/// Of the library's first and second operand and its result. It counts columns first: a row-major matrix is its transpose
-/// there, so C' = op(B)' · op(A)'.
+/// Layouts of cuBLASLt's first and second operand and result. It is column-major, so a row-major matrix is its transpose:
+/// C' = op(B)' · op(A)'.
 fn layouts(g: &Gemm) -> Result<[MatrixLayout; 3]> {
     let layout = |dtype: DType, rows: usize, cols: usize, ld: usize, stride: usize| -> Result<MatrixLayout> {
         let mut layout = std::ptr::null_mut();
@@ -477,12 +476,12 @@ impl Desc {
         let made = unsafe { sys::cublasLtMatmulDescCreate(&mut desc, compute, cudaDataType::CUDA_R_32F) };
         check(made, || planning(g))?;
         let desc = Desc(desc);
-        let turns = [
+        let transpositions = [
             (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, g.b_transposed),
             (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, g.a_transposed),
         ];
-        for (attribute, turned) in turns {
-            let value = u32::from(turned); // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
+        for (attribute, trans) in transpositions {
+            let value = u32::from(trans); // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
             // SAFETY: a live descriptor, and an attribute of the size the library asks for.
             let set = unsafe {
                 sys::cublasLtMatmulDescSetAttribute(desc.0, attribute, (&raw const value).cast(), 4)
@@ -493,19 +492,20 @@ impl Desc {
     }
 }
 
-impl Wish {
+impl Preference {
     fn of(g: &Gemm, key: &GemmKey) -> Result<Self> {
-        let mut wish: cublasLtMatmulPreference_t = std::ptr::null_mut();
+        let mut preference: cublasLtMatmulPreference_t = std::ptr::null_mut();
         // SAFETY: a live variable.
-        check(unsafe { sys::cublasLtMatmulPreferenceCreate(&mut wish) }, || planning(g))?;
-        let wish = Wish(wish);
+        check(unsafe { sys::cublasLtMatmulPreferenceCreate(&mut preference) }, || planning(g))?;
+        let preference = Preference(preference);
         let bytes = WORKSPACE as u64;
         let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         // SAFETY: a live descriptor, and an attribute of the size the library asks for.
-        let set =
-            unsafe { sys::cublasLtMatmulPreferenceSetAttribute(wish.0, most, (&raw const bytes).cast(), 8) };
+        let set = unsafe {
+            sys::cublasLtMatmulPreferenceSetAttribute(preference.0, most, (&raw const bytes).cast(), 8)
+        };
         check(set, || planning(g))?;
-        // Without a scheme to join sums that were cut, none may be. Every scheme joins them in a fixed order.
+        // Mask 0 excludes split-k. Every scheme reduces in a fixed order.
         let schemes = if key.whole { 0u32 } else { ANY_SCHEME };
         let settings = [
             (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
@@ -517,14 +517,14 @@ impl Wish {
         for (attribute, value) in settings {
             let value = (&raw const value).cast();
             // SAFETY: as above.
-            let set = unsafe { sys::cublasLtMatmulPreferenceSetAttribute(wish.0, attribute, value, 4) };
+            let set = unsafe { sys::cublasLtMatmulPreferenceSetAttribute(preference.0, attribute, value, 4) };
             check(set, || planning(g))?;
         }
-        Ok(wish)
+        Ok(preference)
     }
 }
 
-/// Whether an algorithm leaves each sum over k to one block, from the first element to the last.
+/// Whether an algorithm does not split k.
 fn whole_sums(algo: &cublasLtMatmulAlgo_t) -> bool {
     let number = |attribute: AlgoAttribute| {
         let (mut value, mut written) = (0u32, 0);
@@ -543,7 +543,7 @@ impl Drop for Products {
     fn drop(&mut self) {
         lock(&self.plans).clear();
         if self.context.bind().is_ok() {
-            // SAFETY: made by `new`; nothing uses it any more.
+            // SAFETY: created by `new`; nothing uses it any more.
             unsafe { sys::cublasLtDestroy(self.handle) };
         }
     }

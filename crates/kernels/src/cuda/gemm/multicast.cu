@@ -1,20 +1,21 @@
-// Products of 17 to 256 rows for decoding: y[rows, n] = x[rows, k] · w[n, k]ᵀ, both operands by the bulk tensor copy engine
-// (TMA) into a ring of stages, shared by a cluster's blocks by multicast.
+// Decode GEMM of 17 to 256 rows: y[rows, n] = x[rows, k] · w[n, k]ᵀ. TMA loads both operands into a ring of stages, multicast
+// to the blocks of a cluster.
 //
-// What bounds such a product is what a multiprocessor takes in: its block's rows of x and its features' weights. In stream.cu
-// every block reads all of x from the L2 cache. Here the CLUSTER_FEATURES blocks of a cluster that have the same rows read a
-// part of them each and multicast it to the others, and so do the CLUSTER_ROWS blocks that have the same features with the
-// weights. Every sum is one chain of additions over k, as in stream.cu.
+// Such a GEMM is bound by what each multiprocessor loads: its block's rows of x and its features' weights. In stream.cu every
+// block reads all of x from the L2 cache. Here the CLUSTER_FEATURES blocks of a cluster that have the same rows each load a
+// part of them and multicast it to the others, and likewise the CLUSTER_ROWS blocks that have the same features with the
+// weights. Every output is one chain of additions over k, as in stream.cu.
 //
-// One producer warp copies; ROWS / 64 warpgroups (at least one) multiply: x is the left operand (64 rows a warpgroup, of which
-// the last may be whatever lies behind), weights are the right one. Both are in panels of 64 columns with the 128-byte swizzle.
-// A slot of the ring is filled once the consumers of all blocks that its copies go to have released it. Clusters are
-// persistent: they go over groups of CLUSTER_FEATURES * FEATURES features, and copies continue from one group to the next.
+// Warp-specialised: one producer warp copies; ROWS / 64 consumer warpgroups (at least one) multiply. x is the left operand (64
+// rows per warpgroup; rows beyond the last read stale data), weights are the right one. Both are in panels of 64 columns with the
+// 128-byte swizzle. A ring slot is refilled once the consumers of all blocks that receive its copies have released it. Clusters
+// are persistent: they iterate over groups of CLUSTER_FEATURES * FEATURES features, and copies continue from one group to the
+// next.
 //
-// Set by the launcher: ROWS and FEATURES of a block; CLUSTER_ROWS and CLUSTER_FEATURES, blocks of a cluster along both; COLUMNS,
-// elements of k of a stage; RING, stages. Hopper only.
+// Set by the launcher: ROWS and FEATURES per block; CLUSTER_ROWS and CLUSTER_FEATURES, blocks of a cluster along both; COLUMNS,
+// elements of k per stage; RING, stages. Hopper only.
 
-// CUtensorMap of the driver.
+// The driver's CUtensorMap.
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
@@ -26,13 +27,13 @@ struct alignas(64) TensorMap {
 
 #define CLUSTER_DIMS __cluster_dims__(CLUSTER_ROWS * CLUSTER_FEATURES, 1, 1)
 #define PANELS (COLUMNS / 64)
-// Bytes of a stage.
+// Bytes per stage.
 #define X_STAGE (ROWS * COLUMNS * 2)
 #define W_STAGE (FEATURES * COLUMNS * 2)
-// Blocks that share rows or features with one, itself included.
+// Blocks that share rows or features with a given one, itself included.
 #define SHARERS (CLUSTER_ROWS + CLUSTER_FEATURES - 1)
 
-// Accumulators of a product with that many features: operands of the instruction, and what they are.
+// Accumulator operands of the wgmma for this number of features.
 #define QUAD(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define NAMES_8 "%3, %4, %5, %6"
 #define NAMES_16 NAMES_8 ", %7, %8, %9, %10"
@@ -87,8 +88,8 @@ struct alignas(64) TensorMap {
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 
-// c += a b, or c = a b where `add` is 0. (Operands that are only read are declared as written too, so that their numbers do not depend
-// on FEATURES.)
+// c += a b, or c = a b if `add` is 0. (Read-only operands are declared read-write, so that their numbering does not depend on
+// FEATURES.)
 __device__ __forceinline__ void multiply(float (&c)[FEATURES / 2], u64 a, u64 b, u32 add) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; wgmma.mma_async.sync.aligned.m64n" TEXT(FEATURES)
                  "k16.f32.bf16.bf16 {" JOIN(NAMES_, FEATURES) "}, %0, %1, p, 1, 1, 0, 0; }"
@@ -107,7 +108,7 @@ __device__ __forceinline__ u32 cluster_rank() {
     return rank;
 }
 
-// All threads of the cluster meet. Barriers, all of shared memory that threads write, have a fence of their own.
+// Cluster barrier. mbarriers, which are all of shared memory that threads write, have a fence of their own.
 __device__ __forceinline__ void cluster_sync() {
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -118,9 +119,9 @@ __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Until the barrier's phase of this parity is complete. With POLLS, a wait that never ends becomes an error (for tests). Shared memory is
-// written by copies and read by products alone, which barriers order by themselves: release and acquire at the scope of the cluster
-// would be a fence of the whole card at every stage (0.7 us).
+// Waits until the barrier's phase of this parity is complete. With POLLS, a hang becomes an error (for tests). Shared memory is
+// written by TMA and read by wgmma only, which barriers order by themselves: cluster-scope acquire and release would be a
+// device-wide fence at every stage (0.7 us).
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 #ifdef POLLS
     u32 polls = 0;
@@ -138,7 +139,7 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
     } while (!done);
 }
 
-// The one arrival at a full barrier, and how many bytes copies will bring, from this block and others.
+// Arrives at a full barrier and sets the number of bytes that copies will bring, from this block and others.
 __device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -152,7 +153,7 @@ __device__ __forceinline__ void arrive_at(u32 barrier, u32 rank) {
         : "memory");
 }
 
-// Copies a box of 64 columns to the same place of all blocks in `mask`, and counts its bytes at their barriers.
+// Copies a box of 64 columns to the same offset in all blocks of `mask`, and counts its bytes at their barriers.
 template <int SHARED_BY>
 __device__ __forceinline__ void copy_box(u32 to, const TensorMap* map, u32 column, u32 row, u32 barrier, u32 mask, u64 policy) {
     if constexpr (SHARED_BY > 1)
@@ -169,8 +170,8 @@ __device__ __forceinline__ void copy_box(u32 to, const TensorMap* map, u32 colum
             : "memory");
 }
 
-// Copies the part of a stage that is this block's, the `own`th of SHARED_BY that have the same LINES lines: whole panels where there
-// are enough, else a part of the lines of one. The launcher's tensor maps have boxes of as many lines.
+// Copies this block's part of a stage, the `own`th of SHARED_BY with the same LINES lines: whole panels if there are enough,
+// else some lines of one. The launcher's tensor maps have boxes of as many lines.
 template <int LINES, int SHARED_BY>
 __device__ __forceinline__ void copy_part(u32 stage, const TensorMap* map, u32 column, u32 line, u32 own, u32 barrier, u32 mask,
                                           u64 policy) {
@@ -183,14 +184,14 @@ __device__ __forceinline__ void copy_part(u32 stage, const TensorMap* map, u32 c
     }
 }
 
-// Two neighbouring features of a row.
+// Stores two adjacent features of a row.
 __device__ __forceinline__ void store2(float* y, u64 i, float a, float b) { *(float2*)(y + i) = make_float2(a, b); }
 __device__ __forceinline__ void store2(bf16* y, u64 i, float a, float b) { *(u32*)(y + i) = narrow2(a, b); }
 
 template <class T>
 __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w, T* y, u32 rows, u32 n, u32 k) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    // Products of fewer than 64 rows read beyond them: x lies before the weights, so they never leave the ring.
+    // wgmmas of fewer than 64 rows read beyond them: x is placed before the weights, so that they stay within the ring.
     const u32 xs = shared_address(shared), weights = xs + RING * X_STAGE;
     const u32 full = weights + RING * W_STAGE, empty = full + RING * 8;
     const u32 lane = threadIdx.x % WARP, warp = __shfl_sync(ALL, threadIdx.x / WARP, 0);
@@ -208,7 +209,7 @@ __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    // No block copies to another, nor arrives there, before its barriers are initialised.
+    // No block copies to another or arrives at its barriers before they are initialised.
     cluster_sync();
 
     if (warp == GROUPS * 4) {
@@ -234,7 +235,7 @@ __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w
                 column += COLUMNS;
                 if (column == k) column = 0, feature += clusters * width;
             };
-            // Weights do not depend on the kernels before.
+            // Weights do not depend on the previous kernels.
 #pragma unroll 1
             for (u32 i = 0; i < first; i++) {
                 expect_bytes(full + i * 8, X_STAGE + W_STAGE);
@@ -260,14 +261,14 @@ __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w
         }
     } else {
         wait_for_earlier();
-        // A lane releases slots for one of the blocks that copy to this one.
+        // Each lane releases slots for one of the blocks that copy to this one.
         const u32 other = lane - CLUSTER_ROWS, skipped = other + (other >= of_features);
         const u32 sharer = lane < CLUSTER_ROWS ? of_features * CLUSTER_ROWS + lane : skipped * CLUSTER_ROWS + of_rows;
         const u64 layout = 1024ull >> 4 << 32 | 1ull << 62;
         float c[FEATURES / 2];
         u32 slot = 0, parity = 0;
-        // Stages whose slots are filled again. Only these are released: a block waits for every arrival at its barriers, so it
-        // never ends before one. The last RING slots are not filled again, and nobody would wait for their release.
+        // Stages whose slots are refilled. Only these are released: a block waits for every arrival at its barriers, so it
+        // never exits before one. The last RING slots are not refilled, and nobody would wait for their release.
         u32 refilled = total > RING ? total - RING : 0;
         const auto release = [&](u32 slot) {
             if (refilled) {
@@ -290,14 +291,14 @@ __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w
                     multiply(c, a + j / 4 * ROWS * 8 + j % 4 * 2, b + j / 4 * FEATURES * 8 + j % 4 * 2, 1);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                // Products of the stage before are complete.
+                // wgmmas of the previous stage are complete.
                 if (stage) release(before);
                 before = slot;
                 if (++slot == RING) slot = 0, parity ^= 1;
             }
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             release(before);
-            // A lane has rows lane / 4 and that plus 8 of its warp's 16, of features 2 (lane % 4) and the next of every eight.
+            // A lane has rows lane / 4 and lane / 4 + 8 of its warp's 16, and features 2 (lane % 4) and the next of every eight.
             const u32 r = row + warp * 16 + lane / 4, feature = group * width + of_features * FEATURES + lane % 4 * 2;
 #pragma unroll
             for (int i = 0; i < FEATURES / 8; i++) {
@@ -313,7 +314,7 @@ __device__ __forceinline__ void multicast(const TensorMap* x, const TensorMap* w
 
 #define CLUSTER_DIMS
 
-// Never launched on cards before Hopper.
+// Never launched before Hopper.
 template <class T>
 __device__ void multicast(const TensorMap*, const TensorMap*, T*, u32, u32, u32) {}
 

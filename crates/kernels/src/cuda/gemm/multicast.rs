@@ -1,5 +1,5 @@
-//! Products of 17 to 256 rows for decoding on Hopper, whose operands a cluster's blocks share by multicast (multicast.cu).
-//! `stream` tries them, beside its own kernel and the library's.
+//! Decode GEMM of 17 to 256 rows on Hopper with TMA multicast (multicast.cu). `stream` tries it, besides its own kernel and
+//! cuBLASLt.
 
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::Gemm;
@@ -8,31 +8,31 @@ use crate::cuda::memory::letter;
 use crate::cuda::tensor_map::{BOX_COLUMNS, TensorMap};
 use crate::error::Result;
 
-/// Bytes of shared memory of a block's stages. The rest of a multiprocessor's is for the small kernels before and after.
+/// Shared memory for a block's stages. The rest of a multiprocessor's is for the small kernels before and after.
 const RING_BYTES: usize = 200 << 10;
-/// Most stages, and the fewest that keep memory busy.
+/// Maximum stages, and the minimum that keeps memory busy.
 const MOST_STAGES: usize = 16;
 const FEWEST_STAGES: usize = 4;
-/// Most features of a block: half as many accumulators per thread.
+/// Maximum features per block: half as many accumulators per thread.
 const MOST_FEATURES: usize = 192;
-/// Share of the multiprocessors that clusters of more than two blocks find: an H200 holds 30 of four and 15 of eight at a time.
+/// Fraction of multiprocessors usable by clusters of more than two blocks: an H200 holds 30 of four and 15 of eight at a time.
 const TOGETHER: [usize; 2] = [10, 11];
-/// Rounds over the card, beyond the fewest possible, among which the best number of features is searched.
+/// Waves beyond the minimum among which the best number of features is searched.
 const ROUNDS: usize = 4;
 
-/// Rows of a block; blocks of a cluster along rows and features.
+/// Rows per block; blocks of a cluster along rows and features.
 type TileCut = (usize, [usize; 2]);
-/// By the most rows of a product: the cuts that are tried. The blocks of a cluster have all rows.
+/// The tilings to try, by maximum rows of the GEMM. The blocks of a cluster cover all rows.
 const CUTS: [(usize, &[TileCut]); 4] = [
     (32, &[(32, [1, 2]), (32, [1, 4])]),
     (64, &[(64, [1, 2]), (64, [1, 4]), (64, [1, 8])]),
     (128, &[(64, [2, 2]), (64, [2, 4]), (128, [1, 4])]),
     (256, &[(128, [2, 1]), (128, [2, 2]), (128, [2, 4]), (64, [4, 2])]),
 ];
-/// Fewest rows: below, stream.cu reads few rows of x beside its weights.
+/// Minimum rows: below, stream.cu reads few rows of x relative to its weights.
 const FEWEST_ROWS: usize = 17;
 
-/// One set of definitions of each kind that matters, for tests.
+/// Variants to compile in tests.
 pub const VARIANTS: &[&str] = &[
     "ROWS=32 FEATURES=32 CLUSTER_ROWS=1 CLUSTER_FEATURES=4 COLUMNS=128 RING=12",
     "ROWS=64 FEATURES=32 CLUSTER_ROWS=1 CLUSTER_FEATURES=8 COLUMNS=128 RING=8",
@@ -42,28 +42,28 @@ pub const VARIANTS: &[&str] = &[
     "ROWS=128 FEATURES=192 CLUSTER_ROWS=2 CLUSTER_FEATURES=1 COLUMNS=64 RING=5",
 ];
 
-/// How a product is cut.
+/// Tiling of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MulticastPlan {
-    /// Rows and features of a block.
+    /// Rows and features per block.
     rows: usize,
     features: usize,
-    /// Blocks of a cluster along rows and features.
+    /// Blocks per cluster along rows and features.
     cluster: [usize; 2],
-    /// Elements of k of a stage, and stages.
+    /// Elements of k per stage, and stages.
     columns: usize,
     stages: usize,
-    /// Blocks that the card holds at a time.
+    /// Maximum concurrently resident blocks.
     most_blocks: usize,
 }
 
-/// In how many parts the lines of a panel are cut for `sharers` blocks to copy as much each (`CUTS` in multicast.cu).
+/// Parts into which the lines of a panel are cut so that `sharers` blocks copy equally much (`CUTS` in multicast.cu).
 fn line_cuts(sharers: usize, columns: usize) -> usize {
     (sharers * BOX_COLUMNS / columns).max(1)
 }
 
 impl MulticastPlan {
-    /// What may be tried on a card with that many multiprocessors. Empty where the kernel does not serve the shape.
+    /// Plans to try on a GPU with this many multiprocessors. Empty if the kernel does not support the shape.
     pub(super) fn all([m, n, k]: [usize; 3], processors: usize) -> Vec<MulticastPlan> {
         let served = m >= FEWEST_ROWS && n.is_multiple_of(8) && k.is_multiple_of(128);
         let cuts = CUTS.into_iter().find(|&(most, _)| served && m <= most);
@@ -96,7 +96,7 @@ impl MulticastPlan {
         let w = TensorMap::of(g.b, [g.n, g.k], features / line_cuts(high, columns))?;
         let clusters = g.n.div_ceil(features * wide).min(most_blocks / (high * wide));
         let threads = (rows.div_ceil(64) * 128 + 32) as u32;
-        // Two barriers of eight bytes a stage lie behind the ring.
+        // Two eight-byte barriers per stage follow the ring.
         let shared = stages * ((rows + features) * columns * 2 + 16);
         let grid = Grid::new(clusters * high * wide, threads).with_shared(shared).early();
         let all = args![g.c, g.m as u32, g.n as u32, g.k as u32];
@@ -105,8 +105,8 @@ impl MulticastPlan {
     }
 }
 
-/// Features of a block, a multiple of `unit`: so many that a multiprocessor takes in the least over all rounds. None where the
-/// card has no room for one cluster.
+/// Features per block, a multiple of `unit`, that minimise what a multiprocessor loads over all waves. `None` if the GPU has no
+/// room for a cluster.
 fn features((rows, cluster): TileCut, n: usize, most_blocks: usize, unit: usize) -> Option<usize> {
     let abreast = most_blocks / (cluster[0] * cluster[1]) * cluster[1];
     if abreast == 0 {

@@ -1,17 +1,17 @@
-//! How a row of a forward product gets the same bits whatever the number of rows beside it.
+//! Row invariance: how a row of a forward GEMM gets the same bits whatever the number of rows.
 //!
-//! For each shape of weight that is met, one algorithm of the library is found whose rows do not depend on their number: the
-//! anchor. Another is used for a number of rows only after it gave the anchor's bits there. Where no algorithm is an anchor,
-//! or the library does not serve the shape, a kernel of our own multiplies.
+//! For each weight shape, one cuBLASLt algorithm is found whose rows do not depend on their number: the anchor. Another algorithm
+//! is used for some number of rows only if it is found to give the anchor's bits there. Without an anchor, or if cuBLASLt does
+//! not support the shape, our own kernel is used.
 //!
-//! A part of a weight (some of its output features, where ranks share them) has the bits of the whole: its algorithms are those that give
-//! the bits of the whole's anchor. The first features of the trial's weight are those of the whole one's. Where there is no such
-//! algorithm the product is refused.
+//! A shard of a weight (some of its output features) must have the bits of the full weight: its algorithms are those that give
+//! the bits of the full weight's anchor, tested on the first features of the same test weight. If there is none, the GEMM is
+//! refused.
 //!
-//! What is compared are sums that cancel: of rows (x, -x) with weights (w, w), whose numbers have many magnitudes. Nothing is
-//! left of them but what rounding left on the way, so that another order of additions shows in the leading digits of the
-//! result, also where that is rounded to bf16. (Of sums that do not cancel, one in thousands of those that differ does after
-//! rounding; products of one row were taken for equal that were not.)
+//! The test compares sums that cancel: rows (x, -x) times weights (w, w), with numbers of many magnitudes. Only accumulated
+//! rounding errors remain, so that a different order of additions shows in the leading digits of the result, also after
+//! rounding to bf16. (Of sums that do not cancel but differ, one in thousands still differs after rounding; GEMMs of one row
+//! passed such a test although their bits differed.)
 
 use crate::buffer::DType;
 use crate::cuda::context::Cuda;
@@ -27,58 +27,57 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Numbers of rows whose bits are compared, as far as their results take no more than [`MOST`] numbers.
+/// Numbers of rows to test, as far as their results do not exceed [`MAX_RESULTS`] elements.
 const ROWS: [usize; 17] = [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384];
-/// Number of distinct rows of the reference product; rows repeat after that.
+/// Number of distinct rows of the reference; rows repeat after that.
 const PERIOD: usize = 256;
-/// Fewer rows than this are tried at several places, so that many different rows are met alone. Rows so far apart start at
-/// multiples of 256 bytes.
+/// Batches of fewer rows than this are tested at several offsets, so that many different rows are tested alone. Rows this far
+/// apart are aligned to 256 bytes.
 const APART: usize = 16;
-/// As many results as the logits that a head computes at a time.
-const MOST: usize = 1 << 28;
-/// Rows, and results, at most of a trial of one algorithm after the anchor was found; [`PERIOD`] rows at least.
-const LATER: usize = 1024;
-const FEWER: usize = 1 << 25;
-/// Algorithms that are looked at for an anchor, and for a number of rows.
+/// Maximum results per test: as many as the logits that a head computes at a time.
+const MAX_RESULTS: usize = 1 << 28;
+/// Maximum rows, and results, of a test after the anchor was found; at least [`PERIOD`] rows.
+const MAX_LATER_ROWS: usize = 1024;
+const MAX_LATER_RESULTS: usize = 1 << 25;
+/// Number of algorithms to test as anchors, and per number of rows.
 const ANCHORS: usize = 4;
-const LOOKED_AT: usize = 4;
-/// Choices that are kept; batches of ever new sizes must not pile up.
+const CANDIDATES: usize = 4;
+/// Maximum number of cached choices, so that ever new batch sizes do not exhaust memory.
 const KEPT: usize = 4096;
-/// Up to this number of rows, each count is tried by itself: libraries have special cases for one or a few rows.
+/// Up to this number of rows, each count is tested separately: libraries have special cases for few rows.
 const EACH: usize = 4;
 
-/// How the rows of a forward product get the same bits whatever their number.
+/// How a weight's forward GEMMs achieve row invariance.
 #[derive(Clone)]
 pub(crate) enum RowInvariance {
-    /// They need not: whatever the library advises.
+    /// Not required: the heuristic's choice.
     Any,
-    /// By algorithms that were tried.
+    /// By tested algorithms.
     Checked(Arc<CheckedAlgorithms>),
-    /// Not through this library.
+    /// By our own kernel.
     Plain,
 }
 
-/// Algorithms that give each row of an `[n, k]` weight's products the same bits.
+/// cuBLASLt algorithms that give each row of an `[n, k]` weight's GEMMs the same bits.
 pub(crate) struct CheckedAlgorithms {
     shape: [usize; 2],
     out: DType,
-    /// Output features of the weight that this one is a part of, or its own.
+    /// Output features of the full weight that this one is a shard of, or its own.
     whole: usize,
-    /// Algorithms for shapes without a tuned one; the first is the reference (the anchor).
-    sure: Vec<Algo>,
+    /// Algorithms known to be correct for any number of rows; the first is the anchor.
+    checked: Vec<Algo>,
     known: Mutex<KnownAlgos>,
 }
 
 #[derive(Default)]
 struct KnownAlgos {
-    /// Whether an algorithm has the anchor's bits, by its data and the number of rows (0 stands for more than [`EACH`]).
+    /// Whether an algorithm has the anchor's bits, by its data and the number of rows (0: more than [`EACH`]).
     verdicts: HashMap<([u64; 8], usize), bool>,
     /// The algorithm for a number of rows, by the alignment of operands and result.
     chosen: HashMap<(usize, [u32; 3]), Algo>,
 }
 
-/// What decides how rows are made: an `[n, k]` weight, which is a part of one of `whole` output features or all of it, and the
-/// storage of its products.
+/// Cache key: an `[n, k]` weight, which is a shard of one with `whole` output features or all of it, and the type of its results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RowsKey {
     pub n: usize,
@@ -87,7 +86,7 @@ pub(crate) struct RowsKey {
     pub whole: usize,
 }
 
-/// How the rows of a weight's products are made; found once for each shape.
+/// How row invariance is achieved for a weight; determined once per shape.
 pub(crate) fn rows(cuda: &Cuda, key: RowsKey) -> Result<RowInvariance> {
     if !cuda.exact() {
         return Ok(RowInvariance::Any);
@@ -110,7 +109,7 @@ pub(crate) fn rows(cuda: &Cuda, key: RowsKey) -> Result<RowInvariance> {
     };
     cuda.profile.note(|| {
         let name = match &how {
-            RowInvariance::Checked(c) => format!("{} of the library's algorithms", c.sure.len()),
+            RowInvariance::Checked(c) => format!("{} of the library's algorithms", c.checked.len()),
             _ => "the plain kernel".into(),
         };
         let of = if n < whole { format!(" of {whole}x{k}") } else { String::new() };
@@ -121,14 +120,14 @@ pub(crate) fn rows(cuda: &Cuda, key: RowsKey) -> Result<RowInvariance> {
 }
 
 impl CheckedAlgorithms {
-    /// Those that were found, the anchor first.
-    fn new(trial: &Trial<'_>, whole: usize, sure: Vec<Algo>) -> Self {
-        let verdicts = (0..=EACH).map(|rows| ((sure[0].data, rows), true)).collect();
+    /// From the tested algorithms, the anchor first.
+    fn new(trial: &Trial<'_>, whole: usize, checked: Vec<Algo>) -> Self {
+        let verdicts = (0..=EACH).map(|rows| ((checked[0].data, rows), true)).collect();
         let known = Mutex::new(KnownAlgos { verdicts, chosen: HashMap::new() });
-        CheckedAlgorithms { shape: trial.shape, out: trial.out, whole, sure, known }
+        CheckedAlgorithms { shape: trial.shape, out: trial.out, whole, checked, known }
     }
 
-    /// Output features of the weight that this one is a part of; none where it is a whole one.
+    /// Output features of the full weight, if this is a shard.
     pub(crate) fn part_of(&self) -> Option<usize> {
         Some(self.whole).filter(|&whole| whole > self.shape[0])
     }
@@ -137,21 +136,21 @@ impl CheckedAlgorithms {
         lock(&self.known)
     }
 
-    /// The algorithm to name for a product of this weight.
+    /// The algorithm for a GEMM with this weight.
     pub(crate) fn algo(&self, cuda: &Cuda, g: &Gemm) -> Result<Algo> {
         let key = (g.m, [g.a, g.b, g.c].map(alignment));
         if let Some(&algo) = self.known().chosen.get(&key) {
             return Ok(algo);
         }
-        let sure = self.sure.iter().find(|algo| cuda.products.serves(cuda, g, algo));
-        let sure = *sure.unwrap_or(&self.sure[0]);
-        // Nothing can be tried while a graph is captured; the next time it can.
+        let checked = self.checked.iter().find(|algo| cuda.products.serves(cuda, g, algo));
+        let checked = *checked.unwrap_or(&self.checked[0]);
+        // No tests while a graph is captured; the next call can.
         if cuda.capturing.load(Ordering::Relaxed) {
-            return Ok(sure);
+            return Ok(checked);
         }
         let advised = cuda.products.offers(cuda, g).unwrap_or_default();
-        let mut found = sure;
-        for algo in advised.iter().take(LOOKED_AT) {
+        let mut found = checked;
+        for algo in advised.iter().take(CANDIDATES) {
             if self.accepts(cuda, algo, g.m)? {
                 found = *algo;
                 break;
@@ -165,7 +164,7 @@ impl CheckedAlgorithms {
         Ok(found)
     }
 
-    /// Whether an algorithm gives the anchor's bits in products of `rows` rows; tried once.
+    /// Whether an algorithm gives the anchor's bits for this number of rows; tested once.
     pub(crate) fn accepts(&self, cuda: &Cuda, algo: &Algo, rows: usize) -> Result<bool> {
         let key = (algo.data, if rows <= EACH { rows } else { 0 });
         if let Some(&verdict) = self.known().verdicts.get(&key) {
@@ -175,41 +174,41 @@ impl CheckedAlgorithms {
             return Ok(false);
         }
         let _trials = cuda.profile.trials();
-        let most = (FEWER / self.shape[0]).clamp(PERIOD, LATER);
-        // Without memory for a trial it is not used now, and tried another time.
+        let most = (MAX_LATER_RESULTS / self.shape[0]).clamp(PERIOD, MAX_LATER_ROWS);
+        // Without memory for a test the algorithm is not used this time, and tested later.
         let Ok(trial) = Trial::with(cuda, self.shape, self.out, rows.clamp(PERIOD, most)) else {
             return Ok(false);
         };
-        let verdict = trial.refer_to(&self.sure[0])? && trial.agrees(algo, rows.min(most))?;
+        let verdict = trial.refer_to(&self.checked[0])? && trial.agrees(algo, rows.min(most))?;
         self.known().verdicts.insert(key, verdict);
         Ok(verdict)
     }
 }
 
-/// An anchor, and what else is needed where that does not serve; none where the library has none.
+/// The anchor, and further algorithms for row counts that it does not support; `None` if there is no anchor.
 fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Option<CheckedAlgorithms>> {
     let trial = Trial::new(cuda, [n, k], out)?;
     for anchor in trial.candidates(Vec::new()) {
         if !trial.refer_to(&anchor)? {
             continue;
         }
-        if let Some(sure) = trial.anchored(&anchor)? {
-            return Ok(Some(CheckedAlgorithms::new(&trial, n, sure)));
+        if let Some(checked) = trial.anchored(&anchor)? {
+            return Ok(Some(CheckedAlgorithms::new(&trial, n, checked)));
         }
     }
     Ok(None)
 }
 
-/// Algorithms that give a part of a weight the bits of the whole.
+/// Algorithms that give a shard the bits of the full weight.
 fn find_part(cuda: &Cuda, key: RowsKey, all: &CheckedAlgorithms) -> Result<CheckedAlgorithms> {
     let RowsKey { n, k, out, whole } = key;
     let trial = Trial::new(cuda, [n, k], out)?;
     if n.is_multiple_of(8) {
-        trial.refer_to_whole(whole, &all.sure[0])?;
-        // The whole's own are the first to be tried.
-        for algo in trial.candidates(all.sure.clone()) {
-            if let Some(sure) = trial.anchored(&algo)? {
-                return Ok(CheckedAlgorithms::new(&trial, whole, sure));
+        trial.refer_to_whole(whole, &all.checked[0])?;
+        // The full weight's own algorithms are tested first.
+        for algo in trial.candidates(all.checked.clone()) {
+            if let Some(checked) = trial.anchored(&algo)? {
+                return Ok(CheckedAlgorithms::new(&trial, whole, checked));
             }
         }
     }
@@ -218,9 +217,9 @@ fn find_part(cuda: &Cuda, key: RowsKey, all: &CheckedAlgorithms) -> Result<Check
     Err(Error::device(what).fix("another number of ranks that share a weight, or f32"))
 }
 
-/// The most rows up to which every number of them gets, by a kernel of our own, the sums that [`reference_forward`] gives: of products
-/// into `out`, of rows at several places. `launch(rows, x, weights, to)` starts the kernel, whose sums are f32, and says
-/// whether it serves this number of rows.
+/// Largest number of rows up to which our own kernel gives every number of rows the sums of [`reference_forward`], into type
+/// `out`, with rows at several offsets. `launch(rows, x, weights, to)` launches the kernel, whose sums are f32, and returns
+/// whether it supports this number of rows.
 pub(crate) fn agreeing(
     cuda: &Cuda,
     RowsKey { n, k, out, whole }: RowsKey,
@@ -252,8 +251,8 @@ pub(crate) fn agreeing(
     Ok(differ[..tried].iter().take_while(|&&word| word == 0).count())
 }
 
-/// Whether a kernel of our own gives `rows` rows, at several places, the results that [`reference_forward`] gives, into `out`.
-/// `launch(x, weights, to)` starts it.
+/// Whether our own kernel gives `rows` rows, at several offsets, the results of [`reference_forward`], in type `out`.
+/// `launch(x, weights, to)` launches it.
 pub(crate) fn agrees(
     cuda: &Cuda,
     RowsKey { n, k, out, whole }: RowsKey,
@@ -274,26 +273,26 @@ pub(crate) fn agrees(
     Ok(differ[0] == 0)
 }
 
-/// Operands whose sums cancel, the rows of the first repeating, and room for results.
+/// Test operands whose sums cancel, the rows of the first repeating, and buffers for results.
 struct Trial<'a> {
     cuda: &'a Cuda,
     shape: [usize; 2],
     out: DType,
-    /// The most rows.
+    /// Maximum rows.
     most: usize,
     x: CardMemory,
     w: CardMemory,
-    /// The rows that all others are compared with.
+    /// The reference rows.
     reference: CardMemory,
     result: CardMemory,
-    /// A word for each number of rows: whether a bit differed.
+    /// A flag per number of rows: whether any bit differed.
     found: CardMemory,
 }
 
 impl<'a> Trial<'a> {
-    /// With as many rows as there is room for.
+    /// With as many rows as memory allows.
     fn new(cuda: &'a Cuda, shape: [usize; 2], out: DType) -> Result<Self> {
-        let mut most = (MOST / shape[0] / 64 * 64).clamp(PERIOD, ROWS[ROWS.len() - 1]);
+        let mut most = (MAX_RESULTS / shape[0] / 64 * 64).clamp(PERIOD, ROWS[ROWS.len() - 1]);
         loop {
             match Trial::with(cuda, shape, out, most) {
                 Err(_) if most > PERIOD => most = (most / 2).max(PERIOD),
@@ -302,11 +301,11 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// With that many.
+    /// With `most` rows.
     fn with(cuda: &'a Cuda, [n, k]: [usize; 2], out: DType, most: usize) -> Result<Self> {
         let (x, w) = (cuda.arena.take(most * k * 2)?, cuda.arena.take(n * k * 2)?);
         for (seed, memory, len, period) in [(1u32, &x, most * k, PERIOD * k), (2, &w, n * k, n * k)] {
-            // Only the rows change their sign half-way.
+            // Only the rows are negated in their second half.
             let arguments = args![memory, len, period, k, seed, seed == 1];
             cuda.launch_flat("rows", "cancelling", len, &arguments)?;
         }
@@ -316,7 +315,7 @@ impl<'a> Trial<'a> {
         Ok(Trial { cuda, shape: [n, k], out, most, x, w, reference, result, found })
     }
 
-    /// Rows from `first` on, to an address.
+    /// GEMM of rows from `first` on, into an address.
     fn product(&self, first: usize, rows: usize, to: u64) -> Gemm {
         let ([n, k], x) = (self.shape, self.x.ptr() + (first * self.shape[1] * 2) as u64);
         Gemm::forward([rows, n, k], x, self.w.ptr(), (to, self.out))
@@ -327,18 +326,18 @@ impl<'a> Trial<'a> {
         self.cuda.products.offers(self.cuda, &product).unwrap_or_default()
     }
 
-    /// An algorithm may not serve every number of rows.
+    /// Launches it; an algorithm may not support every number of rows.
     fn start(&self, first: usize, rows: usize, to: u64, algo: &Algo) -> bool {
         let product = self.product(first, rows, to);
         self.cuda.products.gemm_by(self.cuda, &product, Some(algo)).is_ok()
     }
 
-    /// Makes the rows of this algorithm the reference.
+    /// Computes the reference rows by this algorithm.
     fn refer_to(&self, anchor: &Algo) -> Result<bool> {
         Ok(self.start(0, PERIOD, self.reference.ptr(), anchor))
     }
 
-    /// Makes the rows of the whole weight, of which this one has the first features, the reference.
+    /// Computes the reference rows by the full weight, of which this one has the first features.
     fn refer_to_whole(&self, whole: usize, anchor: &Algo) -> Result<()> {
         let ([n, k], size) = (self.shape, self.out.size());
         let all = Trial::with(self.cuda, [whole, k], self.out, PERIOD)?;
@@ -351,7 +350,7 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// These algorithms, and those that the library offers for an anchor.
+    /// These algorithms, then the heuristic's candidates for an anchor.
     fn candidates(&self, mut all: Vec<Algo>) -> Vec<Algo> {
         for rows in [self.most, PERIOD, 64] {
             for algo in self.offers(rows).into_iter().take(ANCHORS) {
@@ -363,18 +362,18 @@ impl<'a> Trial<'a> {
         all
     }
 
-    /// Bytes of `rows` rows.
+    /// Bytes of `rows` result rows.
     fn bytes(&self, rows: usize) -> usize {
         rows * self.shape[0] * self.out.size()
     }
 
-    /// Compares every row of a product of `rows` rows with the reference, and sets word `slot` if one differs; `false` where the
-    /// algorithm does not serve them.
+    /// Compares every row of a GEMM of `rows` rows with the reference, and sets flag `slot` if any differs; `false` if the
+    /// algorithm does not support it.
     fn compare(&self, slot: usize, rows: usize, algo: &Algo) -> Result<bool> {
         let (cuda, n) = (self.cuda, self.shape[0]);
         let mut met = rows;
         if rows < APART {
-            // Rows that are not computed anew are as they should be.
+            // Rows that a launch does not overwrite must compare equal.
             let (from, to) = ((self.reference.ptr(), self.out), (self.result.ptr(), self.out));
             convert(cuda, from, to, PERIOD * n)?;
             for first in (0..PERIOD).step_by(APART) {
@@ -390,11 +389,11 @@ impl<'a> Trial<'a> {
         let words = |rows: usize| self.bytes(rows) / 4;
         let found = self.found.ptr() + (slot * 4) as u64;
         let arguments = args![&self.result, &self.reference, words(met), words(PERIOD), found];
-        cuda.launch_flat("rows", "differ_again", words(met), &arguments)?;
+        cuda.launch_flat("rows", "differ_periodic", words(met), &arguments)?;
         Ok(true)
     }
 
-    /// Which words of `found` say that a bit differed; all say that none did afterwards.
+    /// Reads and clears the flags.
     fn differing(&self) -> Result<[bool; ROWS.len()]> {
         let mut words = [1u32; ROWS.len()];
         self.cuda.download(self.found.ptr(), &mut words)?;
@@ -402,13 +401,13 @@ impl<'a> Trial<'a> {
         Ok(words.map(|word| word != 0))
     }
 
-    /// Whether a product of `rows` rows has the bits of the reference.
+    /// Whether a GEMM of `rows` rows has the bits of the reference.
     fn agrees(&self, algo: &Algo, rows: usize) -> Result<bool> {
         let served = self.compare(0, rows, algo)?;
         Ok(!self.differing()?[0] && served)
     }
 
-    /// Algorithms with which every number of rows gets the bits of the reference, this one first, if there are such.
+    /// Algorithms that together give every number of rows the bits of the reference, this one first; `None` if there are none.
     fn anchored(&self, anchor: &Algo) -> Result<Option<Vec<Algo>>> {
         let sizes = || ROWS.into_iter().filter(|&rows| rows < self.most).chain([self.most]).enumerate();
         let mut served = [false; ROWS.len()];
@@ -419,13 +418,13 @@ impl<'a> Trial<'a> {
         if served.iter().zip(&differing).any(|(&served, &differs)| served && differs) {
             return Ok(None);
         }
-        // Numbers of rows that it does not serve need another with its bits.
-        let mut sure = vec![*anchor];
+        // Row counts that it does not support need another algorithm with its bits.
+        let mut checked = vec![*anchor];
         for (_, rows) in sizes().filter(|&(slot, _)| !served[slot]) {
             let mut found = false;
             for algo in self.offers(rows) {
                 if self.agrees(&algo, rows)? {
-                    sure.push(algo);
+                    checked.push(algo);
                     found = true;
                     break;
                 }
@@ -434,6 +433,6 @@ impl<'a> Trial<'a> {
                 return Ok(None);
             }
         }
-        Ok(Some(sure))
+        Ok(Some(checked))
     }
 }

@@ -1,21 +1,21 @@
-// Products of up to 64 rows for decoding: y[rows, n] = x[rows, k] · w[n, k]ᵀ, k streaming through a ring of stages.
+// Decode GEMM of up to 64 rows: y[rows, n] = x[rows, k] · w[n, k]ᵀ, with k streaming through a ring of stages.
 //
-// The time of such a product is the time to read its weights. The library cuts n into tiles of 128 features, too few for the
-// card where n is a model's width. Here a block has 16 to 64 features, and one block a multiprocessor goes over groups of
-// them while the ring is never empty. Every sum is one chain of additions over k, as in decode/products.cu.
+// Such a GEMM takes as long as reading its weights. cuBLASLt tiles n by 128 features, which gives too few tiles for the GPU if
+// n is a model's width. Here a block has 16 to 64 features, and one block per multiprocessor iterates over groups of them
+// (persistent) while the ring is never empty. Every output is one chain of additions over k, as in decode/products.cu.
 //
-// Weights are the left operand of Hopper's products (64 features, of which the last may be whatever lies behind), x the right
-// one (N rows). Both are in panels of 64 columns, in which 16-byte units are exchanged by the row's number.
+// Weights are the left wgmma operand (64 features; those beyond the group read stale data), x the right one (N rows). Both are in
+// panels of 64 columns with the 128-byte swizzle.
 //
-// Set by the launcher: RING, stages in shared memory; COLUMNS, elements of k of a stage; WARPS, tiles of 16 features of a
-// group; N, rows of a product. A group has at least AHEAD stages. Hopper only.
+// Set by the launcher: RING, stages in shared memory; COLUMNS, elements of k per stage; WARPS, tiles of 16 features per group;
+// N, rows of a wgmma. A group has at least AHEAD stages. Hopper only.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 #define MINE (16 * WARPS)
-// Stages that are prefetched. Two more are being read by products.
+// Prefetch distance in stages. Two more are being read by products.
 #define AHEAD (RING - 2)
-// 16-byte units of a row's part of a stage, and rows that all threads copy at once.
+// 16-byte units of a row per stage, and rows that all threads copy at once.
 #define UNITS (COLUMNS / 8)
 #define AT_ONCE (THREADS / UNITS)
 
@@ -32,12 +32,12 @@ __device__ __forceinline__ void copy_row(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 
-// Where a row's elements of a stage with `rows` rows lie.
+// Offset of a row's 8 columns in a stage with `rows` rows.
 __device__ __forceinline__ u32 place(u32 row, u32 column, u32 rows) {
     return (column / 64 * rows + row) * 64 + ((column % 64 / 8) ^ (row & 7)) * 8;
 }
 
-// c += a b, or c = a b where `add` is 0.
+// c += a b, or c = a b if `add` is 0.
 __device__ __forceinline__ void multiply(float (&c)[N / 2], u64 a, u64 b, u32 add) {
 #if N == 16
     asm volatile(
@@ -65,11 +65,11 @@ __device__ __forceinline__ void multiply(float (&c)[N / 2], u64 a, u64 b, u32 ad
 #endif
 }
 
-// What a thread copies: unit threadIdx.x % UNITS of every AT_ONCEth row.
+// A thread's copies: unit threadIdx.x % UNITS of every AT_ONCEth row.
 struct Copies {
     const bf16 *w, *x;
     u32 unit, first;
-    // Elements from one of its rows of weights to the next; the last group may be short.
+    // Number of weight rows, their stride, and the group's first feature; the last group may be short.
     u32 n, k, feature;
 
     __device__ __forceinline__ void weights(bf16* stage, u32 column) const {
@@ -98,11 +98,11 @@ __device__ void stream(const bf16* w, const bf16* x, T* y, u32 rows, u32 n, u32 
     const u32 own = (groups - blockIdx.x + gridDim.x - 1) / gridDim.x, total = own * stages;
     let_next_start();
 
-    // Where copies are: a group's first feature, its stage, and the ring's slot.
+    // Position of the copies: the group's first feature, its stage, and the ring slot.
     Copies copies = {w, x, threadIdx.x % UNITS, threadIdx.x / UNITS, n, k, blockIdx.x * MINE};
-    u32 stage = 0, slot = 0, asked = 0;
+    u32 stage = 0, slot = 0, fetched = 0;
 #pragma unroll 1
-    for (; asked < AHEAD; asked++) copies.weights(weights + asked * MINE * COLUMNS, asked * COLUMNS);
+    for (; fetched < AHEAD; fetched++) copies.weights(weights + fetched * MINE * COLUMNS, fetched * COLUMNS);
     wait_for_earlier();
 #pragma unroll 1
     for (u32 i = 0; i < AHEAD; i++) {
@@ -120,14 +120,14 @@ __device__ void stream(const bf16* w, const bf16* x, T* y, u32 rows, u32 n, u32 
     for (u32 group = blockIdx.x; group < groups; group += gridDim.x) {
 #pragma unroll 1
         for (u32 column = 0; column < k; column += COLUMNS) {
-            // This stage has arrived for all threads, and all reads of the slot that is filled next are complete.
+            // This stage has arrived for all threads, and all reads of the slot to be filled next are complete.
             asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
-            if (asked < total) {
+            if (fetched < total) {
                 copies.weights(weights + slot * MINE * COLUMNS, stage * COLUMNS);
                 copies.rows(xs + slot * N * COLUMNS, stage * COLUMNS, rows);
-                asked++, slot = slot + 1 == RING ? 0 : slot + 1;
+                fetched++, slot = slot + 1 == RING ? 0 : slot + 1;
                 if (++stage == stages) stage = 0, copies.feature += gridDim.x * MINE;
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
@@ -143,7 +143,7 @@ __device__ void stream(const bf16* w, const bf16* x, T* y, u32 rows, u32 n, u32 
             at = at + 1 == RING ? 0 : at + 1;
         }
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-        // A lane has features lane / 4 and that plus 8 of its warp's 16, of rows 2 (lane % 4) and the next of every eight.
+        // A lane has features lane / 4 and lane / 4 + 8 of its warp's 16, and rows 2 (lane % 4) and the next of every eight.
         if (warp >= WARPS) continue;
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
@@ -155,7 +155,7 @@ __device__ void stream(const bf16* w, const bf16* x, T* y, u32 rows, u32 n, u32 
 
 #else
 
-// Never launched on cards before Hopper.
+// Never launched before Hopper.
 template <class T>
 __device__ void stream(const bf16*, const bf16*, T*, u32, u32, u32) {}
 

@@ -1,5 +1,5 @@
-//! Products of some rows for decoding, k streaming through shared memory (stream.cu, multicast.cu): taken where their sums are the
-//! library's, bit for bit, and they are sooner done. All are tried once for each shape.
+//! Decode GEMM of some rows with k streaming through shared memory (stream.cu, multicast.cu): used where its sums are, bit for
+//! bit, cuBLASLt's, and it is faster. Both are tested once per shape.
 
 use crate::buffer::DType;
 use crate::cuda::context::Cuda;
@@ -15,30 +15,30 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
-/// Rows that products of stream.cu may have; fewer are padded to the next.
+/// Row counts of stream.cu; fewer rows are padded to the next.
 const ROWS: [usize; 3] = [16, 32, 64];
-/// Rows of all products that are tried here: a plan serves what is padded to the same number.
+/// Row classes of all kernels tried here: a plan serves all row counts that are padded to the same class.
 const CLASSES: [usize; 5] = [16, 32, 64, 128, 256];
-/// Fewest rows: below, decode/gemm.cu does more of a layer at once.
+/// Minimum rows: below, decode/gemm.cu fuses more of a layer.
 const FEWEST: usize = 5;
-/// Threads of a block, and features of a warp's tile.
+/// Threads per block, and features per warp tile.
 const THREADS: u32 = 128;
-/// Sizes that the kernels share, as definitions.
+/// Sizes shared with the kernels, as definitions.
 pub(crate) const CONSTANTS: &[(&str, usize)] = &[("THREADS", THREADS as usize)];
 const TILE: usize = 16;
-/// Bytes of shared memory that a block's stages take.
+/// Shared memory for a block's stages.
 const RING_BYTES: usize = 160 << 10;
-/// Bytes of the smallest weight that is tried. (0.5B shape, one H200: 53.2k tok/s with 64 sequences and 16.4k with 16 from 1 MiB on,
-/// 51.1k and 15.1k from 8 MiB on.)
+/// Bytes of the smallest weight that is tuned. (0.5B shape, one H200: 53.2k tok/s with 64 sequences and 16.4k with 16 from 1 MiB
+/// on, 51.1k and 15.1k from 8 MiB on.)
 const SMALLEST: usize = 1 << 20;
-/// Products that are timed, and bytes of different weights that they read: several times the L2 cache.
+/// Timed launches, and bytes of distinct weights that they read: several times the L2 cache.
 const TIMES: usize = 16;
 const COLD: usize = 160 << 20;
-/// Seconds that an own kernel may take longer than the library's: in a model it starts before the kernel before it has ended and
+/// Seconds by which our own kernel may be slower than cuBLASLt: in a model it launches before the previous kernel has ended and
 /// prefetches weights meanwhile, up to 25 MB on an H200.
 const EARLY: f64 = 2e-6;
 
-/// One set of definitions of each kind that matters, for tests.
+/// Variants to compile in tests.
 pub const VARIANTS: &[&str] = &[
     "RING=6 COLUMNS=256 WARPS=2 N=16",
     "RING=10 COLUMNS=128 WARPS=3 N=16",
@@ -46,11 +46,11 @@ pub const VARIANTS: &[&str] = &[
     "RING=5 COLUMNS=128 WARPS=4 N=64",
 ];
 
-/// Tuned plans by shape: rows, n, k, storage of the result, output features of the whole weight; and whether the library's bits were asked
-/// for: a plan that was found without may have others, and stages of a run differ in that.
+/// Tuned plans by shape: rows, n, k, type of the result, output features of the full weight; and whether the plan was chosen in exact
+/// mode: one chosen without may have other bits than cuBLASLt, and a run may have stages of both kinds.
 pub type StreamPlans = Mutex<HashMap<(usize, usize, usize, DType, usize, bool), Option<ProductPlan>>>;
 
-/// Which kernel serves a product, and how.
+/// Which kernel computes a GEMM, and its tiling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ProductPlan {
     /// stream.cu.
@@ -60,7 +60,7 @@ pub enum ProductPlan {
 }
 
 impl ProductPlan {
-    /// What is tried, and of how many rows. None where no kernel serves the shape, or the weight is too small to be worth it.
+    /// Row class and plans to try. `None` if no kernel supports the shape, or the weight is too small.
     fn all(shape: [usize; 3], processors: usize) -> Option<(usize, Vec<ProductPlan>)> {
         let [m, n, k] = shape;
         let class = CLASSES.into_iter().find(|&rows| m <= rows)?;
@@ -73,7 +73,7 @@ impl ProductPlan {
         (!all.is_empty()).then_some((class, all))
     }
 
-    /// The source, and its definitions.
+    /// The source file and its definitions.
     fn variant(&self) -> (&'static str, String) {
         match self {
             ProductPlan::Stream(plan) => ("stream", plan.defines()),
@@ -89,20 +89,20 @@ impl ProductPlan {
     }
 }
 
-/// How a product is cut.
+/// Tiling of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamPlan {
-    /// Rows of a product.
+    /// Rows per wgmma.
     rows: usize,
-    /// Tiles of features of a group.
+    /// Tiles of features per group.
     warps: usize,
-    /// Elements of k of a stage, and stages.
+    /// Elements of k per stage, and stages.
     columns: usize,
     stages: usize,
 }
 
 impl StreamPlan {
-    /// What may be tried, whatever the card: groups of one to four tiles. Empty where the kernel does not serve the shape.
+    /// Plans to try on any GPU: groups of one to four tiles. Empty if the kernel does not support the shape.
     fn all([m, _, k]: [usize; 3]) -> Vec<StreamPlan> {
         let rows = ROWS.into_iter().find(|&r| m <= r).filter(|_| m >= FEWEST);
         let Some(rows) = rows.filter(|_| k.is_multiple_of(128)) else {
@@ -124,7 +124,7 @@ impl StreamPlan {
     fn start(&self, cuda: &Cuda, g: &Gemm) -> Result<()> {
         let StreamPlan { rows, warps, columns, stages } = *self;
         let blocks = g.n.div_ceil(TILE * warps).min(cuda.card.processors as usize);
-        // Products read 64 features, whatever lies behind a group's: at most the rows of x and what is added here.
+        // wgmma always reads 64 features, valid or not: beyond a group's lie at most the rows of x and the bytes added here.
         let shared = stages * (warps * TILE + rows) * columns * 2 + 64 * 128;
         let grid = Grid::new(blocks, THREADS).with_shared(shared).early();
         let name = format!("stream_{}", letter(g.out));
@@ -133,8 +133,8 @@ impl StreamPlan {
     }
 }
 
-/// Starts `x[m, k] · w[n, k]ᵀ` where a kernel of our own is the better choice; `false` where the `library` is. The weight is a part of
-/// one of `whole` output features, or that.
+/// Launches `x[m, k] · w[n, k]ᵀ` if our own kernel is the better choice; `false` if `library` is. The weight is a shard of one
+/// with `whole` output features, or that.
 pub(crate) fn product(
     cuda: &Cuda,
     g: &Gemm,
@@ -152,17 +152,17 @@ pub(crate) fn product(
     let known = lock(&cuda.streams).get(&key).copied();
     let best = match known {
         Some(known) => known,
-        // Nothing can be tried while a graph is captured.
+        // No tests while a graph is captured.
         None if cuda.capturing.load(Ordering::Relaxed) => return Ok(false),
         None => {
-            // Meanwhile the library serves it: nothing that is multiplied in a trial asks for this trial again.
+            // cuBLASLt serves the shape meanwhile, so that GEMMs inside the test do not recurse.
             lock(&cuda.streams).insert(key, None);
             match fastest_plan(cuda, (g, whole), (rows, &plans), library) {
                 Ok(best) => {
                     lock(&cuda.streams).insert(key, best);
                     best
                 }
-                // Without memory for a trial the library serves it from now on: the weight's copies alone are 160 MiB and more.
+                // Without memory for the test cuBLASLt serves the shape from now on: the copies of the weight alone take 160 MiB or more.
                 Err(e) if e.class == Class::Resource => {
                     cuda.profile.note(|| format!("stream {rows}x{}x{}: not tried: {e}", g.n, g.k));
                     None
@@ -174,8 +174,8 @@ pub(crate) fn product(
     best.map_or(Ok(false), |plan| plan.start(cuda, g).map(|()| true))
 }
 
-/// The plan that is faster than the library and the others, of those whose sums are the library's for many rows. What the
-/// clock decides is no bit of any result.
+/// The fastest plan, if faster than cuBLASLt, among those whose sums are cuBLASLt's for many rows. So timing decides no bit of
+/// any result.
 fn fastest_plan(
     cuda: &Cuda,
     (g, whole): (&Gemm, usize),
@@ -183,7 +183,7 @@ fn fastest_plan(
     library: &dyn Fn(&Gemm) -> Result<()>,
 ) -> Result<Option<ProductPlan>> {
     let (n, k, _trials) = (g.n, g.k, cuda.profile.trials());
-    // Each product reads another copy of the weight, so that none is in the L2 cache: a model's weights are not.
+    // Each launch reads another copy of the weight, so that none is in the L2 cache, as in a model.
     let copies = (COLD / (n * k * 2)).clamp(1, TIMES);
     let (x, w) = (cuda.arena.take(m * k * 2)?, cuda.arena.take(copies * n * k * 2)?);
     let y = cuda.arena.take(m * n * g.out.size())?;
@@ -195,18 +195,18 @@ fn fastest_plan(
     };
     let variants: Vec<_> = plans.iter().map(ProductPlan::variant).collect();
     cuda.modules.compile_together(&variants);
-    library(&timed(0))?; // whatever it has to find first is not timed
+    library(&timed(0))?; // warm-up: its own tuning is not timed
     let advised = time(cuda, TIMES, |i| library(&timed(i)))?;
     let (mut shortest, mut best) = (advised + EARLY, None);
     for plan in plans {
-        // One that this card or its compiler refuses is as good as a slow one.
+        // A plan that the GPU or compiler refuses is skipped.
         if let Err(e) = plan.start(cuda, &timed(0)) {
             cuda.profile.note(|| format!("stream {m}x{n}x{k}: {plan:?} is not used: {e}"));
             continue;
         }
         let seconds = time(cuda, TIMES, |i| plan.start(cuda, &timed(i)))?;
         let trial = |x, w, y| plan.start(cuda, &Gemm::forward([m, n, k], x, w, (y, g.out)));
-        // Where no bits are promised, these sums are as good as any.
+        // Without exactness any sums will do.
         if seconds < shortest
             && (!cuda.exact() || agrees(cuda, RowsKey { n, k, out: g.out, whole }, m, trial)?)
         {

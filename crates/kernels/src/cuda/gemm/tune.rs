@@ -1,9 +1,9 @@
-//! The fastest algorithm for a large product, found by trying what cuBLASLt offers.
+//! Tuning: the fastest algorithm for a large GEMM, found by timing cuBLASLt's candidates.
 //!
-//! The library's advice is by a model of the card and at times a fifth from the best. What a clock decides must not
-//! decide bits: only algorithms that give the bits of the advised one are taken, so a run is the same whichever wins. It is
-//! tried on the product's own operands where its result is written, not added. Where rows must not depend on their number
-//! (`rows`), the advised one is one that was found to do that, and so must be every other.
+//! The heuristic's choice is sometimes a fifth slower than the best. Timing must not decide bits: only algorithms that give the
+//! bits of the heuristic's choice are considered, so a run is the same whichever wins. Tuning uses the GEMM's own operands if
+//! its result is overwritten, not accumulated. Where rows must be invariant (`rows`), the reference and all candidates must be
+//! tested algorithms.
 
 use crate::buffer::DType;
 use crate::cuda::context::Cuda;
@@ -17,23 +17,23 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Multiply-adds of the smallest product that is worth it: 21 rows of a 7B model's smallest weight.
+/// Multiply-adds of the smallest GEMM that is tuned: 21 rows of a 7B model's smallest weight.
 const LARGE: usize = 1 << 28;
-/// Algorithms that are tried.
+/// Number of algorithms to time.
 const TRIES: usize = 12;
-/// Launches of a timed graph, and times it is replayed.
+/// Launches per timed graph, and replays of it.
 const TIMES: usize = 4;
 const REPLAYS: usize = 3;
-/// How much faster than the advised one another must be, in hundredths.
+/// Required speed-up over the heuristic's choice, in per cent.
 const GAIN: f64 = 1.0;
 
-/// What products have in common that share an algorithm: sizes rounded up to an eighth of a power of two, transposition,
-/// storage of the result, alignment, batch.
+/// GEMMs that share a tuned algorithm: sizes rounded up to an eighth of a power of two, transposition, type of the result,
+/// alignment, batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ShapeClass {
-    /// Whether rows must not depend on their number.
+    /// Whether rows must be invariant.
     checked: bool,
-    /// Of a part of a weight the output features of the whole.
+    /// For a shard of a weight, the output features of the full weight.
     part_of: Option<usize>,
     sizes: [usize; 3],
     transposed: [bool; 2],
@@ -57,10 +57,10 @@ impl ShapeClass {
     }
 }
 
-/// What was found; `None` is the advised algorithm.
+/// Tuned algorithms; `None` is the heuristic's choice.
 pub(crate) type Tuned = HashMap<ShapeClass, Option<cublasLtMatmulAlgo_t>>;
 
-/// The algorithm to name for a product, if not the library's advice; one of the checked ones where there are such.
+/// The algorithm for a GEMM if not the heuristic's; one of the tested ones if rows must be invariant.
 pub(crate) fn fastest(
     cuda: &Cuda,
     g: &Gemm,
@@ -73,9 +73,9 @@ pub(crate) fn fastest(
     let kind = ShapeClass::of(g, checked);
     let known = lock(&cuda.products.tuned).get(&kind).copied();
     if let Some(known) = known {
-        // One that was found for another size may not serve this one.
+        // An algorithm tuned at another size may not support this one.
         let Some(algo) = known.filter(|algo| cuda.products.serves(cuda, g, algo)) else { return Ok(advised) };
-        // A part of a weight must have the bits of the whole, which another part's size says nothing of.
+        // A shard must have the bits of the full weight, which must be tested for this size.
         let part = checked.filter(|checked| checked.part_of().is_some());
         let right = part.map_or(Ok(true), |checked| checked.accepts(cuda, &algo, g.m))?;
         return Ok(if right { Some(algo) } else { advised });
@@ -88,7 +88,7 @@ pub(crate) fn fastest(
     Ok(found.or(advised))
 }
 
-/// Times the candidates. Returns `None` if the operands cannot tell them apart: with zeros every sum is the same.
+/// Times the candidates. `None` if the operands cannot distinguish their bits, e.g. zeros.
 fn search(
     cuda: &Cuda,
     g: &Gemm,
@@ -97,7 +97,7 @@ fn search(
 ) -> Result<Option<Option<cublasLtMatmulAlgo_t>>> {
     let _trials = cuda.profile.trials();
     let mut offers = cuda.products.offers(cuda, g)?;
-    // What was tried before comes first: its bits are the ones.
+    // The reference comes first: its bits count.
     if let Some(first) = advised {
         offers.retain(|algo| algo.data != first.data);
         offers.insert(0, first);
@@ -132,15 +132,15 @@ fn search(
         let work = 2.0 * (g.m * g.n * g.k * g.batch) as f64 * 1e-12;
         format!("{}: {:.0} TFLOP/s as advised, {:.0} as found", g.name(), work / advised, work / found)
     });
-    // The result stays as the last that was tried has left it: only the advised one's bits may.
+    // The result is that of the last candidate: recompute it with the reference algorithm.
     if let Some(algo) = offers.first() {
         cuda.products.attempt(cuda, g, algo)?;
     }
     Ok(Some(best.map(|(_, algo)| algo)))
 }
 
-/// Seconds of one of `times` pieces of work on the GPU alone: they are captured and launched as one graph, because launching
-/// a short product takes longer than the product. The work must have run once before.
+/// Seconds per launch of `times` launches on the GPU alone: captured and replayed as one graph, because launching a short GEMM
+/// takes longer than the GEMM. The work must have run once before.
 pub(crate) fn time(cuda: &Cuda, times: usize, work: impl Fn(usize) -> Result<()>) -> Result<f64> {
     let graph = crate::cuda::graph::capture(cuda, &mut || (0..times).try_for_each(&work))?;
     graph.launch(cuda)?;
@@ -153,12 +153,12 @@ pub(crate) fn time(cuda: &Cuda, times: usize, work: impl Fn(usize) -> Result<()>
     Ok(start.elapsed().as_secs_f64() / (REPLAYS * times) as f64)
 }
 
-/// Words of four bytes of a result.
+/// Four-byte words of a result.
 fn words(g: &Gemm) -> usize {
     g.batch * g.m * g.n * g.out.size() / 4
 }
 
-/// A sum over all words of the result that changes with any of them, and the number of words that are not zero.
+/// A checksum of the result that changes with any word, and the number of non-zero words.
 fn digest(cuda: &Cuda, g: &Gemm) -> Result<[u64; 2]> {
     let room = cuda.uploaded(&[0u64; 2])?;
     let blocks = words(g).div_ceil(256).min(16 * cuda.card.processors as usize);

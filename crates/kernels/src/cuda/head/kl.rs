@@ -1,24 +1,24 @@
-//! KL(p || q) over the whole vocabulary, and its gradient by p's logits. The kernels are in `logp_backward.cu`.
+//! Full-vocabulary KL(p || q), and its gradient with respect to p's logits. The kernels are in `logp_backward.cu`.
 
 use crate::backend::{DivergenceOps, HeadGrads, LogpHead};
 use crate::buffer::{Buffer, Weight};
 use crate::cuda::Cuda;
 use crate::cuda::head::logp::{
-    RawLogits, TILE, head_args, lse, multiply_back, parts, raw_logits, rows_at_a_time, turning,
+    RawLogits, TILE, head_args, in_place_kernel, lse, multiply_back, parts, raw_logits, rows_at_a_time,
 };
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::f32_ptr;
 use crate::error::Result;
 use crate::shapes;
 
-/// Some rows after their forward: which, the raw logits of p and of q, and the rows' log-sum-exps of both.
+/// Some rows after their forward: the raw logits of p and of q, and both log-sum-exps.
 struct KlRows {
     rows: (usize, usize),
     logits: [u64; 2],
     lse: [u64; 2],
 }
 
-/// Writes the divergence of every row, some rows at a time, and calls `then` for each such part.
+/// Computes the KL of every row, some rows at a time, and calls `then` for each such block of rows.
 fn each(
     cuda: &Cuda,
     op: LogpHead,
@@ -48,7 +48,7 @@ fn each(
     Ok(())
 }
 
-/// Sums of all tiles of rows of raw logits of p and of q, from their log-sum-exps.
+/// Tile sums of rows of raw logits of p and of q, given their log-sum-exps.
 pub(super) fn kl_tiles(
     cuda: &Cuda,
     op: LogpHead,
@@ -64,7 +64,7 @@ pub(super) fn kl_tiles(
     cuda.launch("logp_backward", "kl_tiles", Grid::new((rows * tiles).div_ceil(8), 256), &all)
 }
 
-/// Adds the tiles of each row up.
+/// Adds the tile sums of each row.
 pub(super) fn kl_finish(cuda: &Cuda, [rows, tiles]: [usize; 2], sums: u64, kl: u64) -> Result<()> {
     let all = args![sums, rows as u32, tiles as u32, kl];
     cuda.launch("logp_backward", "kl_finish", Grid::new(rows.div_ceil(8), 256), &all)
@@ -94,7 +94,7 @@ impl DivergenceOps for Cuda {
             all.extend(args![part.lse[0], part.lse[1], later(kl.ptr()), later(f32_ptr(dkl))]);
             self.launch(
                 "logp_backward",
-                &turning("kl_dlogits", p.1.compute, p.1.n, p.1.n),
+                &in_place_kernel("kl_dlogits", p.1.compute, p.1.n, p.1.n),
                 Grid::new(count, 512),
                 &all,
             )?;

@@ -1,11 +1,11 @@
-// From raw logits (products of hidden states and head, f32, some rows at a time) to log-probabilities, and back.
+// From raw logits (GEMM of hidden states and head, f32, some rows at a time) to log-probabilities.
 //
-// The vocabulary is processed in tiles of 1024 tokens. A warp has one row and tile and reduces it to three numbers (`Fold`);
-// a lane's elements are fixed (every 128th four), lanes are joined in a fixed tree. `finish` joins a row's tiles: lane i
-// has tiles i, i + 32, ... in ascending order, then lanes are joined in a fixed tree. Nothing depends on other rows or
-// on how many of them there are, so decoding gets the bits that training gets.
+// The vocabulary is processed in tiles of 1024 entries. A warp reduces one row and tile to three numbers (`Fold`); a lane's
+// elements are fixed (every 128th group of four), lanes are combined in a fixed tree. `finish` combines a row's tiles: lane i
+// has tiles i, i + 32, ... in ascending order, then lanes are combined in a fixed tree. Nothing depends on other rows or on
+// their number, so decoding has the bits of training.
 
-// Of the logits processed so far: the largest m, s = Σ e^(l-m), w = Σ e^(l-m) (l-m).
+// Statistics of logits: maximum m, s = Σ e^(l-m), w = Σ e^(l-m) (l-m).
 struct Fold {
     float m, s, w;
 };
@@ -18,15 +18,15 @@ __device__ __forceinline__ Fold join(const Fold& a, const Fold& b) {
     return {m, a.s * a1 + b.s * a2, a1 * (a.w + d1 * a.s) + a2 * (b.w + d2 * b.s)};
 }
 
-// Out of line: few heads have a soft cap, and the common path should be short.
+// Not inlined: few heads have a soft cap, and the common path should be short.
 __device__ __noinline__ vec4 capped(Head head, vec4 raw) {
 #pragma unroll
     for (int j = 0; j < 4; j++) raw.x[j] = head.scale(raw.x[j]);
     return raw;
 }
 
-// Folds of all tiles of all rows; writes the scaled logits of wanted tokens to `found` ([rows][1 + extra], target first)
-// and, with `keep`, all scaled logits back.
+// Folds of all tiles of all rows; writes the scaled logits of requested tokens to `found` ([rows][1 + extra], target first)
+// and, with `keep`, all scaled logits in place.
 extern "C" __global__ void __launch_bounds__(256)
     fold(float* logits, u32 rows, u32 vocab, u32 tiles, float inverse, float temperature, float cap, bool keep,
          const u32* targets, const u32* others, u32 extra, float* found, Fold* folds) {
@@ -36,11 +36,11 @@ extern "C" __global__ void __launch_bounds__(256)
     const Head head = {inverse, temperature, cap};
     const bool whole = from + TILE <= vocab;
     float* at = logits + (u64)row * vocab;
-    // Known early, so that nothing has to be waited for in the end.
+    // Loaded early to hide the latency.
     auto wanted = [&](u32 j) { return j == 0 ? targets[row] : others[(u64)row * extra + j - 1]; };
     const u32 soon = found && lane < 1 + extra ? wanted(lane) : ~0u;
     vec4 l[TILE / 128];
-    // All reads under way before the first is used.
+    // Issue all loads before the first use.
     if (whole && vocab % 4 == 0) {
 #pragma unroll
         for (int i = 0; i < TILE / 128; i++) l[i] = load4(at, from + i * 128 + lane * 4);
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int j = 0; j < 4; j++) m = fmaxf(m, l[i].x[j]);
     }
     m = warp_max(m);
-    // Four sums a lane, so that one addition need not wait for another.
+    // Four sums per lane for instruction-level parallelism.
     float s[4] = {}, w[4] = {};
     if (whole) {
 #pragma unroll
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     const float sum = warp_sum((s[0] + s[1]) + (s[2] + s[3])), weighted = warp_sum((w[0] + w[1]) + (w[2] + w[3]));
     if (lane == 0) folds[id] = {m, sum, weighted};
-    // With `keep` the lane that has the token may have stored it already: both reads give the scaled one.
+    // With `keep` the token's lane may have stored the scaled logit already: both cases read the scaled one.
     if (!found) return;
     __syncwarp();
     for (u32 j = lane; j < 1 + extra; j += WARP) {
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Joins the tiles of each row. Outputs that are not wanted are null; `other_logp` is [rows, extra].
+// Combines the tiles of each row. Outputs that are not requested are null; `other_logp` is [rows, extra].
 extern "C" __global__ void __launch_bounds__(256)
     finish(const Fold* folds, const float* found, u32 rows, u32 tiles, u32 extra, float* logp, float* entropy,
            float* lse, float* other_logp) {

@@ -1,9 +1,8 @@
-//! From hidden states to log-probabilities, some rows' logits at a time.
+//! From hidden states to log-probabilities, with the logits of some rows at a time.
 //!
-//! Rows are multiplied with the whole vocabulary at once, in training as in decoding, so a row's logits are the same
-//! product with another number of rows. In the backward the gradient takes the logits' place and is multiplied into `dx`
-//! and `dw` before the next rows. In the one-pass head the logits that forward folds are those that backward
-//! replaces; else they are recomputed.
+//! Rows are multiplied with the whole vocabulary at once, in training as in decoding, so a row's logits are the same GEMM with
+//! another number of rows. In backward the gradient overwrites the logits and is multiplied into `dx` and `dw` before the next
+//! rows. The one-pass head uses forward's logits for backward, too; otherwise they are recomputed.
 
 use crate::backend::{HeadGrads, HeadInput, HeadOps, LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
@@ -14,14 +13,14 @@ use crate::cuda::memory::{CardMemory, f32_ptr, letter, ptr, u32s};
 use crate::error::Result;
 use crate::shapes;
 
-/// Tokens a warp folds.
+/// Vocabulary entries per tile; one warp each.
 pub(crate) const TILE: usize = 1024;
-/// Sizes that the kernels share, as definitions.
+/// Sizes shared with the kernels, as definitions.
 pub(crate) const CONSTANTS: &[(&str, usize)] = &[("TILE", TILE)];
-/// Logits that exist at a time: 1.25 GiB. Fewer rows to a product cost it a fifth of its speed.
+/// Maximum logits in memory at a time: 1.25 GiB. Fewer rows per GEMM cost it a fifth of its speed.
 const LOGITS: usize = 5 << 26;
 
-/// What the kernels know of a head.
+/// The kernels' arguments for a head.
 pub(crate) fn head_args(op: LogpHead) -> [Arg; 3] {
     args![1.0 / op.temperature, op.temperature, op.softcap.unwrap_or(0.0)]
 }
@@ -37,20 +36,20 @@ pub(crate) fn raw_logits(
     forward(cuda, ForwardShape::of(rows, w), x, stored(w), None, (out, DType::F32))
 }
 
-/// Rows whose logits are in memory at a time when `copies` of them are needed: about equal parts of all rows.
+/// Rows whose logits are in memory at a time if `copies` of them are needed: about equal blocks of all rows.
 pub(crate) fn rows_at_a_time(rows: usize, vocab: usize, copies: usize) -> usize {
     let most = LOGITS / copies / vocab;
-    // Whole tiles of the products where there is room for some.
+    // Whole tiles of the GEMMs if possible.
     let (most, tile) = if most >= 128 { (most / 128 * 128, 128) } else { (most.max(1), 1) };
     rows.div_ceil(rows.div_ceil(most).max(1)).max(1).next_multiple_of(tile)
 }
 
-/// Parts of that many rows: the first of each, and how many there are.
+/// Blocks of `step` rows: (first, count) of each.
 pub(crate) fn parts(rows: usize, step: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).step_by(step).map(move |first| (first, step.min(rows - first)))
 }
 
-/// Tokens whose logits are wanted, and what is made of them; addresses of the first of the rows.
+/// Requested tokens, and destinations of their logits and log-probabilities; addresses for the first row.
 #[derive(Default, Clone, Copy)]
 pub(super) struct WantedLogits {
     pub targets: u64,
@@ -76,7 +75,7 @@ impl WantedLogits {
     }
 }
 
-/// Raw logits of some rows, and where they are.
+/// Raw logits of some rows.
 #[derive(Clone, Copy)]
 pub(crate) struct RawLogits {
     pub at: u64,
@@ -84,7 +83,7 @@ pub(crate) struct RawLogits {
     pub vocab: usize,
 }
 
-/// Folds rows of raw logits; with `keep` they become scaled ones. Writes `lse`, and what is wanted.
+/// Statistics of rows of raw logits; with `keep` they become scaled in place. Writes `lse`, and what is requested.
 fn fold(
     cuda: &Cuda,
     op: LogpHead,
@@ -102,8 +101,8 @@ fn fold(
     finish(cuda, [rows, tiles], [folds.ptr(), found], wanted, lse)
 }
 
-/// Three numbers of every tile of every row of raw logits, and the scaled logits of wanted tokens, to addresses; with `keep` raw logits
-/// become scaled ones.
+/// Tile statistics of rows of raw logits, and the scaled logits of requested tokens; with `keep` raw logits become scaled in
+/// place.
 pub(super) fn fold_tiles(
     cuda: &Cuda,
     op: LogpHead,
@@ -122,7 +121,7 @@ pub(super) fn fold_tiles(
     cuda.launch("logp", "fold", Grid::new((rows * tiles).div_ceil(8), 256), &all)
 }
 
-/// Joins the tiles of each row: log-sum-exps, and what is wanted.
+/// Combines the tiles of each row: log-sum-exps, and what is requested.
 pub(super) fn finish(
     cuda: &Cuda,
     [rows, tiles]: [usize; 2],
@@ -140,7 +139,7 @@ pub(crate) fn lse(cuda: &Cuda, op: LogpHead, logits: RawLogits, lse: u64) -> Res
     fold(cuda, op, logits, false, WantedLogits::default(), lse)
 }
 
-/// Calls `then(rows, their raw logits)` for all rows of `x`, some at a time, after folding them.
+/// Calls `then(rows, their raw logits)` for all rows of `x`, a block at a time, after computing their statistics.
 fn fold_all(
     cuda: &Cuda,
     op: LogpHead,
@@ -222,7 +221,13 @@ impl HeadOps for Cuda {
         let logits = self.arena.take(rows.min(step) * w.n * 4)?;
         for part in parts(rows, step) {
             raw_logits(self, (x, w), part, logits.ptr())?;
-            flow.turn(self, &turning("dlogits", w.compute, w.n, w.n), w.n, part, logits.ptr())?;
+            flow.to_gradient(
+                self,
+                &in_place_kernel("dlogits", w.compute, w.n, w.n),
+                w.n,
+                part,
+                logits.ptr(),
+            )?;
             multiply_back(self, (x, w), part, logits.ptr(), &mut to)?;
         }
         Ok(())
@@ -244,7 +249,7 @@ impl HeadOps for Cuda {
         let flow = HeadGradients { op, grads, lse, entropy };
         let wanted = WantedLogits { targets, logp, entropy, ..WantedLogits::default() };
         fold_all(self, op, (x, w), wanted, lse, |part, logits| {
-            flow.turn(self, &turning("dlogits", w.compute, w.n, w.n), w.n, part, logits)?;
+            flow.to_gradient(self, &in_place_kernel("dlogits", w.compute, w.n, w.n), w.n, part, logits)?;
             multiply_back(self, (x, w), part, logits, &mut to)
         })
     }
@@ -265,18 +270,18 @@ impl HeadOps for Cuda {
     }
 }
 
-/// What flows back into rows, beside what forward wrote of them; addresses of the first row.
+/// Gradients of the row statistics, and the statistics that they need; addresses of the first row.
 pub(super) struct HeadGradients {
     pub op: LogpHead,
-    /// Takes gradients in the place of log-probabilities.
+    /// Gradients in the place of log-probabilities.
     pub grads: WantedLogits,
     pub lse: u64,
     pub entropy: u64,
 }
 
 impl HeadGradients {
-    /// Computes the gradient of the raw logits of `rows` rows by `tokens` tokens, in their place.
-    pub(super) fn turn(
+    /// Overwrites the raw logits of `rows` rows and `tokens` tokens by their gradient.
+    pub(super) fn to_gradient(
         &self,
         cuda: &Cuda,
         kernel: &str,
@@ -294,14 +299,13 @@ impl HeadGradients {
     }
 }
 
-/// The kernel that computes the gradient of logits in their place; a part of a vocabulary has the kernel of the whole.
-pub(crate) fn turning(name: &str, compute: DType, tokens: usize, vocab: usize) -> String {
+/// The in-place gradient kernel; a part of a vocabulary uses the same one as the whole.
+pub(crate) fn in_place_kernel(name: &str, compute: DType, tokens: usize, vocab: usize) -> String {
     let per_thread = if tokens.is_multiple_of(8) && vocab.is_multiple_of(8) { 8 } else { 1 };
     format!("{name}_{}{per_thread}", letter(compute))
 }
 
-/// Multiplies the gradient of some rows' logits, which stands where these were, into `dx` and `dw`; the first rows write
-/// `dw` unless it is added to.
+/// Multiplies the gradient of some rows' logits into `dx` and `dw`; the first rows overwrite `dw` unless it is accumulated.
 pub(crate) fn multiply_back(
     cuda: &Cuda,
     (x, w): (&Buffer, &Weight),

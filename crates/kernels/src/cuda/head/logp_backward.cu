@@ -1,6 +1,6 @@
-// Back from log-probabilities to raw logits. Gradients are element by element and take the logits' place (`turn`).
+// From gradients of log-probabilities to those of raw logits, element-wise and in place (`overwrite`).
 
-// PER neighbouring logits of a row of `vocab`; past its end nothing.
+// Loads PER adjacent logits of a row of `vocab`; nothing past its end.
 template <int PER>
 __device__ __forceinline__ void read(const float* row, u32 at, u32 vocab, float* to) {
     if (at >= vocab) return;
@@ -25,11 +25,10 @@ __device__ __forceinline__ void write(T* row, u32 at, const float* from) {
     }
 }
 
-// Every raw logit of a row becomes gradient(token, logit), in the storage T, at the row's own place. A block has a row and
-// goes through it from the start: what it writes over was read before the barrier that comes first. PER is 8 where rows
-// are whole eights, else 1.
+// Replaces every raw logit of a row by gradient(token, logit), in type T, in place. A block iterates over a row from its start:
+// what it overwrites was read before the preceding barrier. PER is 8 if the row length is a multiple of eight, else 1.
 template <int PER, class T, class F>
-__device__ __forceinline__ void turn(float* row, u32 vocab, F gradient) {
+__device__ __forceinline__ void overwrite(float* row, u32 vocab, F gradient) {
     T* out = reinterpret_cast<T*>(row);
     const u32 step = PER * blockDim.x;
     u32 at = PER * threadIdx.x;
@@ -48,7 +47,7 @@ __device__ __forceinline__ void turn(float* row, u32 vocab, F gradient) {
     }
 }
 
-// A block has row blockIdx.x; the numbers of rows are those of `finish` and what flows back into them.
+// Block blockIdx.x has one row; row statistics are those of `finish`, followed by their gradients.
 template <int PER, class T>
 __device__ __forceinline__ void dlogits(float* logits, u32 vocab, const Head& head, const u32* targets,
                                         const u32* others, u32 extra, const float* lse, const float* entropy,
@@ -58,7 +57,7 @@ __device__ __forceinline__ void dlogits(float* logits, u32 vocab, const Head& he
     const float own = dlogp[row], sum = lse[row], h = entropy[row], de = dentropy ? dentropy[row] : 0.0f;
     float total = own;
     for (u32 j = 0; j < extra; j++) total += dothers[j];
-    turn<PER, T>(logits + (u64)row * vocab, vocab, [&](u32 token, float raw) {
+    overwrite<PER, T>(logits + (u64)row * vocab, vocab, [&](u32 token, float raw) {
         const float x = head.scale(raw), slope = head.slope(x), logp = x - sum;
         const float pull = fmaf(de, logp + h, total);
         float d = (0.0f - weight(logp)) * pull * slope;
@@ -104,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (lane == 0) parts[id] = sum;
 }
 
-// Adds the tiles of a row up: lane i has tiles i, i + 32, ...
+// Adds the tiles of a row: lane i has tiles i, i + 32, ...
 extern "C" __global__ void __launch_bounds__(256) kl_finish(const float* parts, u32 rows, u32 tiles, float* kl) {
     const u32 row = blockIdx.x * 8 + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (row >= rows) return;
@@ -114,14 +113,14 @@ extern "C" __global__ void __launch_bounds__(256) kl_finish(const float* parts, 
     if (lane == 0) kl[row] = sum;
 }
 
-// The gradient by p's raw logits, in their place: dkl * p (log p - log q - KL).
+// Gradient with respect to p's raw logits, in place: dkl * p (log p - log q - KL).
 template <int PER, class T>
 __device__ __forceinline__ void kl_dlogits(float* p, const float* q, u32 vocab, const Head& head, const float* p_lse,
                                            const float* q_lse, const float* kl, const float* dkl) {
     const u32 row = blockIdx.x;
     const float p_sum = p_lse[row], q_sum = q_lse[row], all = kl[row], flow = dkl[row];
     q += (u64)row * vocab;
-    turn<PER, T>(p + (u64)row * vocab, vocab, [&](u32 token, float raw) {
+    overwrite<PER, T>(p + (u64)row * vocab, vocab, [&](u32 token, float raw) {
         const float x = head.scale(raw), lp = x - p_sum, lq = head.scale(q[token]) - q_sum;
         return flow * (weight(lp) * (lp - lq - all)) * head.slope(x);
     });

@@ -1,4 +1,4 @@
-//! From hidden states to log-probabilities, divergences and tokens.
+//! From hidden states to log-probabilities, KL divergences and sampled tokens.
 
 pub(crate) mod kl;
 pub(crate) mod logp;

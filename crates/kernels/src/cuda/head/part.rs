@@ -1,13 +1,12 @@
-//! The head by parts of its vocabulary, for ranks that share it: the kernels of the whole head (`logp.cu`, `logp_backward.cu`) on some of
-//! its tiles.
+//! The vocabulary-parallel head: the kernels of the whole head (`logp.cu`, `logp_backward.cu`) on some of its tiles.
 //!
 //! Forward has the bits of the whole head. So has the gradient in f32. In bf16 the gradient of the hidden states is another
-//! product of the library than the whole head's, and that of the weight may be cut otherwise: both may round in another order.
+//! cuBLASLt GEMM than the whole head's, and the weight's may use another split-k: both may round in another order.
 
 use super::kl::{kl_finish, kl_tiles};
 use super::logp::{
-    HeadGradients, RawLogits, TILE, WantedLogits, finish, fold_tiles, head_args, parts, rows_at_a_time,
-    turning,
+    HeadGradients, RawLogits, TILE, WantedLogits, finish, fold_tiles, head_args, in_place_kernel, parts,
+    rows_at_a_time,
 };
 use crate::backend::{
     LogpGrads, LogpHead, LogpStats, MemoryOps, PartGrads, PartInput, PartSide, TileStats, VectorOps,
@@ -23,10 +22,10 @@ use crate::cuda::memory::{CardMemory, f32_ptr, ptr, u32s};
 use crate::error::{Error, Result};
 use crate::shapes;
 
-/// Rows from the first on, and how many.
+/// First row and number of rows.
 type RowRange = (usize, usize);
 
-/// Raw logits of some rows by the tokens of a part, `[rows, tokens]` f32.
+/// Raw logits of some rows for the tokens of a part, `[rows, tokens]` f32.
 fn part_logits(cuda: &Cuda, (x, part): (&Buffer, VocabPart<'_>), rows: RowRange, out: u64) -> Result<()> {
     let (w, (first, count)) = (part.w, rows);
     let size = w.compute.size();
@@ -36,8 +35,8 @@ fn part_logits(cuda: &Cuda, (x, part): (&Buffer, VocabPart<'_>), rows: RowRange,
     forward(cuda, shape, x, (own, w.compute), None, (out, DType::F32))
 }
 
-/// Tokens of the whole vocabulary as the kernels want them: counted from a part's first, so that those of other parts are beyond
-/// its last; for each row the first, then the others.
+/// Tokens of the whole vocabulary relative to a part's first, as the kernels need them (those of other parts are out of range):
+/// per row the target, then the others.
 struct PartTokens {
     memory: CardMemory,
     rows: usize,
@@ -54,7 +53,7 @@ impl PartTokens {
         Ok(PartTokens { memory: cuda.uploaded(&all)?, rows, extra })
     }
 
-    /// Where they are; nothing else is wanted.
+    /// Their addresses; nothing else is requested.
     fn wanted(&self) -> WantedLogits {
         let targets = self.memory.ptr();
         let others = targets + (self.rows * 4) as u64;
@@ -62,19 +61,19 @@ impl PartTokens {
     }
 }
 
-/// Gradients of logits, some rows at a time, and what becomes of them: see [`PartGrads`].
+/// Backward over blocks of rows: see [`PartGrads`].
 struct PartBackward<'a> {
     cuda: &'a Cuda,
-    /// Hidden states and this rank's tokens, where it has any.
+    /// Hidden states and this rank's tokens, if it has any.
     own: Option<(&'a Buffer, VocabPart<'a>)>,
     rows: usize,
-    /// Logits of a row that are in memory for each of its gradients.
+    /// Copies of the logits in memory.
     copies: usize,
 }
 
 impl PartBackward<'_> {
-    /// Calls `fill(rows, at)`, which writes raw logits at the address and turns them into their gradient in the compute type, for
-    /// all rows. Which rows come together follows from their number and the vocabulary, as in the whole head.
+    /// Calls `fill(rows, at)`, which writes raw logits at the address and overwrites them by their gradient in the compute
+    /// type, for all rows. Blocks of rows depend on the numbers of rows and of vocabulary entries, as in the whole head.
     fn run(
         &self,
         mut to: PartGrads<'_>,
@@ -90,7 +89,7 @@ impl PartBackward<'_> {
             let own = match self.own {
                 Some((x, part)) => {
                     let width = part.width();
-                    // Room for f32, of which gradients in bf16 take the first half of each row.
+                    // Sized for f32; bf16 gradients use the first half of each row.
                     let room = cuda.alloc(compute, count * width * 4 / compute.size())?;
                     fill(part, (first, count), ptr(&room))?;
                     self.weight((x, part), (first, count), ptr(&room), &mut to)?;
@@ -128,7 +127,7 @@ impl PartBackward<'_> {
     }
 }
 
-/// Rows that take the room of f32, one behind the other.
+/// Compacts rows that are spaced as f32.
 fn dense(cuda: &Cuda, room: Buffer, rows: usize, width: usize) -> Result<Buffer> {
     if room.dtype() == DType::F32 {
         return Ok(room);
@@ -211,7 +210,7 @@ impl VocabOps for Cuda {
         PartBackward { cuda: self, own, rows: targets.len(), copies: 1 }.run(to, |part, rows, at| {
             part_logits(self, (x, part), rows, at)?;
             let (width, compute) = (part.width(), part.w.compute);
-            flow.turn(self, &turning("dlogits", compute, width, vocab), width, rows, at)
+            flow.to_gradient(self, &in_place_kernel("dlogits", compute, width, vocab), width, rows, at)
         })
     }
 
@@ -262,12 +261,12 @@ impl VocabOps for Cuda {
             let mut all = args![at, other.ptr(), width as u32].to_vec();
             all.extend(head_args(op));
             all.extend(args![later(p.lse), later(q.lse), later(kl), later(dkl)]);
-            let kernel = turning("kl_dlogits", part.w.compute, width, vocab);
+            let kernel = in_place_kernel("kl_dlogits", part.w.compute, width, vocab);
             self.launch("logp_backward", &kernel, Grid::new(count, 512), &all)
         })
     }
 
-    // The sums of a draw are added in a tree over the whole vocabulary (`sample.cu`).
+    // Sampling adds probabilities in a tree over the whole vocabulary (`sample.cu`).
     fn draws_by_parts(&self) -> bool {
         false
     }

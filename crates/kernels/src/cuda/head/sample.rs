@@ -1,6 +1,6 @@
-//! Choosing a token of each row of logits; only the choices leave the card, and only when they are asked for.
+//! Sampling a token from each row of logits; only the tokens are copied to the host, when they are requested.
 
-use crate::backend::{Ask, Choices, SampleOps, TokenChoice};
+use crate::backend::{Choices, SampleOps, SampleSpec, TokenChoice};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
 use crate::cuda::context::check;
@@ -14,16 +14,16 @@ use crate::shapes;
 use cudarc::driver::sys;
 use std::sync::{Arc, Mutex};
 
-/// Threads of a block of `truncated`, and bytes of its shared memory besides a sum for every tile.
+/// Threads per block of `truncated`, and its shared memory besides one sum per tile.
 const THREADS: u32 = 512;
 const ROOM: usize = 32 * THREADS as usize * 4 + 32 * 8 + 24;
-/// Sizes that the kernels share, as definitions.
+/// Sizes shared with the kernels, as definitions.
 pub(crate) const CONSTANTS: &[(&str, usize)] = &[("TILE", TILE), ("THREADS", THREADS as usize)];
 /// Bytes of a tile and of a choice, as the kernels declare them.
 const TILE_BYTES: usize = 16;
 const CHOICE_BYTES: usize = 16;
 
-/// What the kernels read, a word each. A negative draw asks for the largest.
+/// Sampling parameters as the kernels read them, one word each. A negative draw is greedy.
 #[derive(Clone, Copy)]
 struct ChoiceWords {
     draw: f32,
@@ -42,23 +42,23 @@ struct Chosen {
     kept: f32,
 }
 
-/// Page-locked memory that choices arrive in, and the event that says so.
+/// Pinned memory that choices are copied to, and the event of the copy.
 pub struct ChoiceSlot {
     memory: Pinned,
     rows: usize,
     event: StreamEvent,
 }
 
-/// Free slots; they live as long as the card.
+/// Free slots; they live as long as the device.
 pub type Slots = Arc<Mutex<Vec<ChoiceSlot>>>;
 
-/// Lists that went to the card last, by value: from step to step most are the same.
+/// Cached lists on the device, by value: most are the same from step to step.
 pub type Lists = Mutex<Vec<(Vec<u32>, Arc<CardMemory>)>>;
 
-/// Lists that are kept.
+/// Number of cached lists.
 const KEPT: usize = 4;
 
-/// A list on the card.
+/// A list on the device.
 fn listed(cuda: &Cuda, values: Vec<u32>) -> Result<Arc<CardMemory>> {
     let mut lists = lock(&cuda.lists);
     if let Some((_, memory)) = lists.iter().find(|(known, _)| *known == values) {
@@ -70,9 +70,9 @@ fn listed(cuda: &Cuda, values: Vec<u32>) -> Result<Arc<CardMemory>> {
     Ok(memory)
 }
 
-/// Choices that are on their way.
+/// Choices in flight.
 struct PendingChoices {
-    /// On the card.
+    /// On the device.
     chosen: CardMemory,
     rows: usize,
     slot: Option<ChoiceSlot>,
@@ -82,7 +82,7 @@ struct PendingChoices {
 impl Drop for PendingChoices {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            // Nothing may arrive in memory that somebody else has.
+            // The copy must be complete before the slot is reused.
             let _ = slot.event.wait();
             lock(&self.slots).push(slot);
         }
@@ -99,14 +99,19 @@ fn slot(cuda: &Cuda, rows: usize) -> Result<ChoiceSlot> {
     Ok(ChoiceSlot { memory, rows, event: StreamEvent::new(&cuda.context, false)? })
 }
 
-/// Starts the kernels and, behind them, the copy of what they chose.
-fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[ChoiceWords]) -> Result<PendingChoices> {
-    let rows = asks.len();
+/// Launches the kernels, then the copy of the choices.
+fn start(
+    cuda: &Cuda,
+    logits: &Buffer,
+    lse: Option<&Buffer>,
+    specs: &[ChoiceWords],
+) -> Result<PendingChoices> {
+    let rows = specs.len();
     assert!(logits.len().is_multiple_of(rows.max(1)) && lse.is_none_or(|l| l.len() == rows));
     let vocab = logits.len() / rows.max(1);
     let count = vocab.div_ceil(TILE);
     let words = |a: &ChoiceWords| [a.draw.to_bits(), a.top_p.to_bits(), a.min_p.to_bits(), a.top_k];
-    let asked = listed(cuda, asks.iter().flat_map(words).collect())?;
+    let asked = listed(cuda, specs.iter().flat_map(words).collect())?;
     let tiles = cuda.arena.take(rows * count * TILE_BYTES)?;
     let chosen = cuda.arena.take(rows * CHOICE_BYTES)?;
     let (logits, lse) = (f32_ptr(logits), lse.map_or(0, f32_ptr));
@@ -116,7 +121,7 @@ fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[ChoiceWords
     let all = args![logits, lse, &asked, n_vocab, n_count, &tiles, &chosen];
     cuda.launch("sample", "pick", Grid::new(rows, 32).early(), &all)?;
     let truncates = |a: &ChoiceWords| a.draw >= 0.0 && (a.top_k > 0 || a.top_p < 1.0 || a.min_p > 0.0);
-    if asks.iter().any(truncates) {
+    if specs.iter().any(truncates) {
         let grid = Grid::new(rows, THREADS).with_shared(ROOM + count * 8);
         cuda.launch("truncate", "truncated", grid, &all)?;
     }
@@ -130,16 +135,16 @@ fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[ChoiceWords
         };
         check(copied, || "fetching choices".into())?;
     }
-    // SAFETY: a live event and the card's stream.
+    // SAFETY: a live event and the GPU's stream.
     let recorded = unsafe { sys::cuEventRecord(slot.event.handle, cuda.stream) };
     check(recorded, || "fetching choices".into()).inspect_err(|_| {
-        // The copy must not arrive in memory that is gone.
+        // The copy must not write to freed memory.
         let _ = cuda.synchronize();
     })?;
     Ok(PendingChoices { chosen, rows, slot: Some(slot), slots: cuda.slots.clone() })
 }
 
-/// Waits for the choices, not for what was started after them.
+/// Waits for the choices, but not for work launched after them.
 fn finish(pending: &PendingChoices) -> Result<Vec<Chosen>> {
     let Some(slot) = &pending.slot else { unreachable!("taken when dropped") };
     slot.event.wait()?;
@@ -157,8 +162,8 @@ impl SampleOps for Cuda {
     fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>> {
         shapes::sample(self, logits, lse, uniform)?;
         assert!(uniform.iter().all(|&u| u >= 0.0));
-        let asks: Vec<ChoiceWords> = uniform.iter().map(|&u| plain(u)).collect();
-        let chosen = finish(&start(self, logits, Some(lse), &asks)?)?;
+        let specs: Vec<ChoiceWords> = uniform.iter().map(|&u| plain(u)).collect();
+        let chosen = finish(&start(self, logits, Some(lse), &specs)?)?;
         Ok(chosen.into_iter().map(|c| c.token).collect())
     }
     fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
@@ -166,16 +171,16 @@ impl SampleOps for Cuda {
         let chosen = finish(&start(self, logits, None, &vec![plain(-1.0); rows])?)?;
         Ok(chosen.into_iter().map(|c| c.token).collect())
     }
-    fn choose(&self, logits: &Buffer, lse: &Buffer, asks: &[Ask]) -> Result<Choices> {
-        shapes::choose(self, logits, lse, asks.iter().map(|ask| ask.draw))?;
-        let asked = |a: &Ask| match a.draw {
+    fn choose(&self, logits: &Buffer, lse: &Buffer, specs: &[SampleSpec]) -> Result<Choices> {
+        shapes::choose(self, logits, lse, specs.iter().map(|spec| spec.draw))?;
+        let asked = |a: &SampleSpec| match a.draw {
             None => plain(-1.0),
             Some(draw) => {
                 ChoiceWords { draw, top_p: a.top_p, min_p: a.min_p, top_k: a.top_k.min(1 << 30) as u32 }
             }
         };
-        let asks: Vec<ChoiceWords> = asks.iter().map(asked).collect();
-        Ok(Choices::new(Box::new(start(self, logits, Some(lse), &asks)?)))
+        let specs: Vec<ChoiceWords> = specs.iter().map(asked).collect();
+        Ok(Choices::new(Box::new(start(self, logits, Some(lse), &specs)?)))
     }
     fn chosen(&self, choices: &Choices) -> Result<Vec<TokenChoice>> {
         let all = finish(pending(choices)?)?;

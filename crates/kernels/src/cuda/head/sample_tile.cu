@@ -1,11 +1,11 @@
-// Choosing a token of each row of logits (f32, scaled).
+// Shared by the sampling kernels (logits are f32, scaled).
 //
-// A token that is drawn is the first, in the order of ids, whose cumulative probability exceeds the draw. Probabilities
-// are added up in f64, in groups of four: over 151936 tokens of like probability, sums in f32 miss the right one in every
-// fortieth draw. Everything has one order: the chosen token depends on the row, its draw and its sampling parameters alone.
+// The sampled token is the first, in id order, whose cumulative probability exceeds the draw. Probabilities are added in f64, in
+// groups of four: over 151936 tokens of similar probability, f32 sums pick a wrong one in every fortieth draw. The order is
+// fixed: the token depends only on the row, its draw and its sampling parameters.
 
-// How a row's token is chosen: the largest where the draw is negative; without truncation top_k is 0, top_p 1, min_p 0.
-struct Ask {
+// Sampling parameters of a row: greedy if the draw is negative; without truncation top_k is 0, top_p 1, min_p 0.
+struct SampleSpec {
     float draw, top_p, min_p;
     u32 top_k;
     __device__ __forceinline__ bool largest() const { return draw < 0.0f; }
@@ -14,20 +14,20 @@ struct Ask {
     }
 };
 
-// A token, its logit, the row's log-sum-exp, and the token's log-probability in the truncated distribution.
+// A token, its logit, the row's log-sum-exp, and the token's log-probability after truncation.
 struct Choice {
     u32 token;
     float logit, lse, kept;
 };
 
-// The sum of a tile's probabilities where one is drawn; else its first largest logit.
+// The sum of a tile's probabilities if the row is sampled; else its first maximum.
 struct Tile {
     double sum;
     float top;
     u32 place;
 };
 
-// Σ of lanes 0..=lane, in a fixed tree.
+// Inclusive prefix sum over the lanes, in a fixed tree.
 __device__ __forceinline__ double prefix_sum(double x) {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
@@ -38,13 +38,13 @@ __device__ __forceinline__ double prefix_sum(double x) {
     return x;
 }
 
-// What lanes 0..lane have, from prefix sums.
+// Exclusive prefix sum, from the inclusive one.
 __device__ __forceinline__ double before(double up_to) {
     const double x = __shfl_up_sync(ALL, up_to, 1);
     return threadIdx.x % WARP ? x : 0.0;
 }
 
-// Four logits from `at` on; past the end of the vocabulary -infinity.
+// Four logits from `at` on; -infinity past the end of the vocabulary.
 __device__ __forceinline__ vec4 four(const float* row, u32 at, u32 vocab) {
     if (vocab % 4 == 0 && at < vocab) return load4(row, at);
     vec4 v;
@@ -55,8 +55,8 @@ __device__ __forceinline__ vec4 four(const float* row, u32 at, u32 vocab) {
 
 __device__ __forceinline__ double sum4(const float (&p)[4]) { return (double)((p[0] + p[1]) + (p[2] + p[3])); }
 
-// The first token of a tile where `below` and the tile's weights up to it exceed `goal`; the last that has a weight where
-// rounding keeps them below. `weight(id, logit)`; every lane gets the token, ~0 where none has a weight.
+// The first token of a tile where `below` plus the weights up to it exceeds `goal`; the last with a weight if rounding prevents
+// that. `weight(id, logit)`; every lane gets the token, ~0 if none has a weight.
 template <class Weight>
 __device__ u32 in_tile(const float* row, u32 tile, u32 vocab, double below, double goal, Weight weight) {
     const u32 lane = threadIdx.x % WARP;
@@ -84,7 +84,7 @@ __device__ u32 in_tile(const float* row, u32 tile, u32 vocab, double below, doub
     return last;
 }
 
-// The tile where sums pass `goal`, and what comes before it; the last tile with a weight where rounding keeps them below.
+// The tile in which the sums exceed `goal`, and the sum before it; the last tile with a weight if rounding prevents that.
 template <class Sum>
 __device__ u32 which_tile(u32 count, double goal, double& below, Sum sum) {
     const u32 lane = threadIdx.x % WARP;

@@ -1,13 +1,13 @@
-// What the kernels of the head share: what happens to a logit, and how logits are read.
+// Shared by the head's kernels: soft cap, temperature, and loading logits.
 
-// What happens to a raw logit: cap * tanh(x / cap) / temperature; no cap is 0.
+// Scales a raw logit: cap * tanh(x / cap) / temperature; cap is 0 without a soft cap.
 struct Head {
     float inverse, temperature, cap;
     __device__ __forceinline__ float scale(float raw) const {
         if (cap == 0.0f) return raw * inverse;
         return tanh_(raw * (1.0f / cap)) * cap * inverse;
     }
-    // The derivative, from the scaled logit.
+    // The derivative, given the scaled logit.
     __device__ __forceinline__ float slope(float scaled) const {
         if (cap == 0.0f) return inverse;
         const float t = scaled * (temperature / cap);
@@ -15,14 +15,14 @@ struct Head {
     }
 };
 
-// e^x for x that is at most about 0, by the card's own 2^x: what a thousand million logits a step can afford.
+// e^x for x <= about 0, by the GPU's 2^x instruction: fast enough for 10^9 logits per step.
 __device__ __forceinline__ float weight(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
     return y;
 }
 
-// Four raw logits from `at` on; past the end of the vocabulary `fill`.
+// Four raw logits from `at` on; `fill` past the end of the vocabulary.
 __device__ __forceinline__ vec4 raw4(const float* row, u32 at, u32 vocab, float fill) {
     if (vocab % 4 == 0 && at < vocab) return load4(row, at);
     vec4 v;

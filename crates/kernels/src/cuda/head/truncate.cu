@@ -1,19 +1,19 @@
-// Sampling with top-k, top-p or min-p: a block truncates and samples one row.
+// Sampling with top-k, top-p or min-p: one block per row.
 
-// Larger logits have larger keys.
+// Order-preserving map to integers: larger logits have larger keys.
 __device__ __forceinline__ u32 key_of(float l) {
     const u32 bits = __float_as_uint(l);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// The tokens that are kept: keys above `key`, and keys equal to it up to the token `last`.
+// The tokens that remain: keys above `key`, and keys equal to it up to the token `last`.
 struct Edge {
     u32 key, last;
     __device__ __forceinline__ bool keeps(u32 k, u32 id) const { return k > key || (k == key && id <= last); }
 };
 
-// e^x for x at most 0, by the card's own 2^x.
-__device__ __forceinline__ float share(float x) {
+// e^x for x <= 0, by the GPU's 2^x instruction.
+__device__ __forceinline__ float exp_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
     return y;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void each_of(const float* row, u32 vocab, F f) {
 
 #define BINS 32
 
-// Room of a block: sums of each thread's tokens in each bin, sums of the bins, and what the first thread found.
+// Shared memory of a block: sums of each thread's tokens per bin, sums of the bins, and results of the first thread.
 struct Room {
     float parts[BINS][THREADS];
     double bins[BINS];
@@ -42,13 +42,14 @@ struct Room {
     u32 prefix, ties;
 };
 
-// The most probable tokens of `edge` whose weights together reach the goal: a token is kept while those before it
-// (larger logits, and equal ones of lower ids) are below. With `counted` every token weighs 1 (top-k); otherwise it weighs its
-// probability relative to the best (top-p), and the goal is a fraction of the sum. Finds the key of the last token five bits at a time.
+// Radix select: the most probable tokens of `edge` whose weights together reach the goal; a token remains while the sum before it
+// (larger logits, and equal ones with lower ids) is below. With `counted` every token weighs 1 (top-k); otherwise it weighs its
+// probability relative to the best (top-p), and the goal is a fraction of the sum. Finds the last token's key five bits at a
+// time.
 __device__ __noinline__ Edge narrowed(const float* row, u32 vocab, Edge edge, Room& room, bool counted, float best,
                                       double goal) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const auto weight = [=](float l) { return counted ? 1.0f : share(l - best); };
+    const auto weight = [=](float l) { return counted ? 1.0f : exp_fast(l - best); };
     double above = 0.0;
     u32 prefix = 0;
     for (int shift = 27; ; shift = max(shift - 5, 0)) {
@@ -73,7 +74,7 @@ __device__ __noinline__ Edge narrowed(const float* row, u32 vocab, Edge edge, Ro
             for (int b = BINS - 1; b >= 0; b--) all += room.bins[b];
             if (!counted) goal *= all;
         }
-        // Every thread walks the same bins. Where rounding keeps the sum below, the lowest bin that has something.
+        // Every thread scans the same bins. If rounding keeps the sum below the goal, takes the lowest non-empty bin.
         int bin = -1;
         double start = above;
         for (int b = digits; b >= 0; b--) {
@@ -87,7 +88,7 @@ __device__ __noinline__ Edge narrowed(const float* row, u32 vocab, Edge edge, Ro
         above = start;
         prefix = prefix << (shift == 0 ? 2 : 5) | (u32)bin;
         if (shift > 0) continue;
-        // All tokens of this key weigh the same: how many of them are needed, and which is the last?
+        // All tokens with this key weigh the same: how many of them are needed, and which is the last?
         const float l = __uint_as_float(prefix >> 31 ? prefix & 0x7fffffffu : ~prefix);
         const double each = (double)weight(l), ties = rint(room.bins[bin] / each);
         const double wanted = fmax(1.0, ceil((goal - above) / each));
@@ -96,7 +97,7 @@ __device__ __noinline__ Edge narrowed(const float* row, u32 vocab, Edge edge, Ro
             if (edge.key == prefix) found.last = edge.last;
             return found;
         }
-        // Threads have fours of tokens that lie apart: the first warp counts in the order of ids.
+        // Threads have scattered groups of four tokens, so the first warp counts in id order.
         if (warp == 0) {
             double left = wanted;
             for (u32 from = 0; from < vocab; from += WARP) {
@@ -119,26 +120,26 @@ __device__ __noinline__ Edge narrowed(const float* row, u32 vocab, Edge edge, Ro
     }
 }
 
-// A block has one row; rows that drop no token have been served. Shared memory: a Room, then a sum for every tile.
+// One block per row; rows without truncation were handled by `pick`. Shared memory: a Room, then one sum per tile.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    truncated(const float* logits, const float* lse, const Ask* asks, u32 vocab, u32 count, const Tile* tiles,
+    truncated(const float* logits, const float* lse, const SampleSpec* specs, u32 vocab, u32 count, const Tile* tiles,
               Choice* chosen) {
     extern __shared__ __align__(16) unsigned char shared[];
     Room& room = *(Room*)shared;
     double* sums = (double*)(shared + sizeof(Room));
-    const Ask ask = asks[blockIdx.x];
-    if (!ask.truncates()) return;
+    const SampleSpec spec = specs[blockIdx.x];
+    if (!spec.truncates()) return;
     const float* row = logits + (u64)blockIdx.x * vocab;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     float best = -INFINITY_;
     for (u32 t = lane; t < count; t += WARP) best = fmaxf(best, tiles[(u64)blockIdx.x * count + t].top);
     best = warp_max(best);
     Edge edge = {0, ~0u};
-    if (ask.top_k > 0 && ask.top_k < vocab) edge = narrowed(row, vocab, edge, room, true, best, (double)ask.top_k);
-    if (ask.top_p < 1.0f) edge = narrowed(row, vocab, edge, room, false, best, (double)ask.top_p);
-    const float least = ask.min_p;
+    if (spec.top_k > 0 && spec.top_k < vocab) edge = narrowed(row, vocab, edge, room, true, best, (double)spec.top_k);
+    if (spec.top_p < 1.0f) edge = narrowed(row, vocab, edge, room, false, best, (double)spec.top_p);
+    const float least = spec.min_p;
     const auto weight = [=](u32 id, float l) {
-        const float w = share(l - best);
+        const float w = exp_fast(l - best);
         return edge.keeps(key_of(l), id) && w >= least ? w : 0.0f;
     };
     for (u32 t = warp; t < count; t += THREADS / WARP) {
@@ -159,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (warp > 0) return;
     double all = 0.0, below;
     for (u32 t = 0; t < count; t++) all += sums[t];
-    const double goal = (double)ask.draw * all;
+    const double goal = (double)spec.draw * all;
     const u32 tile = which_tile(count, goal, below, [&](u32 t) { return sums[t]; });
     u32 token = in_tile(row, tile, vocab, below, goal, weight);
     token = token == ~0u ? 0 : token;

@@ -1,9 +1,9 @@
-// The backward of norms of the residual stream in one pass: a team of 128 threads has a row at a time in its registers
-// and reads its next one meanwhile. A thread has the same columns in every row and keeps their share of the gradients of
-// weight and bias. VECTORS is the number of fours a thread has of a row, for widths that are whole fours; TEAMS those of
-// a block; CENTRED and BIAS say whether the mean is subtracted and whether the bias has a gradient.
+// One-pass backward of norms of the residual stream: a team of 128 threads has a row at a time in registers and prefetches its
+// next one. A thread has the same columns in every row and accumulates its contributions to the gradients of weight and bias.
+// VECTORS: groups of four elements per thread and row, for widths that are multiples of four; TEAMS: teams per block; CENTRED
+// and BIAS: whether the mean is subtracted and whether the bias has a gradient.
 
-// Four elements as they are stored.
+// Four elements as stored.
 __device__ __forceinline__ float4 fetch(const float* p, u64 i) { return *reinterpret_cast<const float4*>(p + i); }
 __device__ __forceinline__ uint2 fetch(const bf16* p, u64 i) { return *reinterpret_cast<const uint2*>(p + i); }
 __device__ __forceinline__ vec4 widened(float4 v) { return {{v.x, v.y, v.z, v.w}}; }
@@ -11,10 +11,10 @@ __device__ __forceinline__ vec4 widened(uint2 v) {
     return {{low_half(v.x), high_half(v.x), low_half(v.y), high_half(v.y)}};
 }
 
-// The column of a thread's four n.
+// Column of a thread's n-th group of four.
 __device__ __forceinline__ u32 column(u32 n) { return 4 * (threadIdx.x % TEAM) + 4 * TEAM * n; }
 
-// What a thread reads of a row; zeros past its end and of what is absent.
+// A thread's elements of a row; zeros past its end and for absent operands.
 template <class D>
 struct Row {
     float4 x[VECTORS], dx[VECTORS];
@@ -34,28 +34,26 @@ struct Row {
     }
 };
 
-// Waits for the threads of a team; barrier 0 is the block's.
+// Named barrier for the threads of a team; barrier 0 is the block's.
 __device__ __forceinline__ void wait_for_team(u32 team) {
     asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(TEAM) : "memory");
 }
 
-// The sum over a warp, and of the sums of a team's four warps, in the order of norm.cu: statistics are those of the
-// forward to the last bit.
+// Sums over a warp, and over a team's four warps, in the order of norm.cu: statistics have the bits of the forward.
 __device__ __forceinline__ float of_warp(const float* sum) { return warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3])); }
 __device__ __forceinline__ float of_team(const float* parts) {
     const float4 v = *reinterpret_cast<const float4*>(parts);
     return ((v.x + v.y) + v.z) + v.w;
 }
 
-// Teams take rows in turn; in the end a block adds up the sums of its teams, in their order: `sums` is
-// [blocks][2][width], or absent. The norm was of x + delta, or of x where there is no delta; y, where given, takes the
-// recomputed norm; rounded takes dx in the storage D.
+// Teams take rows round-robin; at the end a block adds up its teams' sums, in order: `sums` is [blocks][2][width], or null. The
+// norm was of x + delta (delta may be null); `y`, if given, receives the recomputed norm; `rounded` receives dx in type D.
 template <class D>
 __device__ __forceinline__ void rows_backward(const D* dy, const float* x, const D* delta, const float* weight,
                                               const float* bias, float* dx, D* y, D* rounded, u32 rows, u32 width,
                                               float offset, float eps, bool add, float* sums) {
     let_next_start();
-    // Of every second row other places, so that one barrier is enough.
+    // Double-buffered by row, so that one barrier suffices.
     __shared__ __align__(16) float parts[2][TEAMS][4][4];
     extern __shared__ __align__(16) float totals[];  // [weight, bias][TEAMS][width]
     const u32 team = threadIdx.x / TEAM, warp = threadIdx.x % TEAM / WARP;
@@ -70,7 +68,7 @@ __device__ __forceinline__ void rows_backward(const D* dy, const float* x, const
 #pragma unroll
         for (int k = 0; k < 4; k++) w[n].x[k] += offset;
     }
-    u32 row = blockIdx.x * TEAMS + team, turn = 0;
+    u32 row = blockIdx.x * TEAMS + team, buffer = 0;
     Row<D> next;
     if (row < rows) next.read(dy, x, delta, old, (u64)row * width, width);
     while (row < rows) {
@@ -88,8 +86,8 @@ __device__ __forceinline__ void rows_backward(const D* dy, const float* x, const
         row += gridDim.x * TEAMS;
         if (row < rows) next.read(dy, x, delta, old, (u64)row * width, width);
 
-        float(*const mine)[4] = parts[turn][team];
-        turn ^= 1;
+        float(*const mine)[4] = parts[buffer][team];
+        buffer ^= 1;
         if (CENTRED) {
             float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -131,17 +129,17 @@ __device__ __forceinline__ void rows_backward(const D* dy, const float* x, const
             const u32 i = column(n);
             if (i >= width) continue;
             const vec4 flow = widened(d[n]), plus = y && bias ? load4(bias, i) : vec4{{0.0f, 0.0f, 0.0f, 0.0f}};
-            vec4 again;
+            vec4 output;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const float normed = v[n].x[k] * scale;
-                again.x[k] = bias ? fmaf(normed, w[n].x[k], plus.x[k]) : normed * w[n].x[k];
+                output.x[k] = bias ? fmaf(normed, w[n].x[k], plus.x[k]) : normed * w[n].x[k];
                 dweight[n].x[k] = fmaf(flow.x[k], normed, dweight[n].x[k]);
                 if (BIAS) dbias[n].x[k] += flow.x[k];
                 const float g = fmaf(normed, -lean, fmaf(flow.x[k], w[n].x[k], -shift)) * scale;
                 out[n].x[k] = add ? out[n].x[k] + g : g;
             }
-            if (y) store4(y, at + i, again);
+            if (y) store4(y, at + i, output);
             store4(dx, at + i, out[n]);
             if (rounded) store4(rounded, at + i, out[n]);
         }

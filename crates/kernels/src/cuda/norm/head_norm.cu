@@ -1,5 +1,5 @@
-// Norms of each query and key head inside rows of qkv; a warp a head. The head's elements stay in registers: MOST, which
-// the launcher sets, is how many of them a lane has at most.
+// QK norm per head inside rows of qkv; one warp per head. The head's elements stay in registers: MOST, set by the launcher, is
+// the maximum per lane.
 
 struct Head {
     float x[MOST];
@@ -37,7 +37,7 @@ __device__ __forceinline__ float normalise(Head& h, u32 dim, bool centred, float
     return scale;
 }
 
-// One warp for each head of each row, values too (they are copied).
+// One warp per head of each row, including values (which are copied).
 template <class T, class U>
 __device__ void head_norm(const T* qkv, const float* q_weight, const float* k_weight, U* out, u32 rows, u32 heads,
                           u32 kv_heads, u32 dim, bool centred, float offset, float eps) {
@@ -71,8 +71,8 @@ HEAD_NORM(fb, float, bf16)
 HEAD_NORM(bf, bf16, float)
 HEAD_NORM(bb, bf16, bf16)
 
-// A block has a chunk of rows; a warp takes every eighth (row, head) in order and keeps its own sums, which are then
-// added in the order of the warps. `sums` is [chunks][2][dim].
+// One block per chunk of rows; a warp takes every eighth (row, head) in order and accumulates its own sums, which are then
+// added in warp order. `sums` is [chunks][2][dim].
 template <class T, class U>
 __device__ void head_norm_backward(const T* qkv, const float* q_weight, const float* k_weight, U* dqkv, u32 rows,
                                    u32 heads, u32 kv_heads, u32 dim, bool centred, float offset, float eps, u32 chunk,

@@ -1,4 +1,4 @@
-//! RMSNorm or LayerNorm of each query and key head inside rows of `qkv`.
+//! QK norm inside rows of `qkv`.
 
 use crate::backend::{HeadNorm, HeadNormOps, Norm};
 use crate::buffer::{Buffer, DType};
@@ -11,11 +11,11 @@ use crate::cuda::norm::offset;
 use crate::error::Result;
 use crate::shapes;
 
-/// Rows of a block of the backward.
+/// Rows per block of the backward.
 const CHUNK: usize = 16;
 const WARPS: usize = 8;
 
-/// How the kernels are cut to a head: elements of it that a lane has.
+/// Tiling for a head: elements per lane.
 fn defines(op: Norm) -> String {
     format!("MOST={}", op.width.div_ceil(32))
 }
@@ -26,7 +26,7 @@ fn check(norm: HeadNorm<'_>) {
     assert!(weights.iter().all(|w| w.dtype() == DType::F32 && w.len() == width));
 }
 
-// All heads together are the norm of rows: queries and keys are gathered, normalised and put back.
+// A norm over all heads is a row norm: queries and keys are gathered, normalised and scattered.
 impl HeadNormOps for Cuda {
     fn head_norm(&self, norm: HeadNorm<'_>, qkv: &Buffer, out: &mut Buffer) -> Result<()> {
         shapes::head_norm(self, norm, qkv, out)?;

@@ -11,17 +11,17 @@ use crate::cuda::memory::{f32_ptr, kernel};
 use crate::error::Result;
 use crate::shapes;
 
-/// Threads of a block that has a row, or of a team of such a block.
+/// Threads per block with a row, or per team of a block.
 const THREADS: u32 = 128;
-/// Sizes that the kernels share, as definitions.
+/// Sizes shared with the kernels, as definitions.
 pub(crate) const CONSTANTS: &[(&str, usize)] = &[("THREADS", THREADS as usize), ("TEAM", THREADS as usize)];
 
-/// A block a row.
+/// One block per row.
 fn grid(rows: usize) -> Grid {
     Grid::new(rows, THREADS)
 }
 
-/// Added to a weight before use.
+/// Added to a weight before use (1 for Gemma's convention).
 pub(crate) fn offset(op: Norm) -> f32 {
     if op.plus_one { 1.0 } else { 0.0 }
 }
@@ -130,16 +130,16 @@ impl NormOps for Cuda {
     }
 }
 
-/// The widest rows of the backward that keeps them in registers.
+/// Maximum width of the backward that keeps rows in registers.
 const WIDEST: usize = 2048;
 
-/// Whether the backward in one pass serves.
+/// Whether the one-pass backward applies.
 fn fits_registers(op: Norm, x: &Buffer, dx: &Buffer) -> bool {
     let stream = x.dtype() == DType::F32 && dx.dtype() == DType::F32;
     stream && op.width.is_multiple_of(4) && op.width <= WIDEST
 }
 
-/// What the backward in one pass writes; `dx` is added to with `add`.
+/// Outputs of the one-pass backward; `dx` is accumulated with `add`.
 struct NormOutputs<'a> {
     dx: &'a Buffer,
     add: bool,
@@ -147,7 +147,7 @@ struct NormOutputs<'a> {
     rounded: Option<&'a Buffer>,
 }
 
-/// The backward of the residual stream's norms in one pass, and what forward gave and a rounded `dx` where wanted.
+/// One-pass backward of the residual stream's norms, with the recomputed output and a rounded `dx` if requested.
 fn in_registers(
     cuda: &Cuda,
     norm: Normed<'_>,
@@ -160,7 +160,7 @@ fn in_registers(
     let (rows, width) = (row_count(of.x.len(), op.width), op.width);
     let typed = [of.delta, y, rounded];
     assert!(typed.iter().flatten().all(|b| b.dtype() == dy.dtype() && b.len() == dy.len()));
-    // A block a multiprocessor, of as many teams as its registers hold rows for.
+    // One block per multiprocessor, with as many teams as its registers hold rows for.
     let vectors = width.div_ceil(4 * THREADS as usize);
     let teams = [8, 5, 4, 3][vectors - 1];
     let blocks = rows.div_ceil(teams).min(cuda.card.processors as usize);

@@ -1,12 +1,12 @@
-// RMSNorm and LayerNorm, a block of 128 threads a row, whatever the number of rows: a single row must not wait for one
-// warp. A thread has the same elements in every pass, so what it wrote it may read. Forward kernels are started early: the
-// product behind them prefetches its weights meanwhile.
+// RMSNorm and LayerNorm, a block of 128 threads per row whatever the number of rows: a single row must not wait for one warp. A
+// thread has the same elements in every pass, so it may read what it wrote. Forward kernels launch early: the next GEMM
+// prefetches its weights meanwhile.
 
 struct Stats {
     float mean, scale;
 };
 
-// Calls four(i) or one(i) for every element of this thread, in fours where the width allows.
+// Calls four(i) or one(i) for every element of this thread, in groups of four if the width allows.
 template <class F4, class F1>
 __device__ __forceinline__ void each(u32 width, F4 four, F1 one) {
     if (width % 4 == 0) {
@@ -121,7 +121,7 @@ TRIPLES(ADD_NORM)
 
 // ---- backward ---------------------------------------------------------------------------------------------------
 
-// Writes dx, or adds to it. `stats`, where given, takes the rows' mean and scale for the sums over rows.
+// Writes dx, or adds to it. `stats`, if given, receives the rows' mean and scale for the sums over rows.
 template <class D, class T, class U>
 __device__ void norm_backward(const D* dy, const T* x, const float* weight, U* dx, u32 width, bool centred,
                               float offset, float eps, bool add, Stats* stats) {
@@ -175,7 +175,7 @@ __device__ void norm_backward(const D* dy, const T* x, const float* weight, U* d
     }
 TRIPLES(NORM_BACKWARD)
 
-// Gradients of the weight and of the bias over a chunk of rows, in row order; either may be absent.
+// Gradients of weight and bias over a chunk of rows, in row order; either may be null.
 template <class D, class T>
 __device__ void norm_sums(const D* dy, const T* x, const Stats* stats, u32 rows, u32 width, u32 chunk, float* dweight,
                           float* dbias) {

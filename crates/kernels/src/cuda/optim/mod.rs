@@ -1,4 +1,4 @@
-//! Updates of parameters from their gradients.
+//! AdamW (f32 and 8-bit) and SGD steps.
 
 pub(crate) mod split_master;
 
@@ -30,22 +30,22 @@ fn all_f32(buffers: &[&Buffer], len: usize) -> bool {
     buffers.iter().all(|b| b.dtype() == DType::F32 && b.len() == len)
 }
 
-/// How a stretch is stored, as in optim.cu.
+/// Storage of a range, as in optim.cu.
 const WHOLE: u32 = 0;
 const COPIED: u32 = 1;
 const SPLIT: u32 = 2;
-/// Sizes that the kernels share, as definitions.
+/// Sizes shared with the kernels, as definitions.
 pub(crate) const CONSTANTS: &[(&str, usize)] =
     &[("WHOLE", WHOLE as usize), ("COPIED", COPIED as usize), ("SPLIT", SPLIT as usize), ("CODES", BLOCK)];
-/// Elements of a stretch that a block has: as many blocks of codes as it has warps.
+/// Elements of a range per block: one 8-bit block per warp.
 const CHUNK: usize = 2048;
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 256;
 const _: () = assert!(CHUNK == BLOCK * THREADS as usize / 32);
-/// The same where moments are codes: before the first element a block loads the tables.
+/// The same for 8-bit moments: larger, because a block first loads the code tables.
 const CODED_CHUNK: usize = 8 * CHUNK;
 
-/// What a step multiplies with, in the order of `AdamW` in optim.cu.
+/// AdamW's factors of a step, in the order of `AdamW` in optim.cu.
 fn factors(op: AdamW) -> [f32; 9] {
     assert!(op.step > 0, "AdamW's steps are counted from 1");
     [
@@ -61,12 +61,12 @@ fn factors(op: AdamW) -> [f32; 9] {
     ]
 }
 
-/// Stretches of parameters for one launch, as `Stretch` in optim.cu.
+/// Ranges of parameters for one launch, as `Stretch` in optim.cu.
 struct Stretches {
     words: Vec<u64>,
     count: u32,
     chunks: usize,
-    /// Elements of a chunk.
+    /// Elements per chunk.
     chunk: usize,
 }
 
@@ -75,7 +75,7 @@ impl Stretches {
         Stretches { words: Vec::new(), count: 0, chunks: 0, chunk }
     }
 
-    /// Adds those of a parameter.
+    /// Adds the ranges of a parameter.
     fn add(&mut self, p: &AdamWParam<'_>) {
         let n = p.param.len();
         let format = if p.absmax.is_some() { DType::U8 } else { DType::F32 };
@@ -115,15 +115,15 @@ impl Stretches {
     }
 }
 
-/// The tables of first and second moments, as `CodeTable` in optim.cu.
+/// The code tables of first and second moments, as `CodeTable` in optim.cu.
 fn code_tables() -> Vec<f32> {
     let table = |t: &CodeTable| [&t.values[..], &t.tree()].concat();
     [table(&SIGNED), table(&UNSIGNED)].concat()
 }
 
 impl OptimizerOps for Cuda {
-    // All stretches by one kernel, and one more for those whose moments are codes: most are small, and starting one for each
-    // would take longer than some of them.
+    // All ranges in one kernel, and one more for 8-bit moments: most ranges are small, and a launch for each would take longer
+    // than some of them (multi-tensor apply).
     fn adamw(&self, params: &mut [AdamWParam<'_>]) -> Result<()> {
         shapes::adamw(self, params)?;
         let (mut whole, mut coded) = (Stretches::in_chunks_of(CHUNK), Stretches::in_chunks_of(CODED_CHUNK));

@@ -1,4 +1,4 @@
-// Updates of parameters from their gradients.
+// AdamW (f32 and 8-bit) and SGD steps.
 
 struct AdamW {
     float grad_scale, keep, beta1, rest1, beta2, rest2, root_correction, eps, step_size;
@@ -11,24 +11,23 @@ struct AdamW {
     }
 };
 
-// How a stretch is stored: WHOLE, with a copy of its type or none; COPIED, whole with a copy in bf16; or SPLIT, a split
-// master.
+// Storage of a range: WHOLE, f32 with an f32 copy or none; COPIED, f32 with a bf16 copy; or SPLIT, a split master.
 
-// A stretch of a parameter with its state; `derived`, where given, takes the new values, or their bf16 high halves.
-// `start` is the number of its first chunk among those of all stretches.
+// A range of a parameter with its state; `derived`, if given, receives the new values, or their bf16 high halves. `start` is
+// the index of its first chunk among those of all ranges.
 struct Stretch {
     void* param;
     const float* grad;
     float *first, *second;
     void* derived;
     u64 n, start;
-    // Of moments that are codes, `first` and `second` are bytes, and these the largest magnitudes of their blocks.
+    // For 8-bit moments, `first` and `second` are codes, and these the absmax of their blocks.
     float *first_absmax, *second_absmax;
     AdamW op;
     u32 storage;
 };
 
-// Elements from `from` to `to` by a block, in fours where all arrays allow it.
+// A block's elements `from` to `to`, in groups of four if alignment allows.
 template <class P, class T>
 __device__ __forceinline__ void adamw(const Stretch& stretch, const P& param, bool fours, T* derived, u64 from,
                                       u64 to) {
@@ -55,7 +54,7 @@ __device__ __forceinline__ void adamw(const Stretch& stretch, const P& param, bo
     }
 }
 
-// The stretch whose chunk a block has.
+// The range that contains the block's chunk.
 __device__ __forceinline__ const Stretch& stretch_of(const Stretch* stretches, u32 count) {
     u32 low = 0, high = count;
     while (high - low > 1) {
@@ -65,7 +64,7 @@ __device__ __forceinline__ const Stretch& stretch_of(const Stretch* stretches, u
     return stretches[low];
 }
 
-// A block has a chunk of some stretch of many.
+// One block per chunk of any range.
 extern "C" __global__ void __launch_bounds__(256) adamw(const Stretch* stretches, u32 count, u32 chunk) {
     const Stretch& stretch = stretch_of(stretches, count);
     const u64 from = chunk * (blockIdx.x - stretch.start), to = min(from + chunk, stretch.n);
@@ -81,13 +80,13 @@ extern "C" __global__ void __launch_bounds__(256) adamw(const Stretch* stretches
     }
 }
 
-// A table of codes: entries, and the midpoints between neighbours as `CodeTable::tree` of codes.rs orders them, so that the lanes
-// of a warp find what they compare with in different banks.
+// A code table: values, and their midpoints as a binary search tree (`CodeTable::tree` of codes.rs), so that the lanes of a
+// warp read from different banks.
 struct CodeTable {
     float values[256], tree[256];
 };
 
-// As on the CPU: the number of midpoints below `x`, 0 of what is not a number.
+// As on the CPU: the number of midpoints below `x`, 0 for NaN.
 __device__ __forceinline__ u32 code_of(const float* tree, float x) {
     u32 k = 1;
 #pragma unroll
@@ -95,13 +94,13 @@ __device__ __forceinline__ u32 code_of(const float* tree, float x) {
     return k - 256;
 }
 
-// What numbers of a block are multiplied with before they are looked up.
+// 1 / absmax, as on the CPU.
 __device__ __forceinline__ float code_factor(float absmax) { return 1.0f / fmaxf(absmax, 1e-38f); }
 
-// Elements that a lane of a warp has of a block of codes.
+// Elements per lane of an 8-bit block.
 #define LANE (CODES / WARP)
 
-// A block of codes, elements from `from` to `to`, by a warp.
+// One 8-bit block, elements from `from` to `to`, per warp.
 template <class P, class T>
 __device__ __forceinline__ void adamw_coded(const Stretch& stretch, const P& param, T* derived, u64 from, u64 to,
                                             const CodeTable* tables) {
@@ -111,7 +110,7 @@ __device__ __forceinline__ void adamw_coded(const Stretch& stretch, const P& par
     const float m_absmax = stretch.first_absmax[block], v_absmax = stretch.second_absmax[block];
     float w[LANE], g[LANE], m[LANE], v[LANE];
     if (n == LANE) {
-        // Blocks begin at multiples of 256 elements of buffers that are aligned to more than their bytes.
+        // Blocks are aligned: they start at multiples of 256 elements.
         const uint2 m_codes = *reinterpret_cast<const uint2*>(first + at);
         const uint2 v_codes = *reinterpret_cast<const uint2*>(second + at);
 #pragma unroll
@@ -150,7 +149,7 @@ __device__ __forceinline__ void adamw_coded(const Stretch& stretch, const P& par
 #pragma unroll
     for (int k = 0; k < LANE; k++) {
         m_codes[k] = code_of(tables[0].tree, m[k] * m_factor);
-        // Rounded to zero it would divide a later step by almost nothing.
+        // Rounded to zero, it would make a later step divide by almost nothing.
         v_codes[k] = max(code_of(tables[1].tree, v[k] * v_factor), v[k] > 0.0f ? 1u : 0u);
     }
     if (threadIdx.x % WARP == 0) stretch.first_absmax[block] = m_most, stretch.second_absmax[block] = v_most;
@@ -178,7 +177,7 @@ __device__ __forceinline__ void adamw_coded(const Stretch& stretch, const P& par
     }
 }
 
-// As `adamw`, where moments are codes: a warp has one block of them after the other, so that tables and stretch are loaded once.
+// `adamw` with 8-bit moments: a warp processes several blocks, so that the tables are loaded once.
 extern "C" __global__ void __launch_bounds__(256)
     adamw8(const Stretch* stretches, u32 count, u32 chunk, const CodeTable* tables) {
     __shared__ CodeTable room[2];

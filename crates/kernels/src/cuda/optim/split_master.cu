@@ -1,4 +1,4 @@
-// From split masters to f32, and back.
+// Conversion of split masters to f32, and back.
 
 extern "C" __global__ void join(u16* lower, u16* upper, float* to, u64 n) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;

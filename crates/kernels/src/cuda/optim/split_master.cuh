@@ -1,6 +1,6 @@
-// Split master: an f32 as a bf16 high half, which products read, and a 16-bit rest, the difference in units of the last
-// place. No bit is lost (except which NaN it was), none is stored twice. Ties are rounded away from zero, so that the rest
-// is at least -32768 and at most 32767.
+// Split master: an f32 stored as a bf16 high half, which GEMMs read, and a 16-bit rest, the difference in ulps of f32. Lossless
+// (except for NaN payloads), and nothing is stored twice. The high half rounds ties away from zero, so that the rest is within
+// -32768 to 32767.
 
 struct SplitMaster {
     u16* lower;
@@ -10,7 +10,7 @@ struct SplitMaster {
 __device__ __forceinline__ float joined(u32 lower, u32 upper) {
     return __uint_as_float((upper << 16) + (u32)(int)(short)lower);
 }
-// Rounding up must not make a number of what is none.
+// Rounding up must not turn a NaN into a number.
 __device__ __forceinline__ u32 upper_half(float x) {
     const u32 bits = __float_as_uint(x);
     return (bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : (bits + 0x8000u) >> 16;

@@ -1,7 +1,7 @@
-//! Masters whose upper halves are the weights that products read: see `split_master.cuh`.
+//! Masters whose upper halves are the GEMM weights: see `split_master.cuh`.
 //!
-//! Such a buffer is one of f32 to everyone outside. Updates and embeddings read and write the halves in place; what is
-//! done rarely works on a copy ([`Whole`]).
+//! Outside, such a buffer is an f32 buffer. Optimizer steps and embeddings access the halves in place; rare operations work on
+//! a copy ([`Whole`]).
 
 use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::context::{Cuda, check};
@@ -11,10 +11,10 @@ use crate::cuda::memory::{CardMemory, Data, element, split_parts};
 use crate::error::Result;
 use cudarc::driver::sys;
 
-/// Numbers that are uploaded at once, so that the copy stays small.
+/// Numbers uploaded at a time, to keep the staging copy small.
 const PIECE: usize = 1 << 24;
 
-/// See [`LinearOps::master`](crate::backend::LinearOps::master): for weights of bf16.
+/// See [`LinearOps::master`](crate::backend::LinearOps::master): for bf16 weights.
 pub fn master(cuda: &Cuda, weight: &Weight) -> Result<Option<Buffer>> {
     if stored(weight).1 != DType::Bf16 {
         return Ok(None);
@@ -23,7 +23,7 @@ pub fn master(cuda: &Cuda, weight: &Weight) -> Result<Option<Buffer>> {
     Ok(Some(halves(weight, Some(lower))))
 }
 
-/// See [`LinearOps::rounded_master`](crate::backend::LinearOps::rounded_master): likewise.
+/// See [`LinearOps::rounded_master`](crate::backend::LinearOps::rounded_master): for bf16 weights.
 pub fn rounded_master(weight: &Weight) -> Option<Buffer> {
     (stored(weight).1 == DType::Bf16).then(|| halves(weight, None))
 }
@@ -38,19 +38,19 @@ pub(crate) fn is_of(master: &Buffer, weight: &Weight) -> bool {
     split_parts(master, 0).is_some_and(|[_, upper]| upper == form(weight))
 }
 
-/// `n` numbers from `at` on, as whole ones, to an address.
+/// Joins `n` elements from `at` on to f32, at an address.
 pub(crate) fn join(cuda: &Cuda, b: &Buffer, at: usize, to: u64, n: usize) -> Result<()> {
     let [lower, upper] = split_parts(b, at).expect("a split master");
     cuda.launch_flat("split_master", "join", n, &args![lower, upper, to, n])
 }
 
-/// `n` whole numbers at an address become the halves from `at` on.
+/// Splits `n` f32 values at an address into the elements from `at` on.
 pub(crate) fn split(cuda: &Cuda, from: u64, b: &mut Buffer, at: usize, n: usize) -> Result<()> {
     let [lower, upper] = split_parts(b, at).expect("a split master");
     cuda.launch_flat("split_master", "split", n, &args![from, lower, upper, n])
 }
 
-/// Numbers of bf16 become the upper halves from `at` on; nothing is left for the lower ones.
+/// Writes bf16 values to the upper halves from `at` on, and zeros to the lower ones.
 pub(crate) fn write_bf16(cuda: &Cuda, b: &mut Buffer, at: usize, bytes: &[u8]) -> Result<()> {
     let [lower, upper] = split_parts(b, at).expect("a split master");
     cuda.upload(upper, bytes)?;
@@ -63,7 +63,7 @@ pub(crate) fn write_bf16(cuda: &Cuda, b: &mut Buffer, at: usize, bytes: &[u8]) -
     })
 }
 
-/// Numbers of the host become the halves from `at` on.
+/// Writes host values to the elements from `at` on.
 pub(crate) fn write(cuda: &Cuda, b: &mut Buffer, at: usize, values: &[f32]) -> Result<()> {
     for (i, piece) in values.chunks(PIECE).enumerate() {
         let room = cuda.uploaded(piece)?;
@@ -72,7 +72,7 @@ pub(crate) fn write(cuda: &Cuda, b: &mut Buffer, at: usize, values: &[f32]) -> R
     Ok(())
 }
 
-/// Elements of a buffer as they lie, or a copy of them where the buffer is a split master.
+/// A buffer's elements in place, or an f32 copy of a split master.
 pub(crate) enum Whole {
     There(u64),
     Copy(CardMemory),
@@ -97,7 +97,7 @@ impl Whole {
         }
     }
 
-    /// What was written there goes back where it came from.
+    /// Writes a copy back to the split master.
     pub(crate) fn put_back(self, cuda: &Cuda, b: &mut Buffer, at: usize, n: usize) -> Result<()> {
         match self {
             Whole::There(_) => Ok(()),

@@ -1,36 +1,36 @@
-//! Memory of messages, used again: a step sends and receives the same lengths over and over, and pages that are new each time
-//! cost more than the bytes. What lies unused is never more than the two largest exchanges had, one that is sent and one that has
-//! arrived: activations of many lengths would otherwise keep memory that gradients then take anew.
+//! A pool of message buffers: a step sends and receives the same lengths again and again, and page faults of new memory cost
+//! more than the copies. Unused buffers are limited to the bytes of the two largest exchanges, one sent and one received:
+//! otherwise activations of many lengths would hold memory that gradients then allocate anew.
 
 use crate::lock;
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// Messages of fewer bytes are left to the system's allocator.
+/// Smaller messages are not pooled.
 const SMALLEST: usize = 64 << 10;
-/// Vectors that are kept.
+/// Maximum number of pooled buffers.
 const KEPT: usize = 64;
 
-/// Vectors that no message uses.
+/// Unused buffers.
 struct Pool(Mutex<Unused>);
 
 struct Unused {
-    /// The one that was given back first comes first.
+    /// Least recently returned first.
     all: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// The most bytes that were given back at once: the messages of one exchange.
+    /// Most bytes returned at once: the messages of one exchange.
     largest: usize,
 }
 
 static POOL: Pool = Pool::new();
 
-/// This many bytes with unspecified contents.
-pub fn room(bytes: usize) -> Vec<u8> {
+/// A buffer with unspecified contents.
+pub fn message_buffer(bytes: usize) -> Vec<u8> {
     POOL.take(bytes)
 }
 
-/// Takes back messages that were read.
-pub fn give_back(read: impl IntoIterator<Item = Vec<u8>>) {
+/// Returns message buffers to the pool.
+pub fn recycle(read: impl IntoIterator<Item = Vec<u8>>) {
     POOL.put(read);
 }
 
@@ -49,7 +49,7 @@ impl Pool {
     fn put(&self, read: impl IntoIterator<Item = Vec<u8>>) {
         let read: Vec<Vec<u8>> = read.into_iter().filter(|bytes| bytes.capacity() >= SMALLEST).collect();
         if !read.is_empty() {
-            drop(lock(&self.0).put(read)); // after the lock: giving memory back to the system takes long
+            drop(lock(&self.0).put(read)); // after the lock: freeing memory is slow
         }
     }
 }
@@ -63,7 +63,7 @@ impl Unused {
         Some(found)
     }
 
-    /// What is no longer kept is returned.
+    /// Adds buffers; returns those to be freed.
     fn put(&mut self, read: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
         let more: usize = read.iter().map(Vec::capacity).sum();
         (self.bytes, self.largest) = (self.bytes + more, self.largest.max(more));
