@@ -16,14 +16,22 @@ pub fn holds(r: &Record, what: &str) {
             let prior: f64 = below.iter().map(|&c| nodes[c].prior).sum();
             assert!((prior - 1.0).abs() < 1e-9, "{what}: priors below {} sum to {prior}", n.id);
         }
-        if n.visits > 0 && r.strategy != "tree" {
+        if n.visits > 0 && !["tree", "fishbone"].contains(&r.strategy.as_str()) {
             let sum: f64 = below.iter().map(|&c| nodes[c].value * nodes[c].visits as f64).sum();
             let mean = (n.evaluation + sum) / n.visits as f64;
             assert!((n.value - mean).abs() < 1e-9, "{what}: value of node {}", n.id);
         }
+        if r.strategy == "fishbone" && below.len() > 1 {
+            let ends = below[1..].iter().map(|&c| nodes[c].score.unwrap_or(0.0));
+            let mean = ends.sum::<f64>() / (below.len() - 1) as f64;
+            assert!((n.value - mean).abs() < 1e-9, "{what}: value of prefix {}", n.id);
+        }
         if let Some(p) = n.parent {
             assert!(p < n.id && nodes[p].depth + 1 == n.depth && !nodes[p].terminal, "{what}: {n:?}");
-            assert!((n.advantage - (n.value - nodes[p].value)).abs() < 1e-12);
+            let own = n.estimate().zip(nodes[p].estimate()).map_or(0.0, |(own, above)| own - above);
+            assert!((n.advantage - own).abs() < 1e-12, "{what}: advantage of node {}", n.id);
+            let known = n.visits > 0 || n.terminal && n.score.is_some();
+            assert_eq!(n.estimate().is_some(), known, "{what}: node {}", n.id);
         }
         assert_eq!(n.terminal, n.reward.is_some(), "{what}: a reward at the ends, and only there");
         assert!(!n.terminal || below.is_empty());

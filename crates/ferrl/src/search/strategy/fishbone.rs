@@ -1,9 +1,10 @@
 //! Fish-bone: one solution is the spine, and at every prefix of it whole completions branch off. The value of a prefix is the
-//! mean score of the completions from there, which is VinePPO's estimate (Kazemnejad et al., 2024, arXiv 2410.01679).
+//! mean score of the completions from there, which is VinePPO's estimate (Kazemnejad et al., 2024, arXiv 2410.01679). Neither the
+//! spine itself nor what branches off its later steps counts: they all share the spine's next step.
 //!
 //! The spine is sampled step by step; completions branch off the prompt and off every step but the last.
 
-use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree};
+use super::super::{Backup, ChoiceRule, Expansion, Round, Strategy, Tree};
 use super::Entry;
 use super::sampling::evaluate_terminals;
 use crate::recipe::read_settings;
@@ -70,5 +71,8 @@ impl Strategy for FishBone {
     }
     fn answer(&self, tree: &Tree) -> Option<usize> {
         self.options.answer.of(tree)
+    }
+    fn backup(&self) -> Backup {
+        Backup::Branches
     }
 }
