@@ -83,8 +83,8 @@ impl Episode {
     }
 
     /// Stop strings that end an action.
-    pub(super) fn own_stops(&self) -> usize {
-        self.params.stop_strings.len()
+    pub(super) fn own_stops(&self) -> &[String] {
+        &self.params.stop_strings
     }
 
     /// Tokens that the policy has read and sampled, as the next token sees them.

@@ -134,6 +134,33 @@ fn a_budget_of_tokens_ends_any_search() {
     }
 }
 
+/// Was: a step is sampled behind its prefix as behind a prompt, where the generator looks for no stop string, so that one which
+/// began in the step before was missed.
+#[test]
+fn a_stop_string_that_spans_two_steps_ends_the_completion() {
+    for (strings, step_tokens) in [(&["abb", "bbaa"][..], 2), (&["\n\n"], 3), (&["a\nb"], 1)] {
+        let world = World::new(1).stopping(strings);
+        let mut spanning = 0;
+        for entry in STRATEGIES {
+            let how = How { max_new_tokens: 24, ..How::new(entry.name, json!({"step_tokens": step_tokens})) };
+            for r in search(&world, &world.prompts(3), &how) {
+                // Special tokens are no part of a stop string, as where the generator looks for it.
+                let text = |ids: &[u32]| world.tokenizer.decode(ids, false).unwrap();
+                for n in r.nodes.nodes().iter().skip(1) {
+                    let ids = r.nodes.tokens(n.id);
+                    let (all, before) = (text(&ids), text(&ids[..ids.len() - 1]));
+                    assert!(!strings.iter().any(|s| before.contains(s)), "{}: {all:?}", entry.name);
+                    let stopped = strings.iter().find(|s| all.ends_with(*s));
+                    assert!(n.terminal || stopped.is_none(), "{}: {all:?} goes on", entry.name);
+                    assert_eq!(n.drawn.logp.len(), n.tokens.len());
+                    spanning += usize::from(stopped.is_some_and(|s| text(&n.tokens).len() < s.len()));
+                }
+            }
+        }
+        assert!(spanning > 0, "{strings:?}");
+    }
+}
+
 #[test]
 fn numbers_that_contradict_each_other_are_refused() {
     let world = World::new(1);
