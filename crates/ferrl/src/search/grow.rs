@@ -184,7 +184,8 @@ impl Live {
                     self.tree.node_mut(same).samples += 1;
                     continue;
                 }
-                let siblings: Vec<&Node> = growing.accepted.iter().map(|&a| self.tree.node(a)).collect();
+                let siblings: Vec<&Node> =
+                    self.tree.steps(growing.asked.node).map(|a| self.tree.node(a)).collect();
                 if growing.asked.rollout || self.built.expander.accepts(&node.text, &siblings) {
                     let id = self.tree.add_drawn(growing.asked.node, node, key);
                     growing.accepted.push(id);
@@ -192,6 +193,8 @@ impl Live {
                     if (node.terminal || growing.asked.score) && node.lost.is_none() {
                         self.fresh.push(id);
                     }
+                } else {
+                    self.tree.reject(growing.asked.node);
                 }
             }
         }
