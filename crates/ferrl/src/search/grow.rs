@@ -228,7 +228,7 @@ impl Live {
                 return Ok(None);
             }
             let left = budget.map(|b| b.saturating_sub(self.generated));
-            let mut round = Round { tree: &mut self.tree, grown: &grown, left };
+            let mut round = Round { tree: &mut self.tree, grown: &grown, spent: self.generated, left };
             let mut asked = self.built.strategy.next(&mut round)?;
             if left == Some(0) {
                 asked.clear();

@@ -78,6 +78,8 @@ pub struct Round<'a> {
     pub tree: &'a mut Tree,
     /// The children that each expansion of the last round brought, in order.
     pub grown: &'a [Vec<usize>],
+    /// Tokens sampled so far, those of rejected draws and of asked answers included.
+    pub spent: u64,
     /// Tokens that may still be sampled; none without a budget.
     pub left: Option<u64>,
 }
