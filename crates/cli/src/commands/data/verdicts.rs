@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Rows with `prompt`, `completion` and `reward` (a run folder, its rollouts, or what `ferrl verify` wrote) become questions with
 /// the verdict Yes or No, as many of each; equal completions count once. Right completions come along with the weight LAMBDA, so
-/// that `algo = \"mle\"` with `aggregate = \"sequence\"` minimises the joint loss. A row with a `rationale` becomes one of
+/// that `algo = "mle"` with `aggregate = "sequence"` minimises the joint loss. A row with a `rationale` becomes one of
 /// GenRM-CoT, and is left out where its rationale ends with the other verdict.
 #[derive(clap::Args)]
 pub struct Args {
