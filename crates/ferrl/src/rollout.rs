@@ -245,6 +245,46 @@ pub(crate) fn sampled(
     Ok(Sampled { experience, answers, time, metrics: Metrics::default() })
 }
 
+/// Where tokens that were sampled behind a prefix complete a stop string that begins in the prefix: how many of them stay, and
+/// which string it is. The generator reads a prefix as a prompt, and does not look for stop strings there.
+pub(crate) fn stop_across(
+    prefix: &[u32],
+    own: &[u32],
+    stops: &[String],
+    tokenizer: &Tokenizer,
+) -> Result<Option<(usize, usize)>> {
+    let longest = stops.iter().map(String::len).max().unwrap_or(0);
+    // As many tokens as a stop string has bytes hold it, and a few more where characters span tokens.
+    let from = prefix.len() - prefix.len().min(longest + 4);
+    let mut tail = prefix[from..].to_vec();
+    for (n, &id) in own.iter().enumerate().take(if prefix.is_empty() { 0 } else { longest }) {
+        tail.push(id);
+        let text = tokenizer.decode(&tail[tail.len().saturating_sub(longest + 4)..], false)?;
+        if let Some(stop) = stops.iter().position(|s| text.contains(s.as_str())) {
+            return Ok(Some((n + 1, stop)));
+        }
+    }
+    Ok(None)
+}
+
+/// Cuts a completion of a prefix where both together hold a stop string.
+pub(crate) fn cut_at_stop(
+    prefix: &[u32],
+    c: &mut Completion,
+    stops: &[String],
+    tokenizer: &Tokenizer,
+) -> Result<()> {
+    if let Some((kept, stop)) = stop_across(prefix, &c.ids, stops, tokenizer)? {
+        c.ids.truncate(kept);
+        c.logp.truncate(kept);
+        c.sampled_logp.truncate(kept);
+        c.top.truncate(kept);
+        c.versions.truncate(kept);
+        c.stop = StopReason::String(stop);
+    }
+    Ok(())
+}
+
 /// Decodes the text of each completion, with several threads for many tokens, since the device is idle meanwhile.
 pub fn texts(tokenizer: &Tokenizer, stops: &Stops, completions: &[Completion]) -> Result<Vec<String>> {
     let decode = |c: &Completion| stops.text(tokenizer, c);

@@ -694,6 +694,7 @@ fn printed(r: &crate::train::ScoredRollout) -> crate::run::RolloutRecord {
         extra: r.graded.extra.clone(),
         credit: r.credit.clone(),
         turns: r.answer.played.as_ref().map_or_else(Vec::new, |played| played.turns.clone()),
+        group: r.answer.prompt,
         lost: r.answer.played.as_ref().and_then(|played| played.lost.as_deref().cloned()),
         components: r.graded.components.iter().map(|(n, v)| (n.clone(), f64::from(*v))).collect(),
         advantage: f64::from(r.advantage),

@@ -552,6 +552,10 @@ fn sampled(args: &Args, mut recipe: Recipe) -> Result<Recipe> {
         return Err(Error::usage(format!("{samples} samples at temperature 0 are all the same"))
             .fix("--samples 1, or a --temperature above 0"));
     }
+    if recipe.rollout.temperature == 0.0 && recipe.search.eval {
+        return Err(Error::usage("a search at temperature 0 finds one completion again and again")
+            .fix("a --temperature above 0, or search.eval=false"));
+    }
     match args.k.iter().find(|&&k| k > samples) {
         Some(k) => Err(Error::usage(format!("pass@{k} needs {k} completions per prompt, got {samples}"))
             .fix(format!("--samples {k}"))),

@@ -89,7 +89,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", conflicts_with = "replay")]
     save: Option<PathBuf>,
     /// Recompute the results of saved trees: a folder or one file
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "list"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "list", "data", "task", "prompt", "recipe", "strategy", "option", "verifier", "budget", "prompts"])]
     replay: Option<PathBuf>,
     /// Rule that selects the result of each saved tree anew: the highest score, the most frequent answer, the answer with the
     /// largest sum of scores, or the most visited path
@@ -267,6 +267,10 @@ fn results(args: &Args, records: &[Record], paths: Option<JsonlOutput>) -> Resul
 /// The path filter, aggregator and post-processors of the flags.
 fn pipeline(args: &Args) -> Result<Pipeline> {
     let (name, number) = args.aggregate.split_once('=').unwrap_or((&args.aggregate, "10"));
+    if args.aggregate.contains('=') && ["none", "unique"].contains(&name) {
+        let what = format!("the aggregator {name} has no number, got {number:?}");
+        return Err(Error::usage(what).at("--aggregate").fix(format!("--aggregate {name}")));
+    }
     let number: f64 = number.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0).ok_or_else(|| {
         Error::usage(format!("{number:?} is not a whole number"))
             .at("--aggregate")
@@ -336,10 +340,15 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
     let Some(name) = args.verifier.as_deref() else {
         return Ok(if known { Box::new(Oracle) } else { Box::new(LogpScorer) });
     };
+    let options = key_values("--verifier-option", &args.verifier_option)?;
+    if let (true, Some(key)) = (SCORERS.iter().any(|s| s.0 == name), options.keys().next()) {
+        return Err(Error::usage(format!("{name} has no options, got {key:?}")).at("--verifier-option").fix(
+            format!("no --verifier-option, or --verifier with the verifier or the model that {key} is for"),
+        ));
+    }
     if name == LogpScorer.name() {
         return Ok(Box::new(LogpScorer));
     }
-    let options = key_values("--verifier-option", &args.verifier_option)?;
     if name == "step_oracle" {
         let rewards = setup::rewards(recipe, Feed::Rollouts, backend, &Hooks::default())?;
         return Ok(Box::new(StepOracle::new(rewards).map_err(|e| e.at("--verifier"))?));

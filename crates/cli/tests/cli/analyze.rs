@@ -116,13 +116,47 @@ fn weights_are_compared_with_the_run_that_a_stage_started_from() {
     fails(&["analyze", &run, "weights"], 2, &["FERRL_IS_NOT_SET"]);
 }
 
+/// Was: the critic's values every four tokens beside the Monte-Carlo values of turns.
+#[test]
+fn a_critic_of_episodes_is_asked_before_every_turn() {
+    let folder = Folder::new("analyze-game");
+    let recipe = folder.write(
+        "game.toml",
+        "algo = { name = \"ppo\", kl = { coef = 0.0 } }\n\
+         model.init = { hidden = 16, layers = 1, heads = 1, kv_heads = 1, max_positions = 128 }\n\
+         data = { train = [\"task:guess\"], task = { min = 1, max = 5, turns = 3, format = \"line\" }, max_length = 128 }\n\
+         rollout = { prompts = 4, samples = 4, max_new_tokens = 6, max_turns = 3, cache_mib = 4 }\n\
+         train.steps = 1\neval.prompts = 2\n",
+    );
+    let runs = folder.path("runs");
+    ok(&["train", &recipe, "--runs", &runs]);
+    let tables = analysed(&format!("{runs}/game"), &["critic", "--prompts", "4", "--truth", "4"]);
+    // Four prompts with four episodes of three turns each at most, which have six tokens at most.
+    let states = tables["critic"][0]["states"].as_u64().unwrap();
+    assert!((16..=48).contains(&states), "{tables}");
+    assert_eq!(tables["critic"][1]["states"], states, "{tables}");
+}
+
 #[test]
 fn what_cannot_be_analysed_is_said() {
     let folder = Folder::new("analyze-errors");
     let run = trained(&folder, "grpo", "\"grpo\"");
     fails(&["analyze", &run, "advantage"], 2, &["advantage", "advantages"]);
     fails(&["analyze", &run, "critc"], 2, &["analyze RUN critic"]);
-    fails(&["analyze", &run, "critic"], 3, &["no checkpoint with a critic", "ppo"]);
+    // Without a critic there are the Monte-Carlo estimates.
+    let tables = analysed(&run, &["critic", "--prompts", "4", "--truth", "8"]);
+    let rows = tables["critic"].as_array().unwrap();
+    assert!(rows.len() == 1 && rows[0]["estimate"] == "Monte Carlo", "{tables}");
+    // Was: the gradient of SFT on its rows, called the policy's.
+    let sft = folder.path("runs/tiny");
+    fails(&["analyze", &sft, "gradients"], 2, &["sft learns from given rows", "grpo"]);
+    // Nothing was kept: the models of the stages are all there is.
+    std::fs::remove_dir_all(format!("{run}/checkpoints")).unwrap();
+    assert_eq!(
+        analysed(&run, &["checkpoints", "--prompts", "2"])["checkpoints"].as_array().unwrap().len(),
+        2
+    );
+    fails(&["analyze", &run, "critic"], 3, &["has no checkpoint"]);
     fails(&["analyze", &run, "values"], 3, &["no data for values"]);
     fails(&["analyze", &folder.path("runs/gpro")], 3, &["no run folder", "runs/grpo"]);
     fails(&["credit", "vine", "--input", &run], 3, &["none of 24 rows has credit"]);

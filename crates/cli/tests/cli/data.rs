@@ -143,6 +143,9 @@ fn pairs_train_every_kind_of_reward_model() {
     let verdicts = folder.path("verdicts.jsonl");
     ok(&["data", "verdicts", "--input", &labelled, "--output", &verdicts, "--lambda", "0"]);
     assert_eq!(rows(&folder.read("verdicts.jsonl")).len(), 8);
+    // Was: a verdict's prompt holds completion and question, too, so that no pair was found among the rows trained on.
+    let met: Value = serde_json::from_str(&ok(&["data", "overlap", &verdicts, &pairs, "--json"])).unwrap();
+    assert_eq!(met["overlapping_test_rows"], 4, "{met}");
     fails_with(
         &["data", "unpair", "--input", "-"],
         "{\"prompt\": \"a\", \"chosen\": \"b\"}\n",

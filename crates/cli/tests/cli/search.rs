@@ -176,6 +176,18 @@ fn mistakes_are_named_before_the_model_is_read() {
     fails(&["search", &run, "--temperature", "0"], 2, &["temperature"]);
     fails(&["search", &run, "--paths", "x", "--filter", "sucessful"], 2, &["successful"]);
     fails(&["search", &run, "--paths", "x", "--aggregate", "max_k_paths=x"], 2, &["max_k_paths=4"]);
+    // Was: these were taken and changed nothing.
+    fails(&["search", &run, "--paths", "x", "--aggregate", "unique=5"], 2, &["unique has no number"]);
+    fails(&["search", &run, "--option", "high=2"], 2, &["expander=high_low_temperature_iid, or no high"]);
+    for scorer in ["oracle", "logp", "step_oracle"] {
+        let given = ["search", &run, "--verifier", scorer, "--verifier-option", "kind=generative"];
+        fails(&given, 2, &[scorer, "has no options", "kind"]);
+    }
+    for flag in [["--strategy", "beam"], ["--verifier", "logp"], ["--budget", "3"], ["--prompts", "2"]] {
+        fails(&["search", "--replay", "trees", flag[0], flag[1]], 2, &[flag[0], "cannot be used with"]);
+    }
+    let greedy = ["search.strategy=majority", "search.eval=true", "--temperature", "0"];
+    fails(&[&["eval", &run][..], &greedy].concat(), 2, &["search at temperature 0", "search.eval=false"]);
     let countdown = ["search", &run, "--verifier", "step_oracle"];
     fails(&countdown, 2, &["step_oracle", "finds wrong steps"]);
     fails(&["search", &run, "--option", "samples"], 2, &["--option samples=VALUE"]);

@@ -20,7 +20,7 @@ use super::math::aggregate::Aggregate;
 use super::math::correction::Correction;
 use super::math::kl::Estimator;
 use super::math::surrogate::{Ratio, Surrogate};
-use crate::credit::Vine;
+use crate::credit::{StepSplit, Vine};
 use crate::experience::Experience;
 use crate::refill::Refill;
 use ferrl_engine::{Error, Result};
@@ -335,6 +335,11 @@ impl Policy {
                 "Monte-Carlo values of steps use the rewards of whole completions alone",
                 "algo.kl.place = \"loss\", and none of algo.overlong, algo.scores, algo.advantage.divide_by_std, \
                  algo.advantage.parts and algo.advantage.to_go",
+            ),
+            (
+                v.split != StepSplit::Tokens && v.step_tokens != Vine::default().step_tokens,
+                "vine.step_tokens is the length of a step that is counted in tokens",
+                "algo.vine.split = \"tokens\"",
             ),
             (
                 v.interval.is_some() && v.max_samples < v.samples,

@@ -5,10 +5,10 @@ use super::rollouts::correlation;
 use crate::algo::Feed;
 use crate::credit::{Continuations, StepCredit, StepSplit, Vine, credit, mean, split};
 use crate::evaluate::{calibration, evaluate};
-use crate::experience::{Experience, Metrics};
+use crate::experience::{Experience, Metrics, Sequence};
 use crate::recipe::{Recipe, Rollout, in_run};
 use crate::reward::Completions;
-use crate::rollout::{self, Actor, Sampled};
+use crate::rollout::{self, Actor, RolloutCompletion, Sampled};
 use crate::setup;
 use crate::source::{Item, Prompt};
 use crate::verify::Hooks;
@@ -57,7 +57,7 @@ pub struct Computed {
 pub const COMPUTED: &[Computed] = &[
     Computed {
         name: "critic",
-        about: "values of states by critic and Monte-Carlo estimates, against many continuations; ranking of steps",
+        about: "values of states by the critic (if any) and Monte-Carlo estimates, against many continuations; ranking of steps",
         run: critic,
     },
     Computed {
@@ -91,6 +91,9 @@ fn sampling_stage(run: &Path) -> Result<Recipe> {
 /// Checkpoints of a run, the earliest first: step and folder.
 fn saved(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let dir = run.join("checkpoints");
+    if !dir.is_dir() {
+        return Ok(Vec::new()); // a run that was not to save any
+    }
     let unread = |e: std::io::Error| Error::data(format!("cannot read: {e}")).at(dir.display());
     let mut all = Vec::new();
     for entry in std::fs::read_dir(&dir).map_err(unread)? {
@@ -194,6 +197,14 @@ const ROLLOUTS: usize = 8;
 /// Signal and noise of the policy gradient, from independent rollouts.
 fn gradients(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result<Table> {
     let mut recipe = sampling_stage(run)?;
+    if !crate::algo::find(recipe.algorithm_name())?.feed.sampled() {
+        return Err(Error::usage(format!(
+            "{} learns from given rows: there is no policy gradient",
+            recipe.algorithm_name()
+        ))
+        .at(run.display())
+        .fix("a run with an algorithm that samples, such as grpo or ppo"));
+    }
     let Some((_, dir)) = saved(run)?.pop() else {
         return Err(Error::data("has no checkpoint").at(run.display()));
     };
@@ -262,26 +273,35 @@ struct StateValues {
     of: (usize, usize),
     truth: f64,
     monte_carlo: f64,
-    critic: f64,
+    critic: Option<f64>,
 }
 
-/// The critic of the newest checkpoint and Monte-Carlo estimates against the ground truth.
+/// The newest checkpoint that generates, of those with a critic where there is one.
+fn newest(run: &Path) -> Result<PathBuf> {
+    let all = saved(run)?;
+    let critic = all.iter().rfind(|(_, dir)| dir.join("model_critic/config.json").is_file());
+    let generates = |dir: &Path| ModelDir::open(&dir.join("model")).is_ok_and(|m| m.config.head.has_lm());
+    let found = critic.or_else(|| all.iter().rfind(|(_, dir)| generates(dir)));
+    found.map(|(_, dir)| dir.clone()).ok_or_else(|| Error::data("has no checkpoint").at(run.display()))
+}
+
+/// The critic of the newest checkpoint, where it has one, and Monte-Carlo estimates against the ground truth.
 fn critic(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result<Table> {
-    let recipe = sampling_stage(run)?;
-    let newest = saved(run)?.into_iter().rfind(|(_, dir)| dir.join("model_critic/config.json").is_file());
-    let Some((_, dir)) = newest else {
-        return Err(Error::data("has no checkpoint with a critic of its own")
-            .at(run.display())
-            .fix("a run of ppo with critic.shared = false"));
-    };
+    let (recipe, dir) = (sampling_stage(run)?, newest(run)?);
     let policy = LoadedModel::open(&dir.join("model"), &recipe, backend)?;
-    let critic = LoadedModel::open(&dir.join("model_critic"), &recipe, backend)?;
-    let states = states(&policy, &critic, &recipe, backend, effort)?;
+    let own = dir.join("model_critic");
+    let own = own.is_dir().then(|| LoadedModel::open(&own, &recipe, backend)).transpose()?;
+    // A critic on the policy's trunk is a head of the policy.
+    let critic = own.as_ref().or(Some(&policy)).map(|m| &m.model).filter(|m| m.config.head.has_value());
+    let states = states(&policy, critic, &recipe, backend, effort)?;
     let mut table = Table::of(&["estimate", "states", "error", "correlation", "pairs", "ranked right"]);
     for (name, of) in [
-        ("critic", (|s: &StateValues| s.critic) as fn(&StateValues) -> f64),
+        ("critic", (|s: &StateValues| s.critic.unwrap_or(0.0)) as fn(&StateValues) -> f64),
         ("Monte Carlo", |s: &StateValues| s.monte_carlo),
     ] {
+        if name == "critic" && critic.is_none() {
+            continue;
+        }
         let error = states.iter().map(|s| (of(s) - s.truth).abs()).sum::<f64>() / states.len().max(1) as f64;
         let (pairs, right) = ranking(&states, of);
         let pair: Vec<(f64, f64)> = states.iter().map(|s| (of(s), s.truth)).collect();
@@ -315,7 +335,7 @@ fn ranking(states: &[StateValues], of: fn(&StateValues) -> f64) -> (usize, Optio
 /// Samples completions and continues them from every step's end.
 fn states(
     policy: &LoadedModel,
-    critic: &LoadedModel,
+    critic: Option<&Model>,
     recipe: &Recipe,
     backend: &Arc<dyn Backend>,
     effort: Effort,
@@ -352,35 +372,57 @@ fn states(
     };
     let mut continuations = Continuations { actor, params, rewards: &rewards, vine: &vine };
     let credits = credit(&mut continuations, completions, &graded, &mut experience, &mut Metrics::default())?;
-    judge(critic, (&experience, tokenizer, effort), &credits, &answers)
+    judge(critic, (&continuations, tokenizer, effort), &experience, &credits, &answers)
 }
 
 /// Adds the critic's values to those of the continuations.
 fn judge(
-    critic: &LoadedModel,
-    (experience, tokenizer, effort): (&Experience, &Tokenizer, Effort),
+    critic: Option<&Model>,
+    (continuations, tokenizer, effort): (&Continuations<'_>, &Tokenizer, Effort),
+    experience: &Experience,
     credits: &[Option<StepCredit>],
-    answers: &[crate::rollout::RolloutCompletion],
+    answers: &[RolloutCompletion],
 ) -> Result<Vec<StateValues>> {
     let mut out = Vec::new();
-    for s in &experience.sequences {
-        let (Some(credit), answer) = (&credits[s.trajectory], &answers[s.trajectory]) else { continue };
-        let from = s.trained.iter().position(|t| *t).unwrap_or(s.ids.len());
-        let rule = (StepSplit::Tokens, effort.step_tokens);
-        let Some(steps) = split::steps(rule, &s.ids[from..], &answer.text, tokenizer)? else { continue };
-        let values = stats(&critic.model, &Batch::of([s.ids.clone()]), 1.0)?.value;
-        let ends = [0].into_iter().chain(steps.iter().map(|step| step.end));
-        for (place, (end, rewards)) in ends.zip(&credit.rollouts).enumerate() {
+    for members in experience.trajectories() {
+        let sequences: Vec<&Sequence> = members.iter().map(|&s| &experience.sequences[s]).collect();
+        let number = sequences[0].trajectory;
+        let (Some(credit), answer) = (&credits[number], &answers[number]) else { continue };
+        let firsts = match &answer.played {
+            // Of an episode every turn is a step.
+            Some(played) => continuations.turn_starts(&sequences, played)?,
+            None => step_starts(sequences[0], &answer.text, (tokenizer, effort))?,
+        };
+        let of = |s: &&Sequence| match critic {
+            Some(model) => Ok(stats(model, &Batch::of([s.ids.clone()]), 1.0)?.value),
+            None => Ok(Vec::new()),
+        };
+        let values: Vec<Vec<f32>> = sequences.iter().map(of).collect::<Result<_>>()?;
+        for (place, ((s, first), rewards)) in firsts.into_iter().zip(&credit.rollouts).enumerate() {
             let (estimate, truth) = rewards.split_at(effort.estimate.min(rewards.len()));
             out.push(StateValues {
                 of: (answer.prompt, place),
                 truth: mean(truth),
                 monte_carlo: mean(estimate),
-                critic: f64::from(values[from + end - 1]),
+                // The value of a state stands where its next token is predicted.
+                critic: values.get(s).and_then(|v| v.get(first - 1)).copied().map(f64::from),
             });
         }
     }
     Ok(out)
+}
+
+/// Where the steps of a completion begin: its only sequence, and the first token of the step there.
+fn step_starts(
+    s: &Sequence,
+    text: &str,
+    (tokenizer, effort): (&Tokenizer, Effort),
+) -> Result<Vec<(usize, usize)>> {
+    let from = s.trained.iter().position(|t| *t).unwrap_or(s.ids.len());
+    let rule = (StepSplit::Tokens, effort.step_tokens);
+    let steps = split::steps(rule, &s.ids[from..], text, tokenizer)?.unwrap_or_default();
+    let ends = [0].into_iter().chain(steps.iter().map(|step| step.end));
+    Ok(ends.map(|end| (0, from + end)).collect())
 }
 
 #[cfg(test)]
@@ -399,7 +441,7 @@ mod tests {
 
     #[test]
     fn ranking_by_hand() {
-        let state = |of, truth, critic| StateValues { of, truth, critic, monte_carlo: truth };
+        let state = |of, truth, critic| StateValues { of, truth, critic: Some(critic), monte_carlo: truth };
         let states = [
             state((0, 1), 0.1, 0.5),
             state((0, 1), 0.9, 0.4),
@@ -407,8 +449,8 @@ mod tests {
             state((1, 1), 0.2, 0.0),
         ];
         // Pairs with different truth: the first against the second and the third; the critic has one wrong, one equal.
-        assert_eq!(ranking(&states, |s| s.critic), (2, Some(0.25)));
+        assert_eq!(ranking(&states, |s| s.critic.unwrap()), (2, Some(0.25)));
         assert_eq!(ranking(&states, |s| s.monte_carlo), (2, Some(1.0)));
-        assert_eq!(ranking(&states[1..3], |s| s.critic), (0, None), "equal truths rank nothing");
+        assert_eq!(ranking(&states[1..3], |s| s.critic.unwrap()), (0, None), "equal truths rank nothing");
     }
 }

@@ -83,12 +83,17 @@ pub(super) fn values(run: &Path) -> Result<Option<Table>> {
     })
 }
 
+/// What tells the prompts of a step apart: the text, of episodes also the number, since a game hides what it is about.
+fn prompt_of(rollout: &Value) -> (&str, Option<u64>) {
+    (rollout["prompt"].as_str().unwrap_or_default(), rollout["group"].as_u64())
+}
+
 pub(super) fn ranking(run: &Path) -> Result<Option<Table>> {
     by_step(run, &["step", "pairs", "agreement"], |rollouts| {
-        let mut prompts: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+        let mut prompts: BTreeMap<(&str, Option<u64>), Vec<(f64, f64)>> = BTreeMap::new();
         for rollout in rollouts {
             let Some(first) = credit(rollout).and_then(|c| halves(c.rollouts.get(1)?)) else { continue };
-            prompts.entry(rollout["prompt"].as_str().unwrap_or_default()).or_default().push(first);
+            prompts.entry(prompt_of(rollout)).or_default().push(first);
         }
         let (mut pairs, mut agree) = (0usize, 0.0);
         for states in prompts.values() {
@@ -106,10 +111,10 @@ pub(super) fn ranking(run: &Path) -> Result<Option<Table>> {
 
 pub(super) fn diversity(run: &Path) -> Result<Option<Table>> {
     by_step(run, &["step", "prompts", "completions", "different", "different pairs of words"], |rollouts| {
-        let mut prompts: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        let mut prompts: BTreeMap<(&str, Option<u64>), Vec<&str>> = BTreeMap::new();
         for r in rollouts {
-            if let (Some(prompt), Some(completion)) = (r["prompt"].as_str(), r["completion"].as_str()) {
-                prompts.entry(prompt).or_default().push(completion);
+            if let (true, Some(completion)) = (r["prompt"].is_string(), r["completion"].as_str()) {
+                prompts.entry(prompt_of(r)).or_default().push(completion);
             }
         }
         let (mut different, mut bigrams, mut with_pairs) = (0.0, 0.0, 0usize);
@@ -169,6 +174,18 @@ mod tests {
         assert!((different - 2.0 / 3.0).abs() < 1e-12);
         assert_eq!(table.rows[0][4], json!(0.5), "3 of 6 pairs of words");
         assert_eq!(table.cells()[0][1], "1");
+    }
+
+    /// Was: all games of a step were one prompt, as they begin with the same words.
+    #[test]
+    fn episodes_with_equal_first_states_are_prompts_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("rollouts")).unwrap();
+        let row =
+            |group: u64| json!({ "prompt": "guess", "completion": "3", "group": group }).to_string() + "\n";
+        std::fs::write(dir.path().join("rollouts/step_1.jsonl"), [0, 0, 1].map(row).concat()).unwrap();
+        let table = diversity(dir.path()).unwrap().unwrap();
+        assert_eq!(table.rows[0][1..4], [json!(2), json!(3), json!(0.75)], "a half and a whole");
     }
 
     #[test]

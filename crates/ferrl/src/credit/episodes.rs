@@ -97,6 +97,15 @@ fn begin_and_play(
 }
 
 impl Continuations<'_> {
+    /// Where the turns of an episode begin: training sequence, and the first token of the action there.
+    pub(crate) fn turn_starts(
+        &self,
+        sequences: &[&Sequence],
+        played: &Played,
+    ) -> Result<Vec<(usize, usize)>> {
+        Ok(self.turns_of(sequences, played)?.into_iter().map(|t| (t.sequence, t.tokens.start)).collect())
+    }
+
     /// The turns of the episode of a trajectory.
     pub(super) fn turns_of(&self, sequences: &[&Sequence], played: &Played) -> Result<Vec<PlayedTurn>> {
         turns(sequences, played, &self.params.stop_ids)

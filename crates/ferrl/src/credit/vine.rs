@@ -12,7 +12,7 @@ use crate::episode::Prefix;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::ranks::{Teams, gather};
 use crate::reward::{Completions, Graded, Rewards};
-use crate::rollout::{Actor, RolloutCompletion, texts};
+use crate::rollout::{Actor, RolloutCompletion, cut_at_stop, texts};
 use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, StopReason};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
@@ -353,22 +353,10 @@ pub(super) fn noise(seed: u64, state: u32, number: u32) -> u64 {
     u64::from(a) | u64::from(b) << 32
 }
 
-/// Makes a continuation a whole completion: the prefix before it, cut where both together hold a stop string, which a
-/// generator that saw the prefix as a prompt does not look for.
+/// Makes a continuation a whole completion: the prefix before it, cut where both together hold a stop string.
 fn join(prefix: &[u32], c: &mut Completion, stops: &[String], tokenizer: &Tokenizer) -> Result<()> {
-    let own = std::mem::replace(&mut c.ids, prefix.to_vec());
-    let longest = stops.iter().map(String::len).max().unwrap_or(0);
-    for (n, id) in own.into_iter().enumerate() {
-        c.ids.push(id);
-        if n < longest {
-            let tail = &c.ids[c.ids.len().saturating_sub(longest + 4)..];
-            let text = tokenizer.decode(tail, false)?;
-            if let Some(stop) = stops.iter().position(|s| text.contains(s.as_str())) {
-                c.stop = StopReason::String(stop);
-                break;
-            }
-        }
-    }
+    cut_at_stop(prefix, c, stops, tokenizer)?;
+    c.ids.splice(0..0, prefix.iter().copied());
     Ok(())
 }
 

@@ -5,7 +5,9 @@
 //! replay cannot be branched, which is an error.
 
 use super::Episode;
+use crate::rollout::cut_at_stop;
 use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, StopReason};
+use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::philox4x32;
 
@@ -161,9 +163,17 @@ impl Episode {
         })
     }
 
+    /// What the policy added to an action that a branch continues, up to a stop string that both together hold.
+    pub(super) fn cut(&self, mut c: Completion, tokenizer: &Tokenizer) -> Result<Completion> {
+        if let Some(acting) = self.branch.as_ref().and_then(|b| b.prefix.acting.as_ref()) {
+            cut_at_stop(&acting.ids, &mut c, self.own_stops(), tokenizer)?;
+        }
+        Ok(c)
+    }
+
     /// The completion as a whole action; `None` if it only ends a step within the action.
     pub(super) fn action(&mut self, c: Completion) -> Option<Completion> {
-        let (own_stops, longest) = (self.own_stops(), self.longest_action());
+        let (own_stops, longest) = (self.own_stops().len(), self.longest_action());
         let Some(branch) = &mut self.branch else { return Some(c) };
         let whole = match branch.prefix.acting.take() {
             None => c,

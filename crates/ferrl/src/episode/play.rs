@@ -278,9 +278,11 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
     fn acted(&mut self, i: usize, c: Completion) -> Result<()> {
         let (tokenizer, stops) = (self.actor.tokenizer, self.actor.stops);
         let e = self.episode(i)?;
+        let sampled = c.ids.len() as u64;
+        let c = e.cut(c, tokenizer)?;
         e.act(&c);
         if let Some(branch) = &mut e.branch {
-            branch.sampled.0 += c.ids.len() as u64;
+            branch.sampled.0 += sampled;
             branch.sampled.1 += c.shared as u64;
         }
         if e.environment.is_none() {

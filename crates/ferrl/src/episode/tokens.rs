@@ -83,8 +83,8 @@ impl Episode {
     }
 
     /// Stop strings that end an action.
-    pub(super) fn own_stops(&self) -> usize {
-        self.params.stop_strings.len()
+    pub(super) fn own_stops(&self) -> &[String] {
+        &self.params.stop_strings
     }
 
     /// All tokens so far: the context of the next token.

@@ -1,7 +1,7 @@
 //! Settings that are well-formed but cannot work, each with a reason and a fix.
 
 use super::optim::OFFLOADS;
-use super::{InitSettings, OPTIMIZERS, Recipe, RewardSettings, StageRecipe};
+use super::{InitSettings, OPTIMIZERS, Recipe, RewardSettings, SearchSettings, StageRecipe};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
 use crate::credit::StepSplit;
@@ -544,6 +544,24 @@ fn search(r: &Recipe, sampled: bool, p: &mut Problems) {
         "search.strategy",
         "a search without a strategy",
         "search.strategy = \"mcts\"",
+    );
+    p.when(
+        s.strategy.is_none() && !used && *s != SearchSettings::default(),
+        "search.strategy",
+        "settings of a search, and no strategy: nothing is searched",
+        "search.strategy = \"mcts\" with search.train or search.eval, or no other key of search",
+    );
+    p.when(
+        s.strategy.is_some() && s.model().is_none() && !s.scorer_options.is_empty(),
+        "search.scorer_options",
+        format!("options of a model, and search.scorer = {:?} is none", s.scorer),
+        "no search.scorer_options, or the model's folder as search.scorer",
+    );
+    p.when(
+        s.eval && r.eval.temperature == Some(0.0),
+        "eval.temperature",
+        "a search at temperature 0 finds one completion again and again",
+        "eval.temperature = 1.0, or search.eval = false",
     );
     p.when(
         s.strategy.is_some() && !used,

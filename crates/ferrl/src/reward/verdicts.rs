@@ -2,7 +2,8 @@
 //!
 //! GenRM's loss is `L(verdicts) + lambda L(right completions)`, both the mean of a supervised loss. Rows carry their weight as
 //! `advantage`, which `mle` multiplies the loss of a row with: 1 for verdicts, and for right completions `lambda` times the
-//! number of verdicts over that of right completions.
+//! number of verdicts over that of right completions. `query` is the prompt that was judged, by which an evaluation finds rows that
+//! the verifier was trained on.
 
 use super::generative::Judgement;
 use crate::data::Row;
@@ -86,11 +87,14 @@ fn verdict(one: &JudgedCompletion, j: &Judgement) -> Value {
     let said = format!("{}{}{}", j.instruction, one.prompt, one.completion);
     let word = if one.right { &j.yes } else { &j.no };
     match &one.rationale {
-        None => json!({ "prompt": format!("{said}{}", j.question), "completion": word, "advantage": 1.0 }),
+        None => json!({
+            "prompt": format!("{said}{}", j.question), "completion": word, "advantage": 1.0, "query": one.prompt,
+        }),
         Some(thought) => json!({
             "prompt": format!("{said}{}", j.rationale),
             "completion": format!("{thought}{}{word}", j.question),
-            "advantage": 1.0
+            "advantage": 1.0,
+            "query": one.prompt,
         }),
     }
 }

@@ -35,6 +35,8 @@ pub struct RolloutRecord {
     pub extra: Map<String, Value>,
     /// The turns of an episode; empty where there is only one completion.
     pub turns: Vec<TurnRecord>,
+    /// Which of the step's prompts it belongs to: episodes may begin with equal texts and differ in what is hidden.
+    pub group: usize,
     /// How the environment of an episode failed, where it did.
     pub lost: Option<Lost>,
     /// Values and advantages of its steps, where continuations were sampled from them.
@@ -69,6 +71,7 @@ impl RolloutRecord {
         }
         if !self.turns.is_empty() {
             row["turns"] = json!(self.turns);
+            row["group"] = self.group.into();
         }
         row
     }

@@ -274,8 +274,10 @@ impl ActiveSearch<'_, '_> {
         for ((((place, id, ..), score), answer), graded) in fresh.iter().zip(scores).zip(answers).zip(graded)
         {
             let Some(l) = live.get_mut(place) else { continue };
+            l.tree.node_mut(*id).score = Some(score.clamp(0.0, 1.0));
+            let (answer, asked) = answer;
+            l.generated += asked as u64;
             let node = l.tree.node_mut(*id);
-            node.score = Some(score.clamp(0.0, 1.0));
             if node.terminal {
                 node.answer = answer;
                 node.reward =
@@ -287,9 +289,13 @@ impl ActiveSearch<'_, '_> {
         Ok(())
     }
 
-    /// The answers in whole completions.
-    fn answers(&mut self, all: &[Judged<'_>], extractor: Option<&str>) -> Result<Vec<Option<String>>> {
-        let Some(name) = extractor else { return Ok(vec![None; all.len()]) };
+    /// The answers in whole completions, and the tokens sampled for each.
+    fn answers(
+        &mut self,
+        all: &[Judged<'_>],
+        extractor: Option<&str>,
+    ) -> Result<Vec<(Option<String>, usize)>> {
+        let Some(name) = extractor else { return Ok(vec![(None, 0); all.len()]) };
         let extractor = Extractor::find(name)?;
         let params = &self.settings.params;
         let mut reader = AnswerReader { actor: &mut *self.episodes.actor, rewards: self.rewards, params };

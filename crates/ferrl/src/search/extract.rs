@@ -96,23 +96,30 @@ impl Extractor {
         })
     }
 
-    /// The answers of whole completions, in order; `None` for prefixes.
+    /// The answers of whole completions, in order, and the number of tokens sampled for each; `None` for prefixes.
     pub fn answers(
         &self,
         all: &[Judged<'_>],
         reader: &mut AnswerReader<'_, '_>,
-    ) -> Result<Vec<Option<String>>> {
+    ) -> Result<Vec<(Option<String>, usize)>> {
         match &self.how {
             How::Text(read) => {
-                Ok(all.iter().map(|j| if j.terminal { read(j.text, reader.rewards) } else { None }).collect())
+                let one = |j: &Judged<'_>| if j.terminal { read(j.text, reader.rewards) } else { None };
+                Ok(all.iter().map(|j| (one(j), 0)).collect())
             }
             How::Turn { ask, read } => {
-                let whole: Vec<usize> = (0..all.len()).filter(|&i| all[i].terminal).collect();
-                let requests = whole.iter().map(|&i| reader.request(&all[i], ask)).collect::<Result<_>>()?;
+                let (mut asked, mut requests) = (Vec::new(), Vec::new());
+                for (i, judged) in all.iter().enumerate().filter(|(_, j)| j.terminal) {
+                    if let Some(request) = reader.request(judged, ask)? {
+                        asked.push(i);
+                        requests.push(request);
+                    }
+                }
                 let replies = reader.actor.generator.generate(reader.actor.policy, requests)?;
-                let mut out = vec![None; all.len()];
-                for (i, reply) in whole.into_iter().zip(replies) {
-                    out[i] = read(&reader.actor.stops.text(reader.actor.tokenizer, &reply)?);
+                let mut out = vec![(None, 0); all.len()];
+                for (i, reply) in asked.into_iter().zip(replies) {
+                    let text = reader.actor.stops.text(reader.actor.tokenizer, &reply)?;
+                    out[i] = (read(&text), reply.ids.len());
                 }
                 Ok(out)
             }
@@ -121,8 +128,9 @@ impl Extractor {
 }
 
 impl AnswerReader<'_, '_> {
-    /// The follow-up turn after a completion, in the model's chat template if the prompt is a conversation.
-    fn request(&self, judged: &Judged<'_>, ask: &str) -> Result<GenerationRequest> {
+    /// The follow-up turn after a completion, in the model's chat template if the prompt is a conversation; `None` if the model has
+    /// no position left for a reply.
+    fn request(&self, judged: &Judged<'_>, ask: &str) -> Result<Option<GenerationRequest>> {
         let mut prompt = judged.context.to_vec();
         let chat = self.actor.environments.encoder().filter(|_| !judged.prompt.messages.is_empty());
         let next = match chat {
@@ -131,8 +139,12 @@ impl AnswerReader<'_, '_> {
         };
         let repeats = prompt.last().is_some_and(|last| next.first() == Some(last));
         prompt.extend(&next[usize::from(repeats)..]);
-        let params = SamplingParams { temperature: 0.0, max_new_tokens: REPLY, ..self.params.clone() };
-        Ok(GenerationRequest { prompt, params, stream: [judged.prompt.index as u32, 0, 0] })
+        // The last token is sampled, but never an input.
+        let left = |most: usize| (most + 1).saturating_sub(prompt.len());
+        let max_new_tokens = self.actor.policy.config.max_positions_hard().map_or(REPLY, left).min(REPLY);
+        let params = SamplingParams { temperature: 0.0, max_new_tokens, ..self.params.clone() };
+        let stream = [judged.prompt.index as u32, 0, 0];
+        Ok((max_new_tokens > 0).then_some(GenerationRequest { prompt, params, stream }))
     }
 }
 

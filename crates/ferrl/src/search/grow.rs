@@ -6,6 +6,7 @@ use super::strategy::Built;
 use super::turns;
 use super::{DrawnTokens, Expansion, Node, Round, Tree, Until};
 use crate::episode::{Episode, Prefix, Reach};
+use crate::rollout::cut_at_stop;
 use crate::source::Prompt;
 use ferrl_engine::Result;
 use ferrl_engine::generate::{Completion, SamplingParams, StopReason, Stops};
@@ -183,7 +184,8 @@ impl Live {
                     self.tree.node_mut(same).samples += 1;
                     continue;
                 }
-                let siblings: Vec<&Node> = growing.accepted.iter().map(|&a| self.tree.node(a)).collect();
+                let siblings: Vec<&Node> =
+                    self.tree.steps(growing.asked.node).map(|a| self.tree.node(a)).collect();
                 if growing.asked.rollout || self.built.expander.accepts(&node.text, &siblings) {
                     let id = self.tree.add_drawn(growing.asked.node, node, key);
                     growing.accepted.push(id);
@@ -191,6 +193,8 @@ impl Live {
                     if (node.terminal || growing.asked.score) && node.lost.is_none() {
                         self.fresh.push(id);
                     }
+                } else {
+                    self.tree.reject(growing.asked.node);
                 }
             }
         }
@@ -224,7 +228,7 @@ impl Live {
                 return Ok(None);
             }
             let left = budget.map(|b| b.saturating_sub(self.generated));
-            let mut round = Round { tree: &mut self.tree, grown: &grown, left };
+            let mut round = Round { tree: &mut self.tree, grown: &grown, spent: self.generated, left };
             let mut asked = self.built.strategy.next(&mut round)?;
             if left == Some(0) {
                 asked.clear();
@@ -341,7 +345,8 @@ fn params(
 }
 
 /// A node from a sampled completion.
-fn node(tree: &Tree, parent: usize, c: Completion, sampling: Sampling<'_>) -> Result<Node> {
+fn node(tree: &Tree, parent: usize, mut c: Completion, sampling: Sampling<'_>) -> Result<Node> {
+    cut_at_stop(&tree.tokens(parent), &mut c, &sampling.params.stop_strings, sampling.tokenizer)?;
     let (used, _) = tree.sampled(parent);
     let full = used + c.ids.len() >= sampling.params.max_new_tokens;
     let ended = match c.stop {
@@ -373,21 +378,54 @@ pub(super) fn text(tree: &Tree, parent: usize, ids: &[u32], sampling: Sampling<'
 
 /// The text of a whole completion for verifiers (without stop strings), or of a prefix unchanged.
 fn completion_text(tree: &Tree, id: usize, sampling: Sampling<'_>) -> Result<String> {
-    let node = tree.node(id);
     let ids = tree.tokens(id);
+    let stop = stop_of(tree, id, &ids, sampling)?;
+    let (logp, sampled_logp, top, versions) = Default::default();
+    sampling
+        .stops
+        .text(sampling.tokenizer, &Completion { ids, logp, sampled_logp, top, versions, shared: 0, stop })
+}
+
+/// Why a whole completion of these tokens ended; a limit for one that is not whole.
+pub(super) fn stop_of(tree: &Tree, id: usize, ids: &[u32], sampling: Sampling<'_>) -> Result<StopReason> {
+    let node = tree.node(id);
     let ends = node.terminal && !node.truncated;
-    let stop = match ids.last() {
+    Ok(match ids.last() {
         Some(&last) if ends && sampling.params.stop_ids.contains(&last) => StopReason::Token(last),
         _ if ends && !sampling.params.stop_strings.is_empty() => {
-            let text = sampling.tokenizer.decode(&ids, true)?;
+            let text = sampling.tokenizer.decode(ids, true)?;
             let strings = sampling.params.stop_strings.iter();
             let found = strings.enumerate().filter_map(|(i, s)| Some((text.rfind(s.as_str())?, i))).max();
             found.map_or(StopReason::Length, |(_, i)| StopReason::String(i))
         }
         _ => StopReason::Length,
-    };
-    let (logp, sampled_logp, top, versions) = Default::default();
-    sampling
-        .stops
-        .text(sampling.tokenizer, &Completion { ids, logp, sampled_logp, top, versions, shared: 0, stop })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrl_engine::tokenizer::train_chars;
+
+    /// Was: in training the first stop string for every path that ended with one, so that the others stayed in the text that is
+    /// rewarded.
+    #[test]
+    fn a_path_ends_with_the_stop_string_that_it_has() {
+        let specials = ["<pad>", "<eos>"].map(String::from);
+        let tokenizer = train_chars(["ab;#".to_string()].into_iter(), &specials).unwrap();
+        let strings = ["#", ";"].map(String::from);
+        let stops = Stops::default().with_strings(&strings, false);
+        let params = SamplingParams { stop_strings: strings.to_vec(), ..Default::default() };
+        let sampling = Sampling { params: &params, tokenizer: &tokenizer, stops: &stops };
+        let mut tree = Tree::new(0);
+        let tokens = |text: &str| tokenizer.encode_text(text).unwrap();
+        let end = |text: &str| Node { tokens: tokens(text), terminal: true, ..Default::default() };
+        for (text, stop, said) in [("ab;", 1, "ab"), ("b#", 0, "b")] {
+            let id = tree.add(0, end(text));
+            assert_eq!(stop_of(&tree, id, &tree.tokens(id), sampling).unwrap(), StopReason::String(stop));
+            assert_eq!(completion_text(&tree, id, sampling).unwrap(), said);
+        }
+        let cut = tree.add(0, Node { truncated: true, ..end("a") });
+        assert_eq!(stop_of(&tree, cut, &tree.tokens(cut), sampling).unwrap(), StopReason::Length);
+    }
 }

@@ -78,6 +78,8 @@ pub struct Round<'a> {
     pub tree: &'a mut Tree,
     /// The children of each expansion of the last round, in order.
     pub grown: &'a [Vec<usize>],
+    /// Tokens sampled so far, those of rejected draws and of asked answers included.
+    pub spent: u64,
     /// Remaining tokens; `None` without a budget.
     pub left: Option<u64>,
 }

@@ -27,7 +27,7 @@ pub struct PathStep {
     pub tokens: Vec<u32>,
     /// The node's value; at the end of the path the score of the completion.
     pub score: f64,
-    /// Value minus the parent's value.
+    /// The node's advantage: its value minus the parent's.
     pub advantage: f64,
 }
 
@@ -71,13 +71,13 @@ pub fn paths(tree: &Tree) -> Vec<TreePath> {
             node: id,
             text: n.text.clone(),
             tokens: n.tokens.clone(),
-            score: n.value,
+            score: n.estimate().unwrap_or(0.0),
             advantage: n.advantage,
         }
     };
     let path = |end: &super::Node| TreePath {
         steps: tree.path(end.id).into_iter().skip(1).map(step).collect(),
-        correct: end.correct.unwrap_or(end.value >= 1.0),
+        correct: end.correct.unwrap_or(end.estimate() >= Some(1.0)),
         weight: branch[end.depth..].iter().map(|&b| b as f64).product(),
     };
     tree.terminals().map(path).collect()

@@ -35,7 +35,7 @@ pub struct Record {
     pub reward: Option<f64>,
     /// Whether it is right, if known.
     pub correct: Option<bool>,
-    /// Tokens sampled, those of rejected and merged draws included.
+    /// Tokens sampled, those of rejected and merged draws and of asked answers included.
     pub generated_tokens: u64,
     /// Prefix tokens found in the KV cache.
     pub shared_tokens: u64,

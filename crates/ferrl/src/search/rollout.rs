@@ -7,6 +7,7 @@
 //! as the others. Samples without a path keep their fraction and contribute nothing, since their value is unknown. Tokens sampled at
 //! another temperature keep the log-probability of their sampling, and `algo.correction` weights them.
 
+use super::grow::{Sampling, stop_of};
 use super::strategy::Entry;
 use super::tree::Reached;
 use super::{
@@ -22,7 +23,7 @@ use crate::rollout::{Actor, RolloutCompletion, Sampled, gathered, texts};
 use crate::setup;
 use crate::source::Prompt;
 use crate::verify::Hooks;
-use ferrl_engine::generate::{Completion, SamplingParams, StopReason};
+use ferrl_engine::generate::{Completion, SamplingParams};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Backend;
 use ferrl_kernels::philox::philox4x32;
@@ -147,7 +148,8 @@ fn take(
             continue;
         }
         let ids = tree.tokens(end);
-        let stop = stop_of(tree, end, &ids, params);
+        let sampling = Sampling { params, tokenizer: actor.tokenizer, stops: actor.stops };
+        let stop = stop_of(tree, end, &ids, sampling)?;
         let (logp, sampled_logp, top, versions) = Default::default();
         let completion = Completion { ids, logp, sampled_logp, top, versions, shared: 0, stop };
         let text = texts(actor.tokenizer, actor.stops, std::slice::from_ref(&completion))?.remove(0);
@@ -208,16 +210,6 @@ fn take_episode(
         truncated,
         played: Some(played),
     });
-}
-
-/// Why a path ended.
-fn stop_of(tree: &Tree, end: usize, ids: &[u32], params: &SamplingParams) -> StopReason {
-    match ids.last() {
-        _ if tree.node(end).truncated => StopReason::Length,
-        Some(last) if params.stop_ids.contains(last) => StopReason::Token(*last),
-        _ if params.stop_strings.is_empty() => StopReason::Length,
-        _ => StopReason::String(0),
-    }
 }
 
 /// The training sequence of a path, with the advantage of each node on its tokens and the path's weight.

@@ -31,7 +31,7 @@ pub struct Node {
     pub prior: f64,
     /// Evaluations of the node and of all nodes below.
     pub visits: u64,
-    /// Mean of those evaluations, from 0 to 1; 0 if there are none.
+    /// Mean of those evaluations, from 0 to 1, or what [`Backup`] defines instead; 0 if there are none.
     pub value: f64,
     /// The reward of the completion by the task's verifier, at the end of a path.
     pub reward: Option<f64>,
@@ -40,7 +40,7 @@ pub struct Node {
     /// Whether the completion is right, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correct: Option<bool>,
-    /// Value minus the parent's value.
+    /// Estimate of the node minus the parent's value; 0 where nothing estimates it ([`Node::estimate`]).
     #[serde(default)]
     pub advantage: f64,
     /// The scorer's score of the prefix, from 0 to 1.
@@ -129,6 +129,8 @@ struct UnderWay {
     key: u64,
     /// Number of sampled children, rejected and merged ones included.
     draws: u32,
+    /// Draws that an expander rejected.
+    rejected: u64,
     /// Running simulations below it (virtual loss).
     virtual_loss: u64,
 }
@@ -149,6 +151,14 @@ impl Node {
         self.tokens.len() - self.observed.min(self.tokens.len())
     }
 
+    /// What is known of its value: its mean evaluation; of a whole completion that was sampled and never visited its score.
+    pub fn estimate(&self) -> Option<f64> {
+        match self.visits {
+            0 => self.score.filter(|_| self.terminal),
+            _ => Some(self.value),
+        }
+    }
+
     /// Mean log-probability of its own sampled tokens; 0 without any.
     pub fn mean_logprob(&self) -> f64 {
         match self.sampled() {
@@ -166,6 +176,8 @@ pub enum Backup {
     Visits,
     /// Mean of the children's values (openrl's trees).
     Children,
+    /// Mean over the completions that branch off the node itself, which are all children but the first: VinePPO's estimate.
+    Branches,
 }
 
 /// How priors of siblings are computed.
@@ -273,6 +285,16 @@ impl Tree {
         self.under_way[0].key
     }
 
+    /// Draws at a node that an expander rejected.
+    pub(super) fn rejected(&self, id: usize) -> u64 {
+        self.under_way[id].rejected
+    }
+
+    /// Counts a draw that an expander rejected.
+    pub(super) fn reject(&mut self, id: usize) {
+        self.under_way[id].rejected += 1;
+    }
+
     /// Running simulations below a node.
     pub(super) fn virtual_loss(&self, id: usize) -> u64 {
         self.under_way[id].virtual_loss
@@ -348,20 +370,31 @@ impl Tree {
                 below.fold((0, 0.0, 0.0, 0usize), |(visits, sum, means, count), c| {
                     (visits + c.visits, sum + c.value * c.visits as f64, means + c.value, count + 1)
                 });
+            let branches = self.branches(id);
             let n = &mut self.nodes[id];
             n.visits = n.evaluations + visits;
-            n.value = match backup {
+            n.value = match (backup, branches) {
                 _ if n.visits == 0 => 0.0,
-                Backup::Children if count > 0 => means / count as f64,
+                (Backup::Children, _) if count > 0 => means / count as f64,
+                (Backup::Branches, Some(mean)) => mean,
                 _ => (n.evaluation + sum) / n.visits as f64,
             }
             .clamp(0.0, 1.0);
         }
         for id in 0..self.nodes.len() {
             self.set_priors(id, prior);
-            let above = self.nodes[id].parent.map_or(self.nodes[id].value, |p| self.nodes[p].value);
-            self.nodes[id].advantage = self.nodes[id].value - above;
+            // Without an estimate, 0 would count as the worst value, and a step that was never looked at as a mistake.
+            let above = self.nodes[id].parent.and_then(|p| self.nodes[p].estimate());
+            let own = self.nodes[id].estimate();
+            self.nodes[id].advantage = own.zip(above).map_or(0.0, |(own, above)| own - above);
         }
+    }
+
+    /// Mean evaluation of the children but the first; none where they have no evaluation.
+    fn branches(&self, id: usize) -> Option<f64> {
+        let ends = self.children[id].iter().skip(1).map(|&c| &self.nodes[c]);
+        let (count, sum) = ends.fold((0, 0.0), |(k, sum), c| (k + c.evaluations, sum + c.evaluation));
+        (count > 0).then(|| sum / count as f64)
     }
 
     /// Drops data that only a running search needs.
@@ -442,6 +475,41 @@ mod tests {
             let back: Tree = serde_json::from_value(serde_json::to_value(&again).unwrap()).unwrap();
             back.check(Backup::Visits, Prior::Logp).unwrap();
         }
+    }
+
+    /// Was: 0 as the value of a right completion that no simulation had reached, and so a negative advantage.
+    #[test]
+    fn a_completion_that_was_never_visited_has_the_advantage_of_its_score() {
+        let mut tree = Tree::new(0);
+        let end = |score| Node { score: Some(score), terminal: true, tokens: vec![1], ..Default::default() };
+        let (seen, right, wrong) = (tree.add(0, end(0.5)), tree.add(0, end(1.0)), tree.add(0, end(0.0)));
+        let step = tree.add(0, Node { tokens: vec![1], score: Some(0.9), ..Default::default() });
+        let below = tree.add(step, end(1.0));
+        tree.evaluate(seen, 0.5);
+        tree.recompute(Backup::Visits, Prior::Logp);
+        let advantages = [seen, right, wrong, step, below].map(|id| tree.node(id).advantage);
+        assert_eq!(advantages, [0.0, 0.5, -0.5, 0.0, 0.0], "a step without visits has no estimate");
+        assert_eq!(tree.node(right).value, 0.0, "the mean of no evaluations");
+    }
+
+    /// Was: the mean over everything below a prefix, completions that branch off its later steps among them.
+    #[test]
+    fn a_prefix_of_a_spine_has_the_value_of_its_own_branches() {
+        let mut tree = Tree::new(0);
+        let end = || Node { terminal: true, tokens: vec![1], ..Default::default() };
+        let spine = tree.add(0, Node { tokens: vec![1], ..Default::default() });
+        let last = tree.add(spine, end());
+        let off = [(0, [1.0, 1.0, 0.0, 1.0]), (spine, [0.0, 1.0, 0.0, 0.0])];
+        for (node, scores) in off {
+            for score in scores {
+                let id = tree.add(node, end());
+                tree.evaluate(id, score);
+            }
+        }
+        tree.evaluate(last, 0.0);
+        tree.recompute(Backup::Branches, Prior::Logp);
+        let of = |id: usize| (tree.node(id).visits, tree.node(id).value, tree.node(id).advantage);
+        assert_eq!([of(0), of(spine), of(last)], [(9, 0.75, 0.0), (5, 0.25, -0.5), (1, 0.0, -0.25)]);
     }
 
     #[test]

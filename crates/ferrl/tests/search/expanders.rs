@@ -1,6 +1,7 @@
 //! What each expander draws.
 
 use crate::help::*;
+use ferrl::search::expand::EXPANDERS;
 use ferrl_engine::train::{Batch, stats};
 use serde_json::json;
 
@@ -77,8 +78,10 @@ fn draws_at_the_prompt_take_turns_among_system_messages() {
 fn steps_too_similar_to_a_sibling_are_drawn_again() {
     let world = World::new(1);
     let how = |expander: &str| {
-        let options =
-            json!({"branch": [8, 1], "step_tokens": 2, "expander": expander, "max_bleu": 0.5, "tries": 6});
+        let mut options = json!({"branch": [8, 1], "step_tokens": 2, "expander": expander});
+        if expander != "iid" {
+            (options["max_bleu"], options["tries"]) = (json!(0.5), json!(6));
+        }
         search(&world, &world.prompts(4), &How::new("tree", options))
     };
     let equal = |r: &ferrl::search::Record| {
@@ -95,6 +98,64 @@ fn steps_too_similar_to_a_sibling_are_drawn_again() {
         let kept: u64 = r.nodes.nodes().iter().map(|n| n.tokens.len() as u64).sum();
         assert!(r.generated_tokens > kept, "rejected tokens were sampled, too");
     }
+}
+
+/// Was: only the steps of the same expansion counted as siblings, and those of progressive widening came in again.
+#[test]
+fn steps_of_a_later_expansion_are_compared_with_the_earlier_ones() {
+    let world = World::new(1);
+    let options = json!({
+        "simulations": 60, "branch": 2, "widen": 1.0, "step_tokens": 4, "expander": "bleu_rejection_sampling_iid",
+        "max_bleu": 0.0, "tries": 3,
+    });
+    let mut widened = false;
+    for r in search(&world, &world.prompts(4), &How::new("mcts", options)) {
+        let steps: Vec<&str> = r.nodes.steps(0).map(|c| r.nodes.node(c).text.trim()).collect();
+        let mut words: Vec<&str> = steps.iter().flat_map(|s| s.split_whitespace()).collect();
+        words.sort_unstable();
+        // A BLEU of 0 is a word that no sibling has.
+        assert!(words.windows(2).all(|w| w[0] != w[1]), "{steps:?}");
+        widened |= steps.len() > 2;
+    }
+    assert!(widened);
+}
+
+/// Was: ten draws of each step, whatever the strategy asked for, as unscored steps counted as certain.
+#[test]
+fn steps_that_nothing_scores_are_as_many_as_the_strategy_asks_for() {
+    let world = World::new(1).endless();
+    let options = json!({
+        "branch": [3, 2], "step": "", "step_tokens": 2, "expander": "confidence_interval_aware_efficient_iid",
+        "ci_start": 5, "ci_max": 9,
+    });
+    for r in search(&world, &world.prompts(2), &How::new("tree", options)) {
+        assert_eq!(r.nodes.children(0).len(), 3);
+        for &step in r.nodes.children(0) {
+            assert!(
+                [5, 9].contains(&r.nodes.children(step).len()),
+                "completions are counted by their interval"
+            );
+        }
+    }
+}
+
+/// Was: `high` without its expander changed nothing, and nothing was said.
+#[test]
+fn options_of_another_expander_are_refused() {
+    let world = World::new(1);
+    for entry in EXPANDERS {
+        for other in EXPANDERS.iter().filter(|o| o.name != entry.name) {
+            for &key in other.options {
+                let how = How::new("cot", json!({"expander": entry.name, key: other_value(key)}));
+                let e = run(&world, &world.prompts(1), &how).err().unwrap().to_string();
+                assert!(e.contains(key) && e.contains(other.name), "{}: {e}", entry.name);
+            }
+        }
+    }
+}
+
+fn other_value(key: &str) -> serde_json::Value {
+    if key == "systems" { json!(["a"]) } else { json!(1) }
 }
 
 #[test]

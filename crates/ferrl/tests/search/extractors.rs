@@ -43,3 +43,29 @@ fn the_answer_is_the_reply_to_a_next_turn() {
         assert_eq!(end.answer.as_deref(), Some(said.trim()).filter(|s| !s.is_empty()), "{opening}");
     }
 }
+
+/// Was: a search ended with an error where a completion left no position for the question, or fewer than a reply may have.
+#[test]
+fn a_completion_that_leaves_no_room_for_a_reply_has_no_answer() {
+    // The prompt has 4 tokens, the question 56: with 20 of a completion a reply has what is left of the positions.
+    for (positions, room) in [(81, true), (70, false)] {
+        let world = World::of_family(1, CHARS, "gpt2", positions).endless();
+        let prompts = [world.prompt(0, "abba")];
+        let options = json!({"samples": 2, "extractor": "next_chat_turn"});
+        let how = How { max_new_tokens: 20, ..How::new("majority", options) };
+        let r = search(&world, &prompts, &how).remove(0);
+        let asked: u64 = r.generated_tokens - 40;
+        assert_eq!(asked > 0, room, "{asked} tokens of replies");
+        assert!(room || r.nodes.terminals().all(|n| n.answer.is_none()));
+        assert!(r.answer_node.is_some());
+    }
+}
+
+/// Was: tokens of replies were sampled and counted nowhere.
+#[test]
+fn replies_count_as_sampled_tokens() {
+    let world = World::with_chars(1, CHARS).endless();
+    let options = json!({"samples": 3, "extractor": "next_chat_turn"});
+    let r = search(&world, &[world.prompt(0, "abba")], &How::new("majority", options)).remove(0);
+    assert_eq!(r.generated_tokens, 3 * (12 + 128));
+}

@@ -30,13 +30,19 @@ impl World {
 
     /// The same over other characters.
     pub fn with_chars(threads: usize, chars: &str) -> Self {
+        World::of_family(threads, chars, FAMILIES[0].name(), 256)
+    }
+
+    /// The same of another family, with this many positions.
+    pub fn of_family(threads: usize, chars: &str, family: &str, positions: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let specials = ["<pad>", "<eos>"].map(String::from);
         let tokenizer = train_chars([chars.to_string()].into_iter(), &specials).unwrap();
-        let mut options = InitOptions::new(FAMILIES[0].name());
+        let mut options = InitOptions::new(family);
         (options.vocab, options.hidden, options.layers) = (tokenizer.vocab_size(), 32, 2);
-        (options.heads, options.kv_heads, options.ffn) = (Some(2), Some(1), Some(48));
-        (options.max_positions, options.seed, options.tied) = (256, 3, Some(true));
+        (options.heads, options.ffn) = (Some(2), Some(48));
+        options.kv_heads = (family == FAMILIES[0].name()).then_some(1);
+        (options.max_positions, options.seed, options.tied) = (positions, 3, Some(true));
         (options.eos, options.pad, options.std) = (tokenizer.eos().first().copied(), tokenizer.pad(), 0.3);
         let path = dir.path().join("model");
         init_model(&path, &options, &SaveOptions { dtype: StorageFormat::F32, ..Default::default() })
@@ -51,6 +57,13 @@ impl World {
     /// The same, but only lengths end a completion.
     pub fn endless(mut self) -> Self {
         self.stops = Stops::default();
+        self
+    }
+
+    /// The same, with strings that end a completion.
+    pub fn stopping(mut self, strings: &[&str]) -> Self {
+        let strings: Vec<String> = strings.iter().map(|s| s.to_string()).collect();
+        self.stops = Stops::default().with_strings(&strings, false);
         self
     }
 
@@ -121,6 +134,7 @@ pub fn run_in(
     let params = SamplingParams {
         max_new_tokens: how.max_new_tokens,
         stop_ids: world.stops.ids().to_vec(),
+        stop_strings: world.stops.strings().to_vec(),
         seed: how.seed,
         ..Default::default()
     };

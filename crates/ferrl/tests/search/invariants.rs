@@ -16,14 +16,22 @@ pub fn holds(r: &Record, what: &str) {
             let prior: f64 = below.iter().map(|&c| nodes[c].prior).sum();
             assert!((prior - 1.0).abs() < 1e-9, "{what}: priors below {} sum to {prior}", n.id);
         }
-        if n.visits > 0 && r.strategy != "tree" {
+        if n.visits > 0 && !["tree", "fishbone"].contains(&r.strategy.as_str()) {
             let sum: f64 = below.iter().map(|&c| nodes[c].value * nodes[c].visits as f64).sum();
             let mean = (n.evaluation + sum) / n.visits as f64;
             assert!((n.value - mean).abs() < 1e-9, "{what}: value of node {}", n.id);
         }
+        if r.strategy == "fishbone" && below.len() > 1 {
+            let ends = below[1..].iter().map(|&c| nodes[c].score.unwrap_or(0.0));
+            let mean = ends.sum::<f64>() / (below.len() - 1) as f64;
+            assert!((n.value - mean).abs() < 1e-9, "{what}: value of prefix {}", n.id);
+        }
         if let Some(p) = n.parent {
             assert!(p < n.id && nodes[p].depth + 1 == n.depth && !nodes[p].terminal, "{what}: {n:?}");
-            assert!((n.advantage - (n.value - nodes[p].value)).abs() < 1e-12);
+            let own = n.estimate().zip(nodes[p].estimate()).map_or(0.0, |(own, above)| own - above);
+            assert!((n.advantage - own).abs() < 1e-12, "{what}: advantage of node {}", n.id);
+            let known = n.visits > 0 || n.terminal && n.score.is_some();
+            assert_eq!(n.estimate().is_some(), known, "{what}: node {}", n.id);
         }
         assert_eq!(n.terminal, n.reward.is_some(), "{what}: a reward at the ends, and only there");
         assert!(!n.terminal || below.is_empty());
@@ -123,6 +131,33 @@ fn a_budget_of_tokens_ends_any_search() {
             let fixed = matches!(entry.name, "beam" | "tree" | "fishbone"); // end by themselves
             assert!(fixed || r.generated_tokens >= 150, "{}: {}", entry.name, r.generated_tokens);
         }
+    }
+}
+
+/// Was: a step is sampled behind its prefix as behind a prompt, where the generator looks for no stop string, so that one which
+/// began in the step before was missed.
+#[test]
+fn a_stop_string_that_spans_two_steps_ends_the_completion() {
+    for (strings, step_tokens) in [(&["abb", "bbaa"][..], 2), (&["\n\n"], 3), (&["a\nb"], 1)] {
+        let world = World::new(1).stopping(strings);
+        let mut spanning = 0;
+        for entry in STRATEGIES {
+            let how = How { max_new_tokens: 24, ..How::new(entry.name, json!({"step_tokens": step_tokens})) };
+            for r in search(&world, &world.prompts(3), &how) {
+                // Special tokens are no part of a stop string, as where the generator looks for it.
+                let text = |ids: &[u32]| world.tokenizer.decode(ids, false).unwrap();
+                for n in r.nodes.nodes().iter().skip(1) {
+                    let ids = r.nodes.tokens(n.id);
+                    let (all, before) = (text(&ids), text(&ids[..ids.len() - 1]));
+                    assert!(!strings.iter().any(|s| before.contains(s)), "{}: {all:?}", entry.name);
+                    let stopped = strings.iter().find(|s| all.ends_with(*s));
+                    assert!(n.terminal || stopped.is_none(), "{}: {all:?} goes on", entry.name);
+                    assert_eq!(n.drawn.logp.len(), n.tokens.len());
+                    spanning += usize::from(stopped.is_some_and(|s| text(&n.tokens).len() < s.len()));
+                }
+            }
+        }
+        assert!(spanning > 0, "{strings:?}");
     }
 }
 

@@ -54,9 +54,10 @@ fn monte_carlo_values_are_those_of_the_enumerated_task() {
     for n in bones.nodes.nodes().iter().filter(|n| bones.nodes.children(n.id).len() > 3000) {
         let ends = bones.nodes.children(n.id).iter().map(|&c| bones.nodes.node(c)).skip(1);
         let mean = ends.map(|e| e.score.unwrap()).sum::<f64>() / 3000.0;
+        assert!((n.value - mean).abs() < 1e-9, "{} is not the mean {mean} of its branches", n.value);
         near(
             &format!("prefix {:?}", n.text),
-            mean,
+            n.value,
             exact(&world, &prompt.ids, &bones.nodes.tokens(n.id)),
             3000,
         );

@@ -94,4 +94,12 @@ fn a_search_that_cannot_be_is_refused() {
     assert!(error.contains("needs a scorer of prefixes"), "{error}");
     let error = with("\"vineppo\"", "eval = true");
     assert!(error.contains("a search without a strategy"), "{error}");
+    // Was: these were read and changed nothing.
+    for unused in ["budget = 4", "scorer = \"logp\""] {
+        let recipe = recipe(&data, "\"vineppo\"", unused).replace("train = true, ", "");
+        let error = fails(&model, &recipe);
+        assert!(error.contains("nothing is searched"), "{unused}: {error}");
+    }
+    let error = with("\"vineppo\"", "strategy = \"mcts\", scorer_options = { kind = \"generative\" }");
+    assert!(error.contains("options of a model"), "{error}");
 }

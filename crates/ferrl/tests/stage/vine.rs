@@ -210,6 +210,7 @@ fn what_cannot_be_continued_is_refused() {
     assert!(error.contains("values of steps need sampled completions"), "{error}");
     for (more, words) in [
         ("algo.vine.add = 2", "belong to vine.interval"),
+        ("algo.vine = { split = \"lines\", step_tokens = 3 }", "counted in tokens"),
         ("algo.vine = { interval = 0.1, max_samples = 5 }", "below vine.samples"),
         ("algo.overlong = 0.5", "rewards of whole completions"),
         ("algo.advantage.baseline = \"group\"\nalgo.vine.samples = 3", "this baseline does not use"),

@@ -1,7 +1,9 @@
 //! Samples completions until the confidence interval of their mean score is narrow: openrl's rule. It starts with 10 and adds 4
-//! until the 95 % interval `2 · 1.96 √(p (1 - p) / n)` is at most 0.05 wide, or 30 were sampled.
+//! until the 95 % interval `2 · 1.96 √(p (1 - p) / n)` is at most 0.05 wide, or 30 were sampled. Steps count if the scorer scores
+//! prefixes.
 
-use super::{ChildDraw, Drawn, Expander, ExpanderOptions};
+use super::super::Until;
+use super::{ChildDraw, Drawn, Expander, ExpanderOptions, missing};
 use ferrl_engine::{Error, Result};
 
 struct Confidence {
@@ -28,6 +30,10 @@ pub(super) fn width(p: f64, n: usize) -> f64 {
 impl Expander for Confidence {
     fn draws(&self, so_far: &Drawn<'_>) -> Vec<ChildDraw> {
         let n = so_far.draws;
+        // Steps that nothing scores have no mean to be certain of: as many as the strategy asks for.
+        if so_far.asked.until == Until::Step && !so_far.asked.score {
+            return vec![ChildDraw::default(); missing(so_far)];
+        }
         if n == 0 {
             return vec![ChildDraw::default(); self.start];
         }

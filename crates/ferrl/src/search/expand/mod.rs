@@ -9,7 +9,7 @@ mod plain;
 
 use super::{Expansion, Node};
 use crate::fixes::unknown;
-use ferrl_engine::Result;
+use ferrl_engine::{Error, Result};
 use schemars::{Schema, schema_for};
 
 /// One child to sample.
@@ -55,45 +55,54 @@ pub struct Entry {
     pub name: &'static str,
     /// One-line description.
     pub about: &'static str,
+    /// Its own among [`ExpanderOptions`].
+    pub options: &'static [&'static str],
     build: fn(&ExpanderOptions) -> Result<Box<dyn Expander>>,
 }
 
 /// Every expander.
 pub const EXPANDERS: &[Entry] = &[
-    Entry { name: "iid", about: "independent samples", build: plain::iid },
+    Entry { name: "iid", about: "independent samples", options: &[], build: plain::iid },
     Entry {
         name: "efficient_iid",
         about: "the same as iid: samples of a node always share their prefix",
+        options: &[],
         build: plain::iid,
     },
     Entry {
         name: "efficient_iid_for_tree",
         about: "the same as iid: children that end the completion are always leaves",
+        options: &[],
         build: plain::iid,
     },
     Entry {
         name: "iid_with_max_branching_depth",
         about: "independent samples down to a depth; below it one completion to the end",
+        options: &["branch_depth"],
         build: plain::max_depth,
     },
     Entry {
         name: "high_low_temperature_iid",
         about: "half of the samples at a high temperature, the others at a low one",
+        options: &["high", "low"],
         build: plain::high_low,
     },
     Entry {
         name: "iid_with_different_system_message",
         about: "samples of the prompt alternate between system messages",
+        options: &["systems"],
         build: plain::systems,
     },
     Entry {
         name: "bleu_rejection_sampling_iid",
         about: "resamples steps that are too similar to a sibling (BLEU)",
+        options: &["max_bleu", "tries"],
         build: bleu::build,
     },
     Entry {
         name: "confidence_interval_aware_efficient_iid",
         about: "samples completions until the confidence interval of their mean score is narrow",
+        options: &["ci_start", "ci_add", "ci_max", "ci_width"],
         build: confidence::build,
     },
 ];
@@ -125,6 +134,15 @@ pub struct ExpanderOptions {
     /// Of confidence_interval_aware_efficient_iid: target width of the interval. [0, 1]
     ci_width: f64 = 0.05,
 }
+}
+
+/// Refuses options of another expander than the one of that name: they would change nothing.
+pub fn check_options<'k>(name: &str, mut given: impl Iterator<Item = &'k String>) -> Result<()> {
+    let Some(entry) = EXPANDERS.iter().find(|e| e.name == name) else { return Ok(()) };
+    let Some(key) = given.find(|key| !entry.options.contains(&key.as_str())) else { return Ok(()) };
+    let own = EXPANDERS.iter().find(|e| e.options.contains(&key.as_str())).map_or(name, |e| e.name);
+    let what = format!("{key} is an option of the expander {own}, and changes nothing with {name}");
+    Err(Error::usage(what).at(key).fix(format!("expander={own}, or no {key}")))
 }
 
 /// The expander of that name.

@@ -1,9 +1,10 @@
 //! Fish-bone: one solution (the spine), with whole completions from each of its prefixes. The value of a prefix is the mean score
-//! of its completions, which is VinePPO's estimate (Kazemnejad et al., 2024, arXiv 2410.01679).
+//! of its completions, which is VinePPO's estimate (Kazemnejad et al., 2024, arXiv 2410.01679). The spine itself and completions
+//! from its later prefixes do not count: they all share the spine's next step.
 //!
 //! The spine is sampled step by step; completions start from the prompt and from every step but the last.
 
-use super::super::{ChoiceRule, Expansion, Round, Strategy, Tree};
+use super::super::{Backup, ChoiceRule, Expansion, Round, Strategy, Tree};
 use super::Entry;
 use super::sampling::evaluate_terminals;
 use crate::recipe::read_settings;
@@ -70,5 +71,8 @@ impl Strategy for FishBone {
     }
     fn answer(&self, tree: &Tree) -> Option<usize> {
         self.options.answer.of(tree)
+    }
+    fn backup(&self) -> Backup {
+        Backup::Branches
     }
 }

@@ -227,7 +227,8 @@ impl Mcts {
     /// Whether a node with steps gets more of them (progressive widening, Coulom, 2007): without it a search could not escape wrong
     /// first steps.
     fn widens(&self, tree: &Tree, id: usize) -> bool {
-        let drawn: u64 = tree.steps(id).map(|c| tree.node(c).samples).sum();
+        // Rejected draws count: a node whose every step resembles those it has would ask for more without end.
+        let drawn: u64 = tree.steps(id).map(|c| tree.node(c).samples).sum::<u64>() + tree.rejected(id);
         let most = self.options.branch as f64 * (tree.node(id).visits.max(1) as f64).powf(self.options.widen);
         drawn > 0 && (drawn + self.options.branch as u64) as f64 <= most
     }

@@ -137,6 +137,7 @@ pub fn build(entry: &Entry, table: &Map<String, Value>, facts: Facts) -> Result<
     let [own, steps, expander] = parts;
     let steps: StepOptions = read_settings(entry.name, &steps)?;
     let common = Common::new(&steps, facts)?;
+    expand::check_options(&steps.expander, expander.keys())?;
     Ok(Built {
         strategy: (entry.build)(&own, &common)?,
         expander: expand::build(&steps.expander, &read_settings(entry.name, &expander)?)?,

@@ -44,10 +44,9 @@ impl IndependentSampling {
     /// Number of samples of the next round.
     fn affordable(&self, round: &Round<'_>) -> usize {
         let Some(left) = round.left.filter(|_| self.budgeted) else { return self.wanted };
-        let tokens: usize = round.tree.nodes().iter().map(|n| n.sampled()).sum();
         match self.drawn {
             0 => 1,
-            drawn => (left as usize * drawn / tokens.max(1)).max(1),
+            drawn => (left as usize * drawn / (round.spent as usize).max(1)).max(1),
         }
     }
 }
