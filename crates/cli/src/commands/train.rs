@@ -181,6 +181,9 @@ fn lead(args: &Args, ranks: &Ranks) -> Result<Option<RunOutcome>> {
         None => RunFolder::create(&args.runs, &name, &resolved.toml)?,
     };
     watch.note(&format!("{} in {}", backend.describe(), folder.path().display()));
+    if args.resume && position.step == 0 {
+        watch.note("there is no checkpoint yet: the run begins anew");
+    }
     if !ranks.is_alone() {
         watch.note(&ranks.describe());
     }
