@@ -25,6 +25,10 @@ use std::path::Path;
 
 use crate::{Class, Error};
 
+/// What to do where a file may not grow any more. Waiting does not help, as it may where a disk is full.
+pub const FILE_LIMIT: &str =
+    "allow larger files (ulimit -f unlimited), or choose a file system that takes them";
+
 /// An input or output error, in words, with its file.
 fn io_error(what: &str, path: &Path, e: &std::io::Error) -> Error {
     use std::io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, StorageFull};
@@ -35,9 +39,8 @@ fn io_error(what: &str, path: &Path, e: &std::io::Error) -> Error {
     };
     let error = Error::new(class, format!("{what}: {e}")).at(path.display());
     match e.kind() {
-        StorageFull | QuotaExceeded | FileTooLarge => {
-            error.fix("free some disk space or choose another disk")
-        }
+        FileTooLarge => error.fix(FILE_LIMIT),
+        StorageFull | QuotaExceeded => error.fix("free some disk space or choose another disk"),
         PermissionDenied => error.fix("check who owns the file and its permissions"),
         _ => error,
     }
