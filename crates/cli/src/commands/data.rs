@@ -147,10 +147,9 @@ fn run_check(args: &CheckArgs) -> Result<()> {
     }
     match report.found {
         0 => Ok(()),
-        1 => Err(Error::data("1 row cannot be used as it is").fix("mend it, or leave it out")),
         n => {
-            Err(Error::data(format!("{} found", counted(n, "problem")))
-                .fix("mend the rows, or leave them out"))
+            let what = format!("{} found", counted(n, "problem"));
+            Err(Error::data(what).fix("mend the rows that are named above, or leave them out"))
         }
     }
 }

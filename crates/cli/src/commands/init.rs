@@ -1,7 +1,7 @@
 //! `ferrl init`: a new model with random weights.
 
 use crate::machine;
-use crate::options::{StorageArg, above_zero, at_least_one, base, size, weights};
+use crate::options::{StorageArg, above_zero, at_least_one, base, seed, size, weights};
 use crate::output::print;
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{InitOptions, SaveOptions, init_model};
@@ -67,7 +67,7 @@ pub struct Args {
     #[arg(long, value_name = "X", default_value_t = 0.02, value_parser = above_zero)]
     std: f32,
     /// Random seed
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     seed: u64,
     /// Storage type of the parameters
     #[arg(long, value_enum, default_value = "f32")]

@@ -69,12 +69,14 @@ impl Problems {
         if !known.contains(&word) {
             let key = key.into();
             let what = format!("unknown name {word:?}, expected one of {}", known.join(", "));
-            // `bfloat16` holds `bf16` in order, `float32` does not.
-            let inside = |k: &&str| {
-                let mut rest = word.chars();
-                k.chars().all(|c| rest.any(|w| w == c))
+            // What PyTorch and others say: a GPU is cuda, `float16` and `half` have the bits of bf16.
+            let meant = match word.to_lowercase().as_str() {
+                "gpu" => "cuda",
+                "bfloat16" | "float16" | "fp16" | "half" => "bf16",
+                "float32" | "float" => "f32",
+                _ => word,
             };
-            let near = nearest(word, known.iter().copied()).or(known.iter().copied().find(inside));
+            let near = nearest(meant, known.iter().copied());
             let fix = near.or(known.first().copied()).map(|n| format!("{key} = {n:?}"));
             self.when(true, key, what, fix.unwrap_or_default());
         }
