@@ -2,7 +2,7 @@
 
 use ferrl::interrupt;
 use ferrl::warnings::Warnings;
-use ferrl_engine::checkpoint::FILE_LIMIT;
+use ferrl_engine::checkpoint::{FILE_LIMIT, unfinished};
 use ferrl_engine::{Class, Error, Result};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -227,6 +227,16 @@ pub fn exit(code: i32) -> ! {
 /// Calls the handler at Ctrl-C. A process has one; a later one is refused.
 pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
     ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))
+}
+
+/// At Ctrl-C a model that is half written is removed: under its hidden name nobody would find it.
+pub fn leave_nothing_unfinished(dir: &Path) -> Result<()> {
+    let (dir, aside) = (dir.to_path_buf(), unfinished(dir)?);
+    on_interrupt(move || {
+        let _ = std::fs::remove_dir_all(&aside);
+        eprintln!("\nstopped; {} was not written", dir.display());
+        exit(i32::from(crate::exit_code(Class::Interrupted)));
+    })
 }
 
 /// At the first Ctrl-C work is asked to end, and `finishing` says what is still done; the second ends the process.

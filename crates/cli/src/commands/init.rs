@@ -2,7 +2,7 @@
 
 use crate::machine;
 use crate::options::{StorageArg, above_zero, at_least_one, base, seed, size, weights};
-use crate::output::print;
+use crate::output::{leave_nothing_unfinished, print};
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{InitOptions, SaveOptions, init_model};
 use ferrl_engine::model::{FAMILIES, Head};
@@ -111,6 +111,7 @@ pub fn run(args: &Args) -> Result<()> {
         overwrite: args.overwrite,
         ..Default::default()
     };
+    leave_nothing_unfinished(&args.out)?;
     init_model(&args.out, &options, &save)?;
     let bytes = machine::size((count * save.dtype.size()) as u64);
     let active = match config.experts {

@@ -79,3 +79,35 @@ fn the_rows_that_are_scored_before_ctrl_c_are_kept_and_named() {
     assert!(message.contains("scores.jsonl.part"), "{message}");
     assert!(!rows(&std::fs::read_to_string(&part).unwrap()).is_empty());
 }
+
+/// Was: a folder with a hidden name stayed, as large as the model.
+#[test]
+#[cfg(unix)]
+fn a_model_that_is_half_made_is_removed_at_ctrl_c() {
+    let folder = Folder::new("interrupt-init");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ferrl"))
+        .args([
+            "init",
+            "--hidden",
+            "2048",
+            "--layers",
+            "64",
+            "--vocab",
+            "1000",
+            "--out",
+            &folder.path("model"),
+        ])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let hidden = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with(".model.");
+    let left = || std::fs::read_dir(&folder.0).unwrap().any(|e| hidden(&e.unwrap().file_name()));
+    let start = Instant::now();
+    while !left() {
+        assert!(child.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(!left() && !folder.0.join("model").exists());
+}

@@ -18,7 +18,7 @@ pub use init::{InitOptions, init_model, init_param};
 pub use load::ModelDir;
 pub(crate) use load::ParamValues;
 pub use peft::{AdapterDir, base_of, save_adapter, tokenizer_dir};
-pub use save::{SaveOptions, save_model};
+pub use save::{SaveOptions, save_model, unfinished};
 pub use share::{FileHead, FileLayout, StoredTensor, save_shared, write_without_tensors};
 
 use std::path::Path;
