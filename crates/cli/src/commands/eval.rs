@@ -216,16 +216,20 @@ pub fn run(args: &Args) -> Result<()> {
     let (asked, prompts): (usize, usize) = jobs.iter().fold((0, 0), |(a, p), j| (a + j.asked, p + j.prompts));
     if asked < prompts {
         output.as_mut().map_or(Ok(()), JsonlOutput::flush)?;
-        let part = output.as_ref().and_then(JsonlOutput::part);
-        let resume = part.map(|part| {
-            format!("; the rows so far are in {}, and the same command with --resume goes on", part.display())
-        });
-        eprintln!("stopped after {asked} of {}{}", counted(prompts, "prompt"), resume.unwrap_or_default());
+        eprintln!("stopped after {asked} of {}{}", counted(prompts, "prompt"), how_to_resume(&output));
         crate::output::exit(130);
     }
     output.map_or(Ok(()), JsonlOutput::finish)?;
     args.output.as_deref().into_iter().for_each(resume::forget);
     Ok(())
+}
+
+/// What is left of an evaluation that was stopped, and how it goes on.
+fn how_to_resume(output: &Option<JsonlOutput>) -> String {
+    let part = output.as_ref().and_then(JsonlOutput::part);
+    part.map_or_else(String::new, |part| {
+        format!("; the rows so far are in {}, and the same command with --resume goes on", part.display())
+    })
 }
 
 /// Opens --output; with --resume, after the rows that an interrupted evaluation wrote.

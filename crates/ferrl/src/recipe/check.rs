@@ -69,9 +69,10 @@ impl Problems {
         if !known.contains(&word) {
             let key = key.into();
             let what = format!("unknown name {word:?}, expected one of {}", known.join(", "));
-            // What PyTorch and others say: a GPU is cuda, `float16` and `half` have the bits of bf16.
+            // What PyTorch and others say. The last device is a GPU's; `float16` and `half` have as many bits as bf16.
+            let device = BACKENDS.iter().map(|device| device.name).rfind(|name| known.contains(name));
             let meant = match word.to_lowercase().as_str() {
-                "gpu" => "cuda",
+                "gpu" => device.unwrap_or(word),
                 "bfloat16" | "float16" | "fp16" | "half" => "bf16",
                 "float32" | "float" => "f32",
                 _ => word,
