@@ -75,6 +75,14 @@ fn fields() -> Vec<Case> {
             "{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"gpt\", \"value\": \"b\", \"weight\": 0}]}\n",
         )
         .says(&["rows.jsonl:1", "loss"]),
+        // Was: "the row has messages", which it has not.
+        with(
+            "a template asked for and none there",
+            recipe("sft", "[\"rows.jsonl\"]", "data.apply_chat_template = true"),
+            ROW,
+        )
+        .exit(4)
+        .says(&["rows.jsonl:1", "data.apply_chat_template", "chat template"]),
         // Were: left out without a word, and the model trained without them.
         chat("a system message that is a list", "{\"prompt\": \"a\", \"response\": \"b\", \"system\": [\"c\"]}\n")
             .says(&["rows.jsonl:1", "system", "text"]),

@@ -60,8 +60,9 @@ fn checksum(files: &[PathBuf]) -> Result<(String, u64)> {
 /// directories by now.
 pub fn describe(recipe: &Recipe, start: &Path) -> Result<Value> {
     let mut out = Map::new();
-    let own = [("critic", &recipe.critic.path), ("teacher", &recipe.teacher.path)];
-    let own = own.into_iter().filter_map(|(role, path)| Some((role, Path::new(path.as_ref()?))));
+    let critic = recipe.critic.path.as_ref().filter(|_| recipe.algorithm().is_ok_and(|a| a.needs().critic));
+    let own = [("critic", critic), ("teacher", recipe.teacher.path.as_ref())];
+    let own = own.into_iter().filter_map(|(role, path)| Some((role, Path::new(path?))));
     let judges = recipe.reward.iter().flat_map(|r| r.model_paths()).map(|p| ("reward", Path::new(p)));
     for (role, dir) in [("starting", start)].into_iter().chain(own).chain(judges) {
         let name = unique(&out, &format!("{role} model"));
