@@ -1,12 +1,22 @@
 //! Rows of JSON lines files, each with file and line for error messages.
 
 use crate::options::nearest_path;
+use ferrl::data::DataSource;
+use ferrl::data::hub::HubCache;
 use ferrl::data::lines::{self, LineReader};
+use ferrl::recipe::Recipe;
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// The files of rows that a recipe names, which no output may replace; what cannot be found is refused where it is read.
+pub fn files_read(recipe: &Recipe) -> Vec<PathBuf> {
+    let cache = HubCache::from_env();
+    let names = recipe.data.train.iter().chain(&recipe.eval.data);
+    names.filter_map(|name| DataSource::parse(name).ok()?.files(&cache).ok()).flatten().collect()
+}
 
 /// One line of a file.
 #[derive(Clone, Debug)]

@@ -103,7 +103,7 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub cache_mib: Option<usize>,
     /// Random seed [default: the recipe's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = seed)]
     pub seed: Option<u64>,
     /// Compute type [default: the recipe's]
     #[arg(long, value_enum)]
@@ -229,6 +229,11 @@ pub fn at_least_one(text: &str) -> std::result::Result<usize, String> {
 /// A whole number of at least 0; 0 means none or no limit.
 pub fn count(text: &str) -> std::result::Result<usize, String> {
     whole::<0, MOST>(text)
+}
+
+/// A seed of random numbers.
+pub fn seed(text: &str) -> std::result::Result<u64, String> {
+    text.parse().map_err(|_| format!("must be a whole number from 0 to {}", u64::MAX))
 }
 
 /// A size from 1 to `MOST`, so that products of sizes do not overflow.

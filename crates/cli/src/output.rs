@@ -2,11 +2,12 @@
 
 use ferrl::interrupt;
 use ferrl::warnings::Warnings;
+use ferrl_engine::checkpoint::{FILE_LIMIT, unfinished};
 use ferrl_engine::{Class, Error, Result};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
+use std::io::{BufWriter, ErrorKind, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,15 +32,18 @@ enum OutputTarget {
 }
 
 impl JsonlOutput {
-    /// Opens `path`, or standard output for `-`.
-    pub fn create(path: &Path) -> Result<Self> {
-        Self::beside(path, &[])
-    }
-
-    /// Opens `path` unless it is one of the inputs.
-    pub fn beside(path: &Path, inputs: &[&Path]) -> Result<Self> {
+    /// Opens `path`, or standard output for `-`, unless it is one of the inputs or holds something other than rows.
+    pub fn beside(path: &Path, inputs: &[impl AsRef<Path>]) -> Result<Self> {
         let real = |p: &Path| p.canonicalize().ok();
-        if path.is_file() && inputs.iter().any(|input| real(input).is_some() && real(input) == real(path)) {
+        let is_read = |input: &Path| real(input).is_some() && real(input) == real(path);
+        if path.is_file() && !holds_rows(path) {
+            return Err(Error::usage(
+                "exists and holds no JSON lines, so it was not written by this command",
+            )
+            .at(path.display())
+            .fix("another name for what is written, or remove the file"));
+        }
+        if path.is_file() && inputs.iter().any(|input| is_read(input.as_ref())) {
             return Err(Error::usage("is also the input; its rows would be lost")
                 .at(path.display())
                 .fix("another name for the output"));
@@ -85,7 +89,23 @@ impl JsonlOutput {
         Ok(BufWriter::new(file))
     }
 
-    /// Writes one row.
+    /// At Ctrl-C the command ends, and its user is told where the rows so far are. A command that ends its work in another way
+    /// does not ask for this: a process has one handler.
+    pub fn stops_on_interrupt(&self) -> Result<()> {
+        let OutputTarget::Part { part, .. } = &self.target else { return Ok(()) };
+        let part = part.clone();
+        on_interrupt(move || {
+            if std::fs::metadata(&part).is_ok_and(|m| m.len() > 0) {
+                eprintln!("\nstopped; the rows so far are in {}", part.display());
+            } else {
+                let _ = std::fs::remove_file(&part);
+                eprintln!("\nstopped before the first row was complete");
+            }
+            exit(i32::from(crate::exit_code(Class::Interrupted)));
+        })
+    }
+
+    /// Writes one row; in a part it is there whatever happens to the process.
     pub fn row(&mut self, row: &impl Serialize) -> Result<()> {
         let mut line =
             serde_json::to_vec(row).map_err(|e| Error::data(format!("cannot write a row as JSON: {e}")))?;
@@ -94,14 +114,19 @@ impl JsonlOutput {
         let (written, path) = match &mut self.target {
             OutputTarget::Stdout(out) => (out.write_all(&line), Path::new("standard output")),
             OutputTarget::Direct(path, out) => (out.write_all(&line), path.as_path()),
-            OutputTarget::Part { part, file, .. } => (file.write_all(&line), part.as_path()),
+            OutputTarget::Part { part, file, .. } => {
+                (file.write_all(&line).and_then(|()| file.flush()), part.as_path())
+            }
         };
         written.map_err(|e| unwritable(path, &e))
     }
 
-    /// Whether rows go to `NAME.part` first.
-    pub fn is_part(&self) -> bool {
-        matches!(self.target, OutputTarget::Part { .. })
+    /// `NAME.part`, which holds the rows until all are written.
+    pub fn part(&self) -> Option<&Path> {
+        match &self.target {
+            OutputTarget::Part { part, .. } => Some(part),
+            _ => None,
+        }
     }
 
     /// Flushes the buffer.
@@ -122,6 +147,20 @@ impl JsonlOutput {
             named.map_err(|e| unwritable(path, &e))?;
         }
         Ok(())
+    }
+}
+
+/// Whether a file is empty or begins with a line of JSON, as far as 64 KiB tell.
+fn holds_rows(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(64 << 10).read_to_end(&mut start));
+    let line = start.split(|&b| b == b'\n').next().unwrap_or_default();
+    let whole = line.len() < start.len() || start.len() < 64 << 10;
+    match read {
+        Ok(0) => true,
+        Ok(_) if whole => serde_json::from_slice::<serde_json::Value>(line).is_ok(),
+        Ok(_) => matches!(line[0], b'{' | b'[' | b'"'),
+        Err(_) => true, // what cannot be read cannot be judged; writing it fails with its reason
     }
 }
 
@@ -189,6 +228,16 @@ pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
     ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))
 }
 
+/// At Ctrl-C a model that is half written is removed: under its hidden name nobody would find it.
+pub fn leave_nothing_unfinished(dir: &Path) -> Result<()> {
+    let (dir, aside) = (dir.to_path_buf(), unfinished(dir)?);
+    on_interrupt(move || {
+        let _ = std::fs::remove_dir_all(&aside);
+        eprintln!("\nstopped; {} was not written", dir.display());
+        exit(i32::from(crate::exit_code(Class::Interrupted)));
+    })
+}
+
 /// The first Ctrl-C requests an interrupt and prints `finishing`; the second ends the process.
 pub fn finish_on_interrupt(finishing: &'static str) -> Result<()> {
     on_interrupt(move || {
@@ -212,6 +261,7 @@ pub fn unwritable(path: &Path, e: &std::io::Error) -> Error {
     match (e.kind(), parent) {
         (_, Some(parent)) => error.fix(format!("mkdir -p {}", parent.display())),
         (ErrorKind::PermissionDenied, _) => error.fix("choose a folder you may write to"),
+        (ErrorKind::FileTooLarge, _) => error.fix(FILE_LIMIT),
         _ if class == Class::Resource => error.fix("free some disk space or choose another disk"),
         _ => error.fix("choose another folder"),
     }
@@ -220,21 +270,24 @@ pub fn unwritable(path: &Path, e: &std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::{JsonlOutput, visible};
+    use std::path::Path;
+
+    const NOTHING: &[&Path] = &[];
 
     #[test]
     fn two_processes_do_not_write_one_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("rows.jsonl");
-        let mut first = JsonlOutput::create(&path).expect("the first writer");
+        let mut first = JsonlOutput::beside(&path, NOTHING).expect("the first writer");
         first.row(&1).expect("a row");
-        let second = JsonlOutput::create(&path).err().expect("a refusal").to_string();
+        let second = JsonlOutput::beside(&path, NOTHING).err().expect("a refusal").to_string();
         assert!(
             second.contains("another process is writing it") && second.contains("rows.jsonl"),
             "{second}"
         );
         first.finish().expect("all rows");
         assert_eq!(std::fs::read_to_string(&path).expect("the file"), "1\n");
-        JsonlOutput::create(&path).expect("a writer after it").finish().expect("a name");
+        JsonlOutput::beside(&path, NOTHING).expect("a writer after it").finish().expect("a name");
     }
 
     #[test]

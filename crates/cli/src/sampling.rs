@@ -1,7 +1,7 @@
 //! Sampling flags and the size of the KV cache.
 
 use crate::machine;
-use crate::options::{above_zero, at_least_one, count, fraction, fraction_or_zero, size, temperature};
+use crate::options::{above_zero, at_least_one, count, fraction, fraction_or_zero, seed, size, temperature};
 use crate::text::ModelText;
 use ferrl_engine::generate::{CacheOptions, Sampler, SamplingParams, Stops};
 use ferrl_engine::model::Model;
@@ -35,7 +35,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = above_zero)]
     pub repetition_penalty: f32,
     /// Random seed
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     pub seed: u64,
     /// Stop string; may be given several times
     #[arg(long, value_name = "TEXT")]

@@ -16,6 +16,7 @@ pub use model::RewardModel;
 pub(crate) use reading::prompt_value;
 pub use source::{Reward, Verified};
 
+use crate::algo::metrics::is_own;
 use crate::credit::StepSplit;
 use crate::episode::Played;
 use crate::experience::{Experience, Metrics};
@@ -349,12 +350,24 @@ impl Rewards {
             }
         }
         gather(ranks, &mut sums, scored, &mut logged)?;
-        logged.iter().for_each(|(name, value)| metrics.add(name, *value));
+        logged.iter().for_each(|(name, value)| self.log(name, *value, metrics));
         let graded: Vec<Graded> = sums.iter().map(|s| s.graded(self.sources.is_empty())).collect();
         self.account_for_lost(&sums, &graded, completions.at)?;
         place(experience, &sums, &graded, metrics);
         graded.iter().filter_map(|g| g.score).for_each(|score| metrics.add("score", score));
         Ok(graded)
+    }
+
+    /// Writes what a function logged. Under a name of the run's own it would be averaged with what the run measures.
+    fn log(&self, name: &str, value: f64, metrics: &mut Metrics) {
+        if !is_own(name) {
+            return metrics.add(name, value);
+        }
+        let other = format!("logged/{name}");
+        let message =
+            format!("log_metric({name:?}): the run has a metric of that name itself; written as {other:?}");
+        self.hooks.warnings.raise("logged-metric", message, "log it under another name");
+        metrics.add(&other, value);
     }
 
     /// Warns once why completions have no reward; an error if none has.

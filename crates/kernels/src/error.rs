@@ -125,12 +125,13 @@ impl std::error::Error for Error {}
 
 /// The candidate closest to `name` by edit distance (transpositions count once), if it is close enough to be a typo.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let lower = name.to_lowercase();
     candidates
         .into_iter()
-        .map(|c| (strsim::osa_distance(name, c), c))
+        .map(|c| (strsim::osa_distance(&lower, &c.to_lowercase()), strsim::osa_distance(name, c), c))
         .min()
-        .filter(|&(d, c)| d <= 1 + name.len().max(c.len()) / 3)
-        .map(|(_, c)| c)
+        .filter(|&(d, _, c)| d <= 1 + name.len().max(c.len()) / 3)
+        .map(|(_, _, c)| c)
 }
 
 #[cfg(test)]
@@ -144,6 +145,8 @@ mod tests {
         assert_eq!(nearest("lama", names), Some("llama"));
         assert_eq!(nearest("gpro", ["dpo", "ppo", "grpo"]), Some("grpo"), "a swap is one change");
         assert_eq!(nearest("transformer-xl", names), None);
+        assert_eq!(nearest("GRPO", ["dpo", "sft", "grpo"]), Some("grpo"), "was sft: no letter was the same");
+        assert_eq!(nearest("Makefile", ["makefile", "Makefiles"]), Some("makefile"));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::output::print;
 use clap::Parser;
 use ferrl::algo::{ALGORITHMS, Entry, find};
 use ferrl::recipe::{algorithm_keys, algorithms_markdown, explained, metrics_explained};
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, nearest};
 use serde_json::Map;
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(name) = &args.name {
-        return print(&settings(find(name)?));
+        return print(&settings(named(name, "ferrl algorithms")?));
     }
     if args.markdown {
         return print(&algorithms_markdown(&figures(args.figures.as_ref())?));
@@ -37,6 +37,14 @@ pub fn run(args: &Args) -> Result<()> {
         print(&described(entry, width))?;
     }
     print("`ferrl algorithms NAME` shows the settings of one; `algo = \"NAME\"` in a recipe uses it.\n")
+}
+
+/// The algorithm of that name, for a command that shows it.
+pub(super) fn named(name: &str, command: &str) -> Result<&'static Entry> {
+    find(name).map_err(|e| match nearest(name, ALGORITHMS.iter().map(|entry| entry.name)) {
+        Some(near) => e.fix(format!("{command} {near}")),
+        None => e.fix("`ferrl algorithms` says what each of them is"),
+    })
 }
 
 fn figures(file: Option<&PathBuf>) -> Result<Map<String, serde_json::Value>> {

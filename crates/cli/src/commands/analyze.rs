@@ -1,8 +1,9 @@
 //! `ferrl analyze`: tables from the files of a run.
 
-use crate::options::{at_least_one, nearest_path, size};
-use crate::output::{print, visible};
+use crate::options::{at_least_one, size};
+use crate::output::{print, unwritable, visible};
 use ferrl::analyze::{ANALYSES, COMPUTED, Effort, Table, find, page};
+use ferrl::run::ensure_run;
 use ferrl_engine::{Class, Error, Result};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -43,14 +44,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (computed, named): (Vec<String>, Vec<String>) =
         args.names.iter().cloned().partition(|name| COMPUTED.iter().any(|c| c.name == name));
     let wanted = if named.is_empty() && !computed.is_empty() { Vec::new() } else { find(&named)? };
-    if !args.run.join("recipe.toml").is_file() {
-        return Err(Error::data("is no run folder: it has no recipe.toml").at(args.run.display()).fix(
-            match nearest_path(&args.run).filter(|_| !args.run.exists()) {
-                Some(near) => format!("the nearest name there is {near}"),
-                None => "name a folder in runs/".into(),
-            },
-        ));
-    }
+    ensure_run(&args.run)?;
     let (mut tables, mut missing) = (Vec::new(), Vec::new());
     for analysis in wanted {
         match (analysis.run)(&args.run) {
@@ -79,8 +73,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let file = args.run.join("analysis.html");
     let name = args.run.file_name().map_or_else(|| "a run".into(), |n| n.to_string_lossy().into_owned());
-    std::fs::write(&file, page(&name, &tables))
-        .map_err(|e| Error::resource(format!("cannot write: {e}")).at(file.display()))?;
+    std::fs::write(&file, page(&name, &tables)).map_err(|e| unwritable(&file, &e))?;
     if args.json {
         let all: Map<String, Value> =
             tables.iter().map(|(name, _, t)| (name.to_string(), t.to_json())).collect();

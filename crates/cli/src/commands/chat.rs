@@ -42,7 +42,10 @@ pub fn run(args: &Args) -> Result<()> {
     let dir = args.model.open_lm()?;
     let text = ModelText::new(&dir);
     text.tokenizer()?;
-    text.template()?;
+    text.template().map_err(|e| match e.to_string().contains("has no chat template") {
+        true => e.fix("ferrl generate --model DIR --prompt TEXT continues plain text; a chat needs an instruction-tuned model"),
+        false => e,
+    })?;
     let context = args.context.unwrap_or(dir.config.max_positions.min(4096));
     let model = args.model.load(&dir, context)?;
     let sampler = args.sampling.sampler(&model, &text, &[context])?;

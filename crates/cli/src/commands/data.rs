@@ -147,9 +147,10 @@ fn run_check(args: &CheckArgs) -> Result<()> {
     }
     match report.found {
         0 => Ok(()),
-        1 => Err(Error::data("1 row cannot be used as it is").fix("correct it, or leave it out")),
-        n => Err(Error::data(format!("{} found", counted(n, "problem")))
-            .fix("correct the rows, or leave them out")),
+        n => {
+            let what = format!("{} found", counted(n, "problem"));
+            Err(Error::data(what).fix("correct the rows named above, or leave them out"))
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `ferrl env`: lists environments, plays them in the terminal or with the actions of a file, and checks them.
 
 use crate::data;
-use crate::options::key_values;
+use crate::options::{key_values, seed};
 use crate::output::{JsonlOutput, print, visible};
 use clap::Subcommand;
 use ferrl::env::openenv::Servers;
@@ -71,7 +71,7 @@ struct Which {
     #[arg(value_name = "WHAT")]
     what: String,
     /// Seed of the episode
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     seed: u64,
     /// Row of data that the episode starts from: JSON, or a file whose first row is used
     #[arg(long, value_name = "JSON|FILE")]
@@ -229,8 +229,8 @@ fn texts(path: &Path) -> Result<Vec<String>> {
 }
 
 fn drive(which: &Which, actions: &Path, output: &Path) -> Result<()> {
-    let (actions, mut episode) = (texts(actions)?, which.open()?()?);
-    let mut out = JsonlOutput::create(output)?;
+    let (read, actions, mut episode) = (actions, texts(actions)?, which.open()?()?);
+    let mut out = JsonlOutput::beside(output, &[read])?;
     let mut state = match episode.start() {
         Ok(state) => state,
         Err(Fault::Lost(lost)) => {

@@ -4,6 +4,7 @@ mod pairs;
 mod resume;
 mod suite;
 
+use crate::data::files_read;
 use crate::options::{RecipeArgs, at_least_one, key_values, nearest_path, open_model, size};
 use crate::output::{JsonlOutput, finish_on_interrupt, print, visible, warn};
 use crate::progress::ProgressLine;
@@ -215,12 +216,20 @@ pub fn run(args: &Args) -> Result<()> {
     let (asked, prompts): (usize, usize) = jobs.iter().fold((0, 0), |(a, p), j| (a + j.asked, p + j.prompts));
     if asked < prompts {
         output.as_mut().map_or(Ok(()), JsonlOutput::flush)?;
-        eprintln!("stopped after {asked} of {}", counted(prompts, "prompt"));
+        eprintln!("stopped after {asked} of {}{}", counted(prompts, "prompt"), how_to_resume(&output));
         crate::output::exit(130);
     }
     output.map_or(Ok(()), JsonlOutput::finish)?;
     args.output.as_deref().into_iter().for_each(resume::forget);
     Ok(())
+}
+
+/// What is left of an evaluation that was stopped, and how it goes on.
+fn how_to_resume(output: &Option<JsonlOutput>) -> String {
+    let part = output.as_ref().and_then(JsonlOutput::part);
+    part.map_or_else(String::new, |part| {
+        format!("; the rows so far are in {}, and the same command with --resume goes on", part.display())
+    })
 }
 
 /// Opens --output; with --resume, after the rows that an interrupted evaluation wrote.
@@ -232,11 +241,11 @@ fn open_output(args: &Args, model: &Path, jobs: &mut [EvalJob]) -> Result<Option
         true => resume::restore(jobs, resume::rows(path, &settings)?)?,
         false => Vec::new(),
     };
-    let read: Vec<&Path> = args.data.iter().map(Path::new).collect();
+    let read: Vec<PathBuf> = jobs.iter().flat_map(|job| files_read(&job.recipe)).collect();
     let mut output = JsonlOutput::beside(path, &read)?;
     kept.iter().try_for_each(|row| output.row(row))?;
     output.flush()?;
-    if output.is_part() {
+    if output.part().is_some() {
         resume::remember(path, &settings)?;
     }
     if args.resume {

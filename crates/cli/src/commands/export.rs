@@ -2,7 +2,7 @@
 
 use crate::machine;
 use crate::options::{StorageArg, open_model, weights};
-use crate::output::print;
+use crate::output::{leave_nothing_unfinished, print};
 use ferrl_engine::checkpoint::{SaveOptions, StorageFormat, save_adapter, tokenizer_dir};
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::{Error, Result};
@@ -56,6 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     let dtype = args.dtype.map_or_else(|| stored(&dir.config_json), StorageArg::dtype);
     let save = SaveOptions { dtype, source: Some(&source), overwrite: args.overwrite, ..Default::default() };
     let json = Some(&dir.config_json);
+    leave_nothing_unfinished(&args.out)?;
     let what = match dir.adapter().filter(|_| !args.merge) {
         Some(adapter) => {
             let model = Model::load_adapted(backend, &dir, options, &adapter.options, 0)?;

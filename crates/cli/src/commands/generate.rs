@@ -104,6 +104,7 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         Some(JsonlOutput::beside(output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?)
     };
+    output.as_ref().map_or(Ok(()), JsonlOutput::stops_on_interrupt)?;
     let length = |r: &GenerationRequest| r.prompt.len() + r.params.max_new_tokens;
     let lengths: Vec<usize> = requests.iter().flat_map(|r| std::iter::repeat_n(length(r), args.n)).collect();
     let model = args.model.load(&dir, lengths.iter().copied().max().unwrap_or(0))?;
@@ -172,11 +173,7 @@ impl GenerateJob<'_> {
         self.complete(sampler, |i, completions| {
             let completions: Result<Vec<WrittenRow>> =
                 completions.into_iter().map(|c| self.written(c)).collect();
-            output.row(&PromptCompletions {
-                prompt_ids: &self.requests[i].prompt,
-                completions: completions?,
-            })?;
-            output.flush()
+            output.row(&PromptCompletions { prompt_ids: &self.requests[i].prompt, completions: completions? })
         })?;
         output.finish()
     }

@@ -1,8 +1,8 @@
 //! `ferrl init`: a new model with random weights.
 
 use crate::machine;
-use crate::options::{StorageArg, above_zero, at_least_one, base, size, weights};
-use crate::output::print;
+use crate::options::{StorageArg, above_zero, at_least_one, base, seed, size, weights};
+use crate::output::{leave_nothing_unfinished, print};
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{InitOptions, SaveOptions, init_model};
 use ferrl_engine::model::{FAMILIES, Head};
@@ -67,7 +67,7 @@ pub struct Args {
     #[arg(long, value_name = "X", default_value_t = 0.02, value_parser = above_zero)]
     std: f32,
     /// Random seed
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     seed: u64,
     /// Storage type of the parameters
     #[arg(long, value_enum, default_value = "f32")]
@@ -111,6 +111,7 @@ pub fn run(args: &Args) -> Result<()> {
         overwrite: args.overwrite,
         ..Default::default()
     };
+    leave_nothing_unfinished(&args.out)?;
     init_model(&args.out, &options, &save)?;
     let bytes = machine::size((count * save.dtype.size()) as u64);
     let active = match config.experts {

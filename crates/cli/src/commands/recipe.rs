@@ -1,9 +1,8 @@
 //! `ferrl recipe`: keys of recipes, and the recipes that come with the program.
 
-use super::algorithms::settings;
-use crate::output::print;
+use super::algorithms::{named, settings};
+use crate::output::{print, unwritable};
 use clap::{Parser, Subcommand};
-use ferrl::algo::find;
 use ferrl::recipe::{explained, json_schema, keys_markdown, keys_that_matter, names_markdown};
 use ferrl_engine::{Error, Result, nearest};
 use std::path::{Path, PathBuf};
@@ -50,7 +49,10 @@ pub fn run(args: &Args) -> Result<()> {
         None if args.json_schema => print(&format!("{:#}\n", json_schema())),
         None => print(&keys_markdown()),
         Some(RecipeCommand::Show { name }) => {
-            let entry = find(name)?;
+            let entry = named(name, "ferrl recipe show").map_err(|e| match shipped(name) {
+                Ok(_) => e.fix(format!("`ferrl recipe new {name}` writes the recipe of that name")),
+                Err(_) => e,
+            })?;
             let mut text = settings(entry);
             text += "\nother keys that it uses:\n";
             keys_that_matter(entry)?.iter().for_each(|key| text += &explained(key));
@@ -95,8 +97,7 @@ fn new(name: &str, out: Option<&Path>) -> Result<()> {
         return Err(Error::usage("is there already").at(there.display()).fix("--out FILE with another name"));
     }
     for (path, text) in &files {
-        std::fs::write(path, text)
-            .map_err(|e| Error::usage(format!("cannot be written: {e}")).at(path.display()))?;
+        std::fs::write(path, text).map_err(|e| unwritable(path, &e))?;
         print(&format!("{}\n", path.display()))?;
     }
     Ok(())

@@ -3,6 +3,7 @@
 mod show;
 
 use super::eval::{find, last_stage, point_at, wanted};
+use crate::data::files_read;
 use crate::options::{RecipeArgs, at_least_one, key_values, open_model, size};
 use crate::output::{JsonlOutput, finish_on_interrupt, print, unwritable, warn};
 use crate::progress::ProgressLine;
@@ -130,17 +131,17 @@ pub fn run(args: &Args) -> Result<()> {
         return print(&if args.json { show::list_json() } else { show::list() });
     }
     if let Some(dir) = &args.replay {
-        let paths = outputs(args)?;
+        let paths = outputs(args, &search::tree_files(dir).unwrap_or_default())?;
         return results(args, &replayed(args, dir)?, paths);
     }
     let Some(model) = &args.model else { return Err(Error::usage("a model or --replay is missing")) };
     pipeline(args)?;
     search::find(&args.strategy)?;
-    let paths = outputs(args)?;
     let found = find(model)?;
     found.print_origin();
     let dir = open_model(&found.model)?;
     let recipe = settings(args, found.recipe.as_ref())?;
+    let paths = outputs(args, &files_read(&recipe))?;
     let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
     let hooks = Hooks::default();
     let backend = args.set.open(&recipe, &dir)?;
@@ -243,10 +244,10 @@ fn replayed(args: &Args, dir: &Path) -> Result<Vec<Record>> {
     records.into_iter().map(again).collect()
 }
 
-/// Opens the file of --paths and checks that --html can be written, before the search.
-fn outputs(args: &Args) -> Result<Option<JsonlOutput>> {
+/// Opens the file of --paths, unless it is one of the inputs, and checks that --html can be written, before the search.
+fn outputs(args: &Args, read: &[PathBuf]) -> Result<Option<JsonlOutput>> {
     args.html.as_deref().map_or(Ok(()), |path| ferrl::report::writable(path).map_err(|e| e.at("--html")))?;
-    args.paths.as_deref().map(JsonlOutput::create).transpose()
+    args.paths.as_deref().map(|path| JsonlOutput::beside(path, read)).transpose()
 }
 
 /// Prints the results and writes the pages asked for.

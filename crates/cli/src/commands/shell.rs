@@ -1,11 +1,11 @@
 //! `ferrl completions` and `ferrl man`: shell completions and manual pages.
 
-use crate::output::print;
+use crate::output::{print, unwritable};
 use clap::{Arg, Command, Parser};
 use clap_complete::Shell;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::Result;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Print the completion script of a shell
 ///
@@ -40,12 +40,8 @@ pub fn completions(args: &CompletionsArgs, mut command: Command) -> Result<()> {
 /// Runs `ferrl man`.
 pub fn man(args: &ManArgs, command: Command) -> Result<()> {
     let Some(folder) = &args.out else { return print(&markdown(command)) };
-    let wrong = |path: &Path| {
-        let place = path.display().to_string();
-        move |e: std::io::Error| Error::usage(format!("cannot be written: {e}")).at(place)
-    };
-    std::fs::create_dir_all(folder).map_err(wrong(folder))?;
-    clap_mangen::generate_to(command, folder).map_err(wrong(folder))
+    std::fs::create_dir_all(folder).map_err(|e| unwritable(folder, &e))?;
+    clap_mangen::generate_to(command, folder).map_err(|e| unwritable(folder, &e))
 }
 
 /// Every command with its arguments, as a page of the manual.

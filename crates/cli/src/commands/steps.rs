@@ -1,5 +1,6 @@
 //! `ferrl steps`: samples pairs of a right and a wrong step for Step-DPO.
 
+use crate::data::files_read;
 use crate::options::{ModelArgs, at_least_one, size};
 use crate::output::JsonlOutput;
 use crate::progress::ProgressLine;
@@ -71,7 +72,8 @@ pub fn run(args: &Args) -> Result<()> {
     let warnings = Warnings::default();
     let mut source = setup::source(recipe, &path, &tokenizer, Feed::Rollouts, false, &warnings)?;
     crate::output::warn(&warnings);
-    let mut output = JsonlOutput::create(&args.output)?;
+    let mut output = JsonlOutput::beside(&args.output, &files_read(recipe))?;
+    output.stops_on_interrupt()?;
     let progress = ProgressLine::new("sampling", args.prompts as u64, "prompts");
     let mut done = 0;
     let mut pairs = StepPairs {

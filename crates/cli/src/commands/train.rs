@@ -180,7 +180,8 @@ fn lead(args: &Args, ranks: &Ranks) -> Result<Option<RunOutcome>> {
         Some(folder) => folder,
         None => RunFolder::create(&args.runs, &name, &resolved.toml)?,
     };
-    watch.note(&format!("{} in {}", backend.describe(), folder.path().display()));
+    let anew = if args.resume && position.step == 0 { ", from the beginning: no checkpoint yet" } else { "" };
+    watch.note(&format!("{} in {}{anew}", backend.describe(), folder.path().display()));
     if !ranks.is_alone() {
         watch.note(&ranks.describe());
     }

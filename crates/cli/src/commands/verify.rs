@@ -74,6 +74,7 @@ fn grade(args: &Args, name: &str, rows: Vec<Result<PlacedRow>>) -> Result<()> {
     let verifier = verify::build_with(name, &key_values("--option", &args.option)?, &hooks)?;
     let mut output =
         JsonlOutput::beside(&args.output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
+    output.stops_on_interrupt()?;
     let tokenizer = args.model.as_ref().map(|path| Tokenizer::from_dir(&model_dir(path)?)).transpose()?;
     let samples: Vec<Result<VerifyRow>> =
         rows.into_iter().map(|row| VerifyRow::read(row?, tokenizer.as_ref())).collect();
@@ -217,7 +218,11 @@ impl VerifyRow {
             Some(_) => return Err(row.error("field \"prompt\" is neither text nor a list of messages")),
             None => (String::new(), Vec::new()),
         };
-        let truncated = row.get("truncated").and_then(Value::as_bool).unwrap_or(false);
+        let truncated = match row.get("truncated") {
+            None | Some(Value::Null) => false,
+            Some(Value::Bool(truncated)) => *truncated,
+            Some(_) => return Err(row.error("field \"truncated\" is neither true nor false")),
+        };
         let mut columns = row.fields;
         columns.retain(|name, _| !["completion", "prompt"].contains(&name.as_str()));
         Ok(VerifyRow { place: row.place, prompt, messages, completion, ids, truncated, columns })

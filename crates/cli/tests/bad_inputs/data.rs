@@ -65,6 +65,29 @@ fn fields() -> Vec<Case> {
             .says(&["rows.jsonl:1", "system"]),
         chat("the only turn has no weight", &talk("", ", \"weight\": 0")).says(&["rows.jsonl:1", "loss"]),
         chat("the only turn is not to be trained", &talk("", ", \"train\": false")).says(&["rows.jsonl:1", "loss"]),
+        // Was: trained, as every value but the word false.
+        chat("a text that says whether a turn is trained", &talk("", ", \"train\": \"false\""))
+            .says(&["rows.jsonl:1", "message 2", "train", "true or false"]),
+        chat("the only turn is without loss", &talk("", ", \"loss\": false")).says(&["rows.jsonl:1", "loss"]),
+        // Was: the weight was dropped with the form of the row, and the turn trained.
+        chat(
+            "the only turn of a ShareGPT row has no weight",
+            "{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"gpt\", \"value\": \"b\", \"weight\": 0}]}\n",
+        )
+        .says(&["rows.jsonl:1", "loss"]),
+        // Was: "the row has messages", which it has not.
+        with(
+            "a template asked for and none there",
+            recipe("sft", "[\"rows.jsonl\"]", "data.apply_chat_template = true"),
+            ROW,
+        )
+        .exit(4)
+        .says(&["rows.jsonl:1", "data.apply_chat_template", "chat template"]),
+        // Were: left out without a word, and the model trained without them.
+        chat("a system message that is a list", "{\"prompt\": \"a\", \"response\": \"b\", \"system\": [\"c\"]}\n")
+            .says(&["rows.jsonl:1", "system", "text"]),
+        chat("earlier turns that are a text", "{\"instruction\": \"a\", \"output\": \"b\", \"history\": \"[[1, 2]]\"}\n")
+            .says(&["rows.jsonl:1", "history", "list"]),
         chat("a weight of a half", &talk("", ", \"weight\": 0.5")).says(&["rows.jsonl:1", "message 2", "weight", "0.5"]),
         chat("reasoning that the template does not show", &talk("", ", \"reasoning_content\": \"c\""))
             .says(&["rows.jsonl:1", "message 2", "reasoning_content"]),

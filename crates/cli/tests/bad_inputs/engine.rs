@@ -115,6 +115,13 @@ pub fn cases() -> Vec<Case> {
                 .says(&[weights, "model.embed_tokens.weight", "vocab_size"]),
             on("more positions than the weights have", SCORE, &with_field("gpt2", "n_positions", 17))
                 .says(&[weights, "transformer.wpe.weight", "n_positions"]),
+            // Was: ignored, so that every completion ran to the length limit.
+            on(
+                "an end token that is no id",
+                "generate --model m --input rows.jsonl --max-new-tokens 2",
+                &with_field("llama", "eos_token_id", "</s>"),
+            )
+            .says(&["config.json", "eos_token_id", "</s>"]),
             on("a model type nobody knows", SCORE, &with_field("llama", "model_type", "lama")).says(&[
                 "config.json",
                 "lama",
@@ -151,7 +158,10 @@ pub fn cases() -> Vec<Case> {
         Case::new("a kind of device nobody knows", "train r.toml device=gpu")
             .file("r.toml", SFT)
             .file("rows.jsonl", SFT_ROW)
-            .says(&["device", "gpu", "cuda"]),
+            .says(&["device", "gpu", "fix: device = \"cuda\""]),
+        Case::new("a chat with a model without a chat template", "chat --model {model}")
+            .exit(4)
+            .says(&["chat template", "ferrl generate"]),
         Case::new("an instruction set nobody knows", "train r.toml")
             .file("r.toml", SFT)
             .file("rows.jsonl", SFT_ROW)

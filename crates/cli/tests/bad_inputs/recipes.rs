@@ -104,6 +104,15 @@ fn limits() -> Vec<Case> {
         .file("rows.jsonl", "{\"prompt\": \"2 + 2 = \", \"answer\": \"4\"}\n")
         .exit(0)
         .says(&["warning", "rollout.temperature", "50"]),
+        Case::new("a negative seed on the command line", "generate --model m --prompt x --seed -1").says(&[
+            "--seed",
+            "-1",
+            "from 0 to",
+        ]),
+        Case::new("a misspelt algorithm to show", "algorithms grpoo")
+            .says(&["grpoo", "ferrl algorithms grpo"]),
+        Case::new("the name of a recipe that is no algorithm", "recipe show quickstart")
+            .says(&["ferrl recipe new quickstart"]),
         Case::new("ten thousand threads on the command line", "doctor --threads 10000").says(&[
             "--threads",
             "10000",

@@ -55,9 +55,77 @@ fn prints_are_logged(folder: &Path, _output: &str) {
 pub fn cases() -> Vec<Case> {
     let mut all = failing_rewards();
     all.extend(partly_failing_rewards());
+    all.extend([names_of_the_run(), column_with_a_default()]);
+    all.extend(environments());
     all.extend(settings());
     all.extend(commands());
     all
+}
+
+/// Was: every reward was what the function says of `None`, and the run advised longer completions.
+fn column_with_a_default() -> Case {
+    let body = "def reward(completions, solution=None, **kw):\n    return [float(c == solution) for c in completions]\n";
+    python("a reward function whose argument for a column has a default and another name", body)
+        .exit(0)
+        .says(&["warning", "rows.jsonl:1", "my.py", "solution", "answer"])
+}
+
+/// Was: the run's own reward and loss were averaged with what was logged, and "epoch" ended the run so that it could not be resumed.
+fn names_of_the_run() -> Case {
+    let body = "def reward(completions, log_metric, **kw):\n    \
+                for name in ['reward', 'loss', 'epoch', 'mine']:\n        log_metric(name, 1000.0)\n    \
+                return [float(len(set(c))) for c in completions]\n";
+    python("a reward function that logs under names of the run's own metrics", body)
+        .exit(0)
+        .says(&["warning", "log_metric", "\"logged/reward\""])
+        .check(|folder, _| {
+            let metrics = std::fs::read_to_string(folder.join("runs/run/metrics.jsonl")).unwrap();
+            let step: serde_json::Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
+            assert_eq!(step["reward"], step["rewards/reward/mean"], "{step}");
+            assert_ne!(step["epoch"], 1000.0, "{step}");
+            for name in ["logged/reward", "logged/loss", "logged/epoch", "mine"] {
+                assert_eq!(step[name], 1000.0, "{name}: {step}");
+            }
+        })
+}
+
+/// An environment whose answer to every action is `answer`, with a dict of Python after `return`.
+fn environment(name: &'static str, answer: &str) -> Case {
+    let rows = "{\"prompt\": \"1+1=\", \"extra_info\": {}}\n{\"prompt\": \"2+2=\", \"extra_info\": {}}\n";
+    let body = format!("def step(state, action, extra_info):\n    return {answer}\n");
+    Case::new(name, "train r.toml rollout.max_turns=2")
+        .file("r.toml", grpo("env = { path = \"my.py\", timeout = 10 }\n"))
+        .file("rows.jsonl", rows)
+        .file("my.py", body)
+        .says(&["my.py"])
+}
+
+fn environments() -> Vec<Case> {
+    vec![
+        // Was: the text counted as true, and every episode ended with its first turn.
+        environment(
+            "an environment whose done is a text",
+            "{'next_state': state + action, 'reward': 1.0, 'done': 'False'}",
+        )
+        .says(&["turn 1", "step 1", "done", "'False'", "True or False"]),
+        // Was: "sequence 1: it has no tokens", without the environment, its row or its turn.
+        environment(
+            "an environment that goes on from an empty state",
+            "{'next_state': '', 'reward': 1.0, 'done': False}",
+        )
+        .says(&["turn 2", "step 1", "no tokens"]),
+        // Was: three hundred zeros.
+        environment(
+            "an environment whose reward is beyond 32 bits",
+            "{'next_state': state + action, 'reward': 1e300, 'done': True}",
+        )
+        .says(&["1e300"])
+        .never_says(&["00000000"]),
+        environment("an environment file without a step", "{}")
+            .file("my.py", "def stepp(state, action, extra_info):\n    return {}\n")
+            .says(&["step(state, action, extra_info)", "fix:"])
+            .leaves_no(&["runs"]),
+    ]
 }
 
 fn failing_rewards() -> Vec<Case> {
@@ -136,6 +204,14 @@ fn failing_rewards() -> Vec<Case> {
         python("a reward file that does not compile", "def reward(:\n").says(&["my.py", "SyntaxError"]),
         python("a reward file without the function", "def rewards(completions, **kw):\n    return []\n")
             .says(&["my.py", "reward", "rewards"]),
+        python("a reward file that hangs while it is loaded", "import time\ntime.sleep(3600)\n")
+            .arg("reward.0.options.start_timeout=0.5")
+            .says(&["my.py", "0.5 s", "start_timeout"])
+            .leaves_no(&["runs"]),
+        python("a reward file without any function", "x = 1\n").says(&["my.py", "reward", "none", "fix:"]),
+        python("a misspelt reward file", "def reward(completions, **kw):\n    return []\n")
+            .arg("reward.0.python=myy.py")
+            .says(&["myy.py", "did you mean", "my.py?"]),
         Case::new("a reward file that is not there", "train r.toml")
             .file("r.toml", grpo(PYTHON))
             .file("rows.jsonl", ROWS)
@@ -277,6 +353,10 @@ fn commands() -> Vec<Case> {
             .file("rows.jsonl", "{\"completion\": \"abcde\"}\n")
             .exit(0)
             .says(&["\"reward\":-1.0"]),
+        Case::new("verify with a text for truncated", "verify exact --input rows.jsonl")
+            .file("rows.jsonl", "{\"completion\": \"2\", \"answer\": \"2\", \"truncated\": \"true\"}\n")
+            .exit(3)
+            .says(&["rows.jsonl:1", "truncated"]),
         Case::new("verify with a byte order mark", "verify exact --input rows.jsonl")
             .file("rows.jsonl", marked("{\"completion\": \"a\", \"answer\": \"a\"}\n"))
             .exit(0)

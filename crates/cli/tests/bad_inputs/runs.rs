@@ -184,6 +184,22 @@ fn folders() -> Vec<Case> {
             .says(&["runs/taken", "recipe.toml"])
             .check(|folder, _| mine(folder, "runs/taken/notes.txt")),
         run("--resume of a run that is not there", "train r.toml --resume").says(&["runs/r"]),
+        run("--resume of a misspelt run", "train r.toml --name tkaen --resume")
+            .file("runs/taken/recipe.toml", small)
+            .says(&["runs/tkaen", "runs/taken"]),
+        run("a report of a misspelt run", "report runs/tkaen")
+            .file("runs/taken/recipe.toml", small)
+            .says(&["runs/tkaen", "runs/taken"]),
+        run("wandb of a misspelt run", "sync runs/tkaen --to wandb")
+            .file("runs/taken/recipe.toml", small)
+            .says(&["runs/tkaen", "runs/taken"]),
+        run("a run folder that lost its recipe", "train r.toml --name taken --resume")
+            .file("runs/taken/metrics.jsonl", "mine\n")
+            .says(&["runs/taken", "--dry-run > runs/taken/recipe.toml"])
+            .never_says(&["remove"]),
+        run("a run folder as a recipe", "train runs/taken")
+            .file("runs/taken/recipe.toml", small)
+            .says(&["runs/taken/recipe.toml"]),
         run("--allow-changed without --resume", "train r.toml --allow-changed").says(&["--resume"]),
         Case::new("checkpoints that the disk cannot hold", "train r.toml")
             .file("r.toml", HUGE)
@@ -195,11 +211,55 @@ fn folders() -> Vec<Case> {
     ]
 }
 
+/// Commands that would write their rows over a file that they read, or over one that holds no rows.
+fn outputs() -> Vec<Case> {
+    const ROW: &str = "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n";
+    const CODE: &str = "def reward(completions, **kw):\n    return [1.0 for c in completions]\n";
+    const SAMPLED: &str = "--max-new-tokens 2 --cache-mib 4";
+    let case = |name, command: &str| {
+        Case::new(name, &command.replace("SAMPLED", SAMPLED))
+            .file("d/test.jsonl", ROW)
+            .file("my.py", CODE)
+            .file("r.toml", "data.train = \"d/test.jsonl\"\n")
+            .file("acts.jsonl", "\"5\"\n")
+            .check(|folder, _| {
+                let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+                assert_eq!((read("d/test.jsonl"), read("my.py")), (ROW.into(), CODE.into()));
+                assert_eq!(read("acts.jsonl"), "\"5\"\n");
+            })
+    };
+    vec![
+        case(
+            "eval over its data",
+            "eval {model} --data test@d --verifier exact SAMPLED --output d/test.jsonl",
+        )
+        .says(&["d/test.jsonl", "read"]),
+        case(
+            "eval over its reward function",
+            "eval {model} --data test@d --reward my.py SAMPLED --output my.py",
+        )
+        .says(&["my.py", "JSON lines"]),
+        case(
+            "eval over its recipe",
+            "eval {model} --recipe r.toml --data test@d --verifier exact SAMPLED --output r.toml",
+        )
+        .says(&["r.toml", "JSON lines"]),
+        case(
+            "search over its data",
+            "search {model} --data test@d --verifier exact SAMPLED --paths d/test.jsonl",
+        )
+        .says(&["d/test.jsonl", "read"]),
+        case("an episode over its actions", "env run guess --actions acts.jsonl --output acts.jsonl")
+            .says(&["acts.jsonl", "read"]),
+    ]
+}
+
 /// A model of which no disk holds a checkpoint.
 const HUGE: &str = "algo = \"sft\"\nmodel.init = { hidden = 131072 }\ndata.train = [\"task:countdown\"]\ntrain = { batch = 1, steps = 1 }\n";
 
 pub fn cases() -> Vec<Case> {
     let mut all = later_stages();
     all.extend(folders());
+    all.extend(outputs());
     all
 }

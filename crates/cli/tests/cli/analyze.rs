@@ -158,6 +158,6 @@ fn what_cannot_be_analysed_is_said() {
     );
     fails(&["analyze", &run, "critic"], 3, &["has no checkpoint"]);
     fails(&["analyze", &run, "values"], 3, &["no data for values"]);
-    fails(&["analyze", &folder.path("runs/gpro")], 3, &["no run folder", "runs/grpo"]);
+    fails(&["analyze", &folder.path("runs/gpro")], 2, &["no such run", "runs/grpo"]);
     fails(&["credit", "vine", "--input", &run], 3, &["none of 24 rows has credit"]);
 }

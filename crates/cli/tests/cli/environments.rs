@@ -77,10 +77,10 @@ fn every_contract_of_rl2_is_served_or_refused_with_the_difference() {
     let file =
         folder.write("served.py", "async def generate(config, tokenizer, router_url, sample):\n    pass\n");
     let actions = folder.path("actions.jsonl");
-    fails_with(&["env", "run", &file, "--actions", &actions], "", 3, &["router_url", "env_step(sample)"]);
+    fails_with(&["env", "run", &file, "--actions", &actions], "", 2, &["router_url", "env_step(sample)"]);
     let file = folder.write("empty.py", "x = 1\n");
-    fails_with(&["env", "run", &file, "--actions", &actions], "", 3, &["no step(state, action, extra_info)"]);
-    fails_with(&["env", "run", "none.py", "--actions", &actions], "", 3, &["no such file"]);
+    fails_with(&["env", "run", &file, "--actions", &actions], "", 2, &["no step(state, action, extra_info)"]);
+    fails_with(&["env", "run", "none.py", "--actions", &actions], "", 2, &["no such file"]);
 }
 
 #[test]

@@ -162,3 +162,25 @@ fn what_does_not_fit_is_said_before_it_is_tried() {
     fails(&[&base[..], &["--cache-mib", "16777216"]].concat(), 5, &["cache", "fix: "]);
     fails(&[&base[..], &["--cache-mib", "1", "--max-new-tokens", "100000"]].concat(), 5, &["cache", "fix: "]);
 }
+
+/// Was: the run waited ten minutes for space, which no free disk could have given it.
+#[test]
+#[cfg(unix)]
+fn a_file_size_limit_is_no_full_disk() {
+    let folder = Folder::new("errors-limit");
+    let model = folder.model();
+    folder.write("rows.jsonl", "{\"prompt\": \"the\", \"response\": \"fox\"}\n");
+    let recipe =
+        format!("algo = \"sft\"\nmodel.path = {model:?}\ndata.train = [\"rows.jsonl\"]\ntrain.steps = 1\n");
+    folder.write("r.toml", recipe);
+    let start = std::time::Instant::now();
+    let out = std::process::Command::new("sh")
+        .current_dir(&folder.0)
+        .args(["-c", "ulimit -f 16; exec \"$0\" train r.toml", env!("CARGO_BIN_EXE_ferrl")])
+        .output()
+        .unwrap();
+    let message = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(5), "{message}");
+    assert!(message.contains("ulimit -f") && !message.contains("free some disk"), "{message}");
+    assert!(start.elapsed().as_secs() < 300, "{:?}", start.elapsed());
+}

@@ -324,6 +324,13 @@ fn an_evaluation_that_was_stopped_is_resumed_to_the_same_rows() {
     std::fs::write(&part, &text[..text.len() - 20]).unwrap();
     let other: Vec<String> = args(&out, "3").into_iter().chain(["--resume".to_string()]).collect();
     fails(&other.iter().map(String::as_str).collect::<Vec<_>>(), 2, &["samples = 2, not 3", "start over"]);
+    // Was: the rows of the old data stayed among those of the new.
+    let before = folder.read("many.jsonl");
+    folder.write("many.jsonl", before.replacen("What is 0", "What was 0", 1));
+    let same: Vec<String> = args(&out, "2").into_iter().chain(["--resume".to_string()]).collect();
+    let same: Vec<&str> = same.iter().map(String::as_str).collect();
+    fails(&same, 2, &["prompt 0", "What was 0", "What is 0", "start over"]);
+    folder.write("many.jsonl", before);
     let resumed = call(&args(&out, "2"), &["--resume"]);
     assert_eq!(resumed["suites"][0]["accuracy"], whole["suites"][0]["accuracy"]);
     assert_eq!(resumed["suites"][0]["mean_length"], whole["suites"][0]["mean_length"]);

@@ -1,4 +1,4 @@
-//! Ctrl-C while a reward function hangs.
+//! Ctrl-C while a reward function hangs, and while rows are written.
 
 use crate::common::*;
 use std::process::{Command, Stdio};
@@ -48,4 +48,66 @@ fn a_reward_that_hangs_does_not_hold_up_ctrl_c() {
     assert!(run.join("checkpoints/step_1").is_dir(), "the step before is saved");
     ok(&["train", &recipe, "--runs", &folder.path("runs"), "--resume"]);
     assert_eq!(folder.read("runs/hang/metrics.jsonl").lines().count(), 3);
+}
+
+/// Was: the process ended without a word, and the rows that were still buffered were lost.
+#[test]
+#[cfg(unix)]
+fn the_rows_that_are_scored_before_ctrl_c_are_kept_and_named() {
+    let folder = Folder::new("interrupt-score");
+    let model = folder.model();
+    let line = "{\"text\": \"the quick brown fox jumps over the lazy dogs\"}\n";
+    let input = folder.write("rows.jsonl", line.repeat(200_000));
+    let output = folder.path("scores.jsonl");
+    let child = Command::new(env!("CARGO_BIN_EXE_ferrl"))
+        .args(["score", "--model", &model, "--input", &input, "--output", &output, "--threads", "1"])
+        .args(["--batch-tokens", "64"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let part = folder.0.join("scores.jsonl.part");
+    let start = Instant::now();
+    while std::fs::metadata(&part).map_or(0, |m| m.len()) == 0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "no row came");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let out = child.wait_with_output().unwrap();
+    let message = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(130), "{message}");
+    assert!(message.contains("scores.jsonl.part"), "{message}");
+    assert!(!rows(&std::fs::read_to_string(&part).unwrap()).is_empty());
+}
+
+/// Was: a folder with a hidden name stayed, as large as the model.
+#[test]
+#[cfg(unix)]
+fn a_model_that_is_half_made_is_removed_at_ctrl_c() {
+    let folder = Folder::new("interrupt-init");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ferrl"))
+        .args([
+            "init",
+            "--hidden",
+            "2048",
+            "--layers",
+            "64",
+            "--vocab",
+            "1000",
+            "--out",
+            &folder.path("model"),
+        ])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let hidden = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with(".model.");
+    let left = || std::fs::read_dir(&folder.0).unwrap().any(|e| hidden(&e.unwrap().file_name()));
+    let start = Instant::now();
+    while !left() {
+        assert!(child.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(!left() && !folder.0.join("model").exists());
 }

@@ -87,6 +87,21 @@ fn a_run_is_not_overwritten_and_a_finished_one_says_so() {
     assert_eq!(fs::metadata(&weights).unwrap().modified().unwrap(), before.1, "nothing is written again");
 }
 
+/// Was: the run began anew and wrote over the finished model, without a word.
+#[test]
+fn a_finished_run_without_checkpoints_is_not_begun_anew() {
+    let (folder, _) = halfway("gone");
+    folder.succeed(1);
+    fs::remove_dir_all(folder.run().join("checkpoints")).unwrap();
+    let before = Left::by(&folder);
+    let out = folder.finish(1);
+    assert_eq!(out.status.code(), Some(2), "{}", said(&out));
+    for part in ["runs/tiny/stages/0", "--name", "model.path"] {
+        assert!(said(&out).contains(part), "{}", said(&out));
+    }
+    Left::by(&folder).assert_equals(&before, "refused");
+}
+
 #[test]
 fn another_recipe_is_refused_by_its_key() {
     let (folder, want) = halfway("changed");

@@ -95,10 +95,11 @@ fn is_assistant(message: &Value) -> bool {
     message.get("role").and_then(Value::as_str) == Some("assistant")
 }
 
-/// Whether a message is trained on: OpenAI's `"weight": 0` and axolotl's `"train": false` exclude it from the loss.
+/// Whether a message is trained on: OpenAI's `"weight": 0`, axolotl's `"train": false` and ms-swift's `"loss": false` exclude it from
+/// the loss.
 fn is_trained(message: &Value) -> bool {
     let zero = message.get("weight").and_then(Value::as_f64) == Some(0.0);
-    !zero && message.get("train") != Some(&Value::Bool(false))
+    !zero && !["train", "loss"].iter().any(|flag| message.get(flag) == Some(&Value::Bool(false)))
 }
 
 /// Length in bytes of the common prefix, at a character boundary.

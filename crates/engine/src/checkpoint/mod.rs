@@ -18,12 +18,16 @@ pub use init::{InitOptions, init_model, init_param};
 pub use load::ModelDir;
 pub(crate) use load::ParamValues;
 pub use peft::{AdapterDir, base_of, save_adapter, tokenizer_dir};
-pub use save::{SaveOptions, save_model};
+pub use save::{SaveOptions, save_model, unfinished};
 pub use share::{FileHead, FileLayout, StoredTensor, save_shared, write_without_tensors};
 
 use std::path::Path;
 
 use crate::{Class, Error};
+
+/// What to do where a file may not grow any more. Waiting does not help, as it may where a disk is full.
+pub const FILE_LIMIT: &str =
+    "allow larger files (ulimit -f unlimited), or choose a file system that takes them";
 
 /// An I/O error with its file and a fix.
 fn io_error(what: &str, path: &Path, e: &std::io::Error) -> Error {
@@ -35,9 +39,8 @@ fn io_error(what: &str, path: &Path, e: &std::io::Error) -> Error {
     };
     let error = Error::new(class, format!("{what}: {e}")).at(path.display());
     match e.kind() {
-        StorageFull | QuotaExceeded | FileTooLarge => {
-            error.fix("free some disk space or choose another disk")
-        }
+        FileTooLarge => error.fix(FILE_LIMIT),
+        StorageFull | QuotaExceeded => error.fix("free some disk space or choose another disk"),
         PermissionDenied => error.fix("check who owns the file and its permissions"),
         _ => error,
     }

@@ -182,6 +182,11 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     file.sync_all().map_err(|e| io_error("cannot finish writing", to, &e))
 }
 
+/// Where this process writes a model before it gets the name `dir`.
+pub fn unfinished(dir: &Path) -> Result<PathBuf> {
+    sibling(dir, "tmp")
+}
+
 /// The path `.name.<pid>.<kind>` next to `name`.
 fn sibling(dir: &Path, kind: &str) -> Result<PathBuf> {
     let Some(name) = dir.file_name() else {

@@ -153,7 +153,17 @@ fn added(value: &Value) -> Option<AddedToken> {
 pub(crate) fn eos_ids(dir: &Path) -> Result<Vec<u32>> {
     let dir = &*crate::checkpoint::tokenizer_dir(dir);
     for file in ["generation_config.json", "config.json"] {
-        let found = ids(read_json(&dir.join(file))?.unwrap_or_default().get("eos_token_id"));
+        let settings = read_json(&dir.join(file))?.unwrap_or_default();
+        let value = settings.get("eos_token_id");
+        // Ignored, generation would run to the length limit.
+        let each = value.map(|v| v.as_array().map_or(std::slice::from_ref(v), Vec::as_slice));
+        if let Some(wrong) = each.into_iter().flatten().find(|v| !v.is_null() && !v.is_i64() && !v.is_u64()) {
+            let what = format!("eos_token_id is {wrong}, expected a token id or a list of them");
+            return Err(Error::model(what)
+                .at(dir.join(file).display())
+                .fix("write the ids as whole numbers, or remove the field"));
+        }
+        let found = ids(value);
         if !found.is_empty() {
             return Ok(found);
         }

@@ -4,6 +4,8 @@
 //!
 //! A word in capitals is a placeholder: `rewards/NAME/mean`.
 
+use crate::run::metrics::RESERVED;
+
 /// A number written at each step: a mean over the step's data, unless it says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
@@ -28,6 +30,13 @@ impl Metric {
             written.strip_prefix(before).and_then(|w| w.strip_suffix(rest.trim_start_matches(capital)));
         stands_for.is_some_and(|w| !w.is_empty())
     }
+}
+
+/// Whether a run, of whatever algorithm, may write a metric of that name itself.
+pub fn is_own(name: &str) -> bool {
+    let of_algorithms = super::ALGORITHMS.iter().flat_map(|entry| entry.metrics.iter().copied().flatten());
+    RESERVED.contains(&name)
+        || STEP.iter().chain(SAMPLED).chain(EVALUATED).chain(of_algorithms).any(|metric| metric.covers(name))
 }
 
 /// Written by every stage.

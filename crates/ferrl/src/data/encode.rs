@@ -508,8 +508,12 @@ impl Encoder {
             if let Some(broken) = &self.broken {
                 return broken.clone();
             }
-            Error::model("the row has messages, but the model has no chat template")
-                .fix("use an instruction-tuned model, or give rows of plain text (prompt and response)")
+            let what = match self.settings.apply_chat_template {
+                Apply::On => "data.apply_chat_template is set, but the model has no chat template",
+                _ => "the row has messages, but the model has no chat template",
+            };
+            Error::model(what)
+                .fix("use an instruction-tuned model, or rows of plain text (prompt and response) without data.apply_chat_template")
         })
     }
 

@@ -191,7 +191,8 @@ fn of_run(path: &Path) -> Option<Result<PathBuf>> {
     if path.join("model").join("config.json").is_file() {
         return Some(Ok(path.join("model")));
     }
-    let run = path.join("recipe.toml").is_file() && path.join("metrics.jsonl").is_file();
+    let left = ["metrics.jsonl", "stages", "checkpoints"].iter().any(|name| path.join(name).exists());
+    let run = path.join("recipe.toml").is_file() && left;
     run.then(|| crate::run::newest_model(path).map(|newest| newest.model))
 }
 

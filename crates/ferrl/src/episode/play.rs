@@ -338,9 +338,15 @@ impl<'p, 'a> EpisodeLoop<'p, 'a> {
     fn read(&mut self, i: usize, encoded: Result<()>) -> Result<()> {
         let e = self.episode(i)?;
         match encoded {
+            Ok(()) if e.has_nothing_to_read() => {
+                let what = "the state has no tokens, and the episode goes on, expected the text that the policy continues";
+                e.lose(Lost::new(Why::Schema, what));
+                self.over.push(i);
+            }
             Ok(()) if e.has_reached() => self.over.push(i),
             Ok(()) => self.ready.push(i),
             Err(error) => {
+                let error = error.to_string().replace("\n  fix:", ";");
                 e.lose(Lost::new(Why::Schema, format!("its text cannot be encoded: {error}")));
                 self.over.push(i);
             }
@@ -356,7 +362,10 @@ impl Episode {
         let Turn { next, reward, score, end, .. } = &turn;
         let (reward, score, end) = (*reward, *score, *end);
         if !(reward as f32).is_finite() {
-            self.lose(Lost::new(Why::Schema, format!("a reward of {reward}, expected a finite f32")));
+            self.lose(Lost::new(
+                Why::Schema,
+                format!("a reward of {reward:e}, expected a number of 32 bits, {:e} at most", f32::MAX),
+            ));
             return None;
         }
         let (sequence, played) = (self.sequences.len() - 1, self.played.get_or_insert_default());
@@ -382,6 +391,11 @@ impl Episode {
             }
             None => Some((action, turn)),
         }
+    }
+
+    /// Whether the policy would have to continue nothing at all.
+    fn has_nothing_to_read(&self) -> bool {
+        self.sequences.last().is_none_or(|s| s.ids.is_empty())
     }
 
     /// Marks the episode as lost.

@@ -69,12 +69,15 @@ impl Problems {
         if !known.contains(&word) {
             let key = key.into();
             let what = format!("unknown name {word:?}, expected one of {}", known.join(", "));
-            // The letters of `bf16` occur in `bfloat16` in this order.
-            let inside = |k: &&str| {
-                let mut rest = word.chars();
-                k.chars().all(|c| rest.any(|w| w == c))
+            // Names of PyTorch and others. The last device is a GPU's; `float16` and `half` have as many bits as bf16.
+            let device = BACKENDS.iter().map(|device| device.name).rfind(|name| known.contains(name));
+            let meant = match word.to_lowercase().as_str() {
+                "gpu" => device.unwrap_or(word),
+                "bfloat16" | "float16" | "fp16" | "half" => "bf16",
+                "float32" | "float" => "f32",
+                _ => word,
             };
-            let near = nearest(word, known.iter().copied()).or(known.iter().copied().find(inside));
+            let near = nearest(meant, known.iter().copied());
             let fix = near.or(known.first().copied()).map(|n| format!("{key} = {n:?}"));
             self.when(true, key, what, fix.unwrap_or_default());
         }

@@ -159,7 +159,8 @@ fn read(path: &std::path::Path) -> Result<String> {
     let mut text = String::new();
     // A directory, an endless device or a data file is refused before it is read.
     let file = std::fs::File::open(path).and_then(|f| f.take(LARGEST + 1).read_to_string(&mut text));
-    let usual = "give the path of a .toml file; `ferrl recipe show NAME` prints one to start from";
+    let usual = "give the path of a .toml file; `ferrl recipe list` shows those that come with Ferrl, \
+                 and `ferrl recipe new NAME` writes one of them to start from";
     match file {
         Ok(size) if size as u64 <= LARGEST => Ok(text),
         Ok(_) => {
@@ -168,14 +169,15 @@ fn read(path: &std::path::Path) -> Result<String> {
         }
         Err(e) => {
             let error = Error::usage(format!("cannot read the recipe: {e}")).at(path.display());
-            Err(
-                match nearest_path(path, |name| name.ends_with(".toml"))
-                    .filter(|_| e.kind() == std::io::ErrorKind::NotFound)
-                {
-                    Some(near) => error.fix(format!("did you mean {}?", near.display())),
-                    None => error.fix(usual),
-                },
-            )
+            let of_run = Some(path.join("recipe.toml")).filter(|inner| inner.is_file());
+            let near = || match e.kind() {
+                std::io::ErrorKind::NotFound => nearest_path(path, |name| name.ends_with(".toml")),
+                _ => None,
+            };
+            Err(match of_run.or_else(near) {
+                Some(near) => error.fix(format!("did you mean {}?", near.display())),
+                None => error.fix(usual),
+            })
         }
     }
 }

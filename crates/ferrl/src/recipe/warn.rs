@@ -68,7 +68,9 @@ pub(super) fn unused(recipe: &Recipe) -> Vec<(&'static str, &'static str)> {
     let (samples, usual) = (entry.feed.sampled(), Recipe::default());
     let asks = (recipe.eval.every > 0 || recipe.eval.at_start) && recipe.eval.prompts > 0;
     let (t, r) = (&recipe.train, &recipe.rollout);
+    let critic = recipe.algorithm().is_ok_and(|a| a.needs().critic);
     let rules = [
+        (recipe.critic.path.is_some() && !critic, "critic.path", "the algorithm has no critic: leave it out"),
         (
             samples && t.batch != usual.train.batch,
             "train.batch",

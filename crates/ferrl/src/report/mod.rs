@@ -12,7 +12,7 @@ mod trees;
 pub use trees::trees;
 
 use crate::run::files::error;
-use crate::run::{Files, MetricsLog, StepRecord, journal};
+use crate::run::{Files, MetricsLog, StepRecord, ensure_run, journal};
 use ferrl_engine::{Error, Result, counted};
 use page::{MARK, Page};
 use serde_json::{Value, json};
@@ -31,11 +31,7 @@ struct Run {
 impl Run {
     fn read(dir: &Path) -> Result<Run> {
         let recipe_path = dir.join("recipe.toml");
-        if !recipe_path.is_file() {
-            return Err(Error::usage("not a run folder: recipe.toml is missing")
-                .at(dir.display())
-                .fix("give the folder of a run, such as runs/quickstart"));
-        }
+        ensure_run(dir)?;
         let recipe = fs::read_to_string(&recipe_path).map_err(|e| error("cannot read", &recipe_path, &e))?;
         let metrics = dir.join("metrics.jsonl");
         let mut history = if metrics.exists() { MetricsLog::history(&metrics)? } else { Vec::new() };

@@ -3,6 +3,7 @@
 //! Each call that changes the disk is one operation. A fault strikes at the n-th of them, so that a test can break a
 //! save at every place where it can break.
 
+use ferrl_engine::checkpoint::FILE_LIMIT;
 use ferrl_engine::{Class, Error, Result};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -244,6 +245,7 @@ pub(crate) fn error(what: &str, path: &Path, e: &io::Error) -> Error {
     let class = if full { Class::Resource } else { Class::Data };
     let error = Error::new(class, format!("{what}: {e}")).at(path.display());
     match e.kind() {
+        FileTooLarge => error.fix(FILE_LIMIT),
         _ if full => error.fix("free some disk space or choose another disk for the runs"),
         PermissionDenied => error.fix("check who owns the file and its permissions"),
         ReadOnlyFilesystem => error.fix("choose a directory that can be written"),

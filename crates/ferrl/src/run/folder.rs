@@ -13,12 +13,42 @@
 
 use super::files::{Files, error};
 use super::resume::names;
+use crate::data::nearest_path;
 use ferrl_engine::{Error, Result};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Whether a folder is that of a run; where it is not, the error names the nearest run beside it.
+pub fn ensure_run(path: &Path) -> Result<()> {
+    if path.join("recipe.toml").is_file() {
+        return Ok(());
+    }
+    let error = match path.is_dir() {
+        true => Error::usage("not the folder of a run: recipe.toml is missing"),
+        false => Error::usage("no such run"),
+    };
+    Err(error.at(path.display()).fix(match nearest_run(path) {
+        Some(near) if !path.is_dir() => format!("did you mean {}?", near.display()),
+        _ if holds_a_run(path) => format!(
+            "put its recipe.toml back; `ferrl train RECIPE --dry-run > {}` writes it from the recipe of the run",
+            path.join("recipe.toml").display()
+        ),
+        _ => "give the folder of a run, such as runs/quickstart".into(),
+    }))
+}
+
+/// The run beside a path whose name is nearest to the path's.
+fn nearest_run(path: &Path) -> Option<PathBuf> {
+    nearest_path(path, |name| path.with_file_name(name).join("recipe.toml").is_file())
+}
+
+/// Whether a folder without a recipe has what a run leaves.
+fn holds_a_run(path: &Path) -> bool {
+    ["metrics.jsonl", "checkpoints", "stages"].iter().any(|name| path.join(name).exists())
+}
 
 /// A run's folder, open and locked until dropped.
 #[derive(Debug)]
@@ -100,18 +130,12 @@ impl RunFolder {
 
     /// As [`RunFolder::open`], through these files.
     pub fn open_with(path: &Path, files: Files) -> Result<RunFolder> {
-        if !path.is_dir() {
+        if !path.exists() && nearest_run(path).is_none() {
             return Err(Error::usage("no such run")
                 .at(path.display())
                 .fix("check the name, or start it without --resume"));
         }
-        if !path.join("recipe.toml").is_file() {
-            return Err(Error::usage(
-                "not a run folder, or its start was interrupted: recipe.toml is missing",
-            )
-            .at(path.display())
-            .fix("remove the folder and start the run again"));
-        }
+        ensure_run(path)?;
         let lock = lock(path)?;
         for inner in ["rollouts", "checkpoints", "tensorboard"] {
             files.create_dir_all(&path.join(inner))?;

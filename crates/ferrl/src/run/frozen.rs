@@ -9,6 +9,7 @@ use super::manifest::hex;
 use super::resume::plain_files;
 use crate::data::DataSource;
 use crate::data::hub::HubCache;
+use crate::env::python::PythonEnv;
 use crate::recipe::{OPTION_MODELS, Recipe, SAME_BITS};
 use ferrl_engine::checkpoint::base_of;
 use ferrl_engine::{Error, Result};
@@ -59,8 +60,9 @@ fn checksum(files: &[PathBuf]) -> Result<(String, u64)> {
 /// The inputs of a stage by their purpose: path, bytes and checksum. The recipe's paths are resolved to directories.
 pub fn describe(recipe: &Recipe, start: &Path) -> Result<Value> {
     let mut out = Map::new();
-    let own = [("critic", &recipe.critic.path), ("teacher", &recipe.teacher.path)];
-    let own = own.into_iter().filter_map(|(role, path)| Some((role, Path::new(path.as_ref()?))));
+    let critic = recipe.critic.path.as_ref().filter(|_| recipe.algorithm().is_ok_and(|a| a.needs().critic));
+    let own = [("critic", critic), ("teacher", recipe.teacher.path.as_ref())];
+    let own = own.into_iter().filter_map(|(role, path)| Some((role, Path::new(path?))));
     let judges = recipe.reward.iter().flat_map(|r| r.model_paths()).map(|p| ("reward", Path::new(p)));
     let scorer = recipe.search.model_reward();
     let scorer = scorer.iter().flat_map(|s| s.model_paths()).map(|p| ("search", Path::new(p)));
@@ -77,11 +79,18 @@ pub fn describe(recipe: &Recipe, start: &Path) -> Result<Value> {
             out.insert(unique(&out, &format!("{key} {name}")), entry(name, &files)?);
         }
     }
-    for file in recipe.reward.iter().filter_map(python_file) {
+    let rewards = recipe.reward.iter().filter_map(python_file).map(|file| ("reward", file));
+    for (role, file) in rewards.chain(environment_file(recipe).map(|file| ("env", file))) {
         let mut files = vec![file.clone()];
         local_imports(&file, &mut files);
         let shown = file.display().to_string();
-        out.insert(unique(&out, &format!("reward {shown}")), entry(&shown, &files)?);
+        out.insert(unique(&out, &format!("{role} {shown}")), entry(&shown, &files)?);
+    }
+    for (role, options) in [("data.task", &recipe.data.task), ("env.options", &recipe.env.options)] {
+        for file in options.values().flat_map(named_files) {
+            let shown = file.display().to_string();
+            out.insert(unique(&out, &format!("{role} {shown}")), entry(&shown, &[file])?);
+        }
     }
     let values = settings(recipe).to_string();
     out.insert(SETTINGS.into(), json!({ "xxh3": hex(xxh3_128(values.as_bytes())) }));
@@ -157,6 +166,24 @@ fn unique(taken: &Map<String, Value>, name: &str) -> String {
 fn python_file(reward: &crate::recipe::RewardSettings) -> Option<PathBuf> {
     let option = reward.options.get("file").and_then(Value::as_str).map(PathBuf::from);
     reward.python.clone().or(option.filter(|_| reward.verifier.as_deref() == Some("python")))
+}
+
+/// The Python file of an environment.
+fn environment_file(recipe: &Recipe) -> Option<PathBuf> {
+    match PythonEnv::file(recipe.env.path.as_deref()?) {
+        PythonEnv::File(path, _) => Some(path),
+        _ => None,
+    }
+}
+
+/// The files that options name: documents to search, prices, questions.
+fn named_files(options: &Value) -> Vec<PathBuf> {
+    match options {
+        Value::String(text) => Some(PathBuf::from(text)).filter(|path| path.is_file()).into_iter().collect(),
+        Value::Array(list) => list.iter().flat_map(named_files).collect(),
+        Value::Object(fields) => fields.values().flat_map(named_files).collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// Adds the local modules that a Python file imports, recursively.
@@ -279,6 +306,29 @@ mod tests {
         let told = changed(&described("moved", "reference"), &saved).join("; ");
         std::fs::remove_dir_all(&dir).unwrap();
         assert!(told.contains("the search model is not the one"), "{told}");
+    }
+
+    /// Was: a resumed run went on in another world, without a word.
+    #[test]
+    fn an_environment_and_the_files_of_a_task_are_frozen_too() {
+        let dir = std::env::temp_dir().join(format!("ferrl-frozen-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("start")).unwrap();
+        let write = |name: &str, text: &str| {
+            std::fs::write(dir.join(name), text).unwrap();
+            dir.join(name).display().to_string()
+        };
+        let (world, docs) = (write("world.py", "import rules\n"), write("docs.jsonl", "{}\n"));
+        write("rules.py", "a = 1\n");
+        let mut recipe = Recipe::default();
+        recipe.env.path = Some(format!("{world}:World"));
+        recipe.data.task.insert("search".into(), json!({ "documents": docs, "topk": 3 }));
+        let before = describe(&recipe, &dir.join("start")).unwrap();
+        assert!(changed(&describe(&recipe, &dir.join("start")).unwrap(), &before).is_empty());
+        write("rules.py", "a = 23\n");
+        write("docs.jsonl", "{ }\n");
+        let told = changed(&describe(&recipe, &dir.join("start")).unwrap(), &before).join("; ");
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(told.contains("world.py had") && told.contains("docs.jsonl had"), "{told}");
     }
 
     #[test]

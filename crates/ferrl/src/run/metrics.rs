@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Fields of a line that are not metrics.
-const RESERVED: [&str; 4] = ["step", "stage", "epoch", "seconds"];
+pub(crate) const RESERVED: [&str; 4] = ["step", "stage", "epoch", "seconds"];
 
 /// What one step measured.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -175,7 +175,10 @@ impl MetricsLog {
         let bytes = fs::read(path).map_err(|e| error("cannot read", path, &e))?;
         let end = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
         let step = |(number, line): (usize, Result<Value>)| {
-            let bad = || Error::data("not a step's metrics").at(format!("{}:{number}", path.display()));
+            let bad = || {
+                let place = format!("{}:{number}", path.display());
+                Error::data("not a step's metrics").at(place).fix("restore the line, or remove it")
+            };
             line.ok().as_ref().and_then(StepRecord::from_json).ok_or_else(bad)
         };
         json_lines(&bytes[..end], path.display()).map(step).collect()

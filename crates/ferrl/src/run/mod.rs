@@ -22,7 +22,7 @@ pub mod wandb;
 pub use checkpoint::{Best, CheckpointOptions, Checkpoints, Saved, TrainedModel};
 pub use disk::Disk;
 pub use files::{FaultKind, FileFault, Files};
-pub use folder::{RunFolder, check_name};
+pub use folder::{RunFolder, check_name, ensure_run};
 pub use metrics::{MetricsLog, StepRecord};
 pub use newest::{Newest, newest_model};
 pub use resume::{ResumePoint, latest, load};

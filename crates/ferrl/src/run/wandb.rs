@@ -5,11 +5,12 @@
 //! record for each step, the summary (the last value of every metric), and the exit code.
 
 use super::files::{Files, error};
+use super::folder::ensure_run;
 use super::journal;
 use super::metrics::{MetricsLog, StepRecord, number};
 use super::protobuf::{IEEE, bytes, crc32, int};
 use crate::recipe::Recipe;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::Result;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,11 +31,7 @@ pub struct Destination {
 /// start, so that a second call replaces the folder, and a second upload the run.
 pub fn write(run: &Path, to: &Destination) -> Result<PathBuf> {
     let recipe_path = run.join("recipe.toml");
-    if !recipe_path.is_file() {
-        return Err(Error::usage("not a run folder: recipe.toml is missing")
-            .at(run.display())
-            .fix("give the folder of a run, such as runs/quickstart"));
-    }
+    ensure_run(run)?;
     let recipe = fs::read_to_string(&recipe_path).map_err(|e| error("cannot read", &recipe_path, &e))?;
     let metrics = run.join("metrics.jsonl");
     let history = if metrics.exists() { MetricsLog::history(&metrics)? } else { Vec::new() };

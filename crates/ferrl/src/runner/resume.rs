@@ -5,9 +5,11 @@
 
 use super::finished;
 use crate::recipe::{Recipe, Resolved, StageRecipe, changes_no_bit, differences};
+use crate::run::newest::finished_stages;
 use crate::run::{ResumePoint, RunFolder, latest};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
+use std::path::Path;
 
 /// Position of a run.
 #[derive(Clone, Debug, Default)]
@@ -29,9 +31,15 @@ impl RunPosition {
         if let (None, Some((path, problem))) = (&found.path, found.skipped.first()) {
             return Err(Error::data(format!("all checkpoints of this run are damaged: {problem}"))
                 .at(path.display())
-                .fix("remove the damaged checkpoints to start the run from its beginning"));
+                .fix("restore one of them, or start a new run with --name"));
         }
-        let Some(path) = &found.path else { return Ok(RunPosition { found, ..Default::default() }) };
+        let Some(path) = &found.path else {
+            // Without a checkpoint the run begins anew, over all that it wrote: never over a model that is finished.
+            return match finished_stages(folder.path()).into_iter().max() {
+                Some(stage) => Err(no_checkpoint_left(folder.path(), stage)),
+                None => Ok(RunPosition { found, ..Default::default() }),
+            };
+        };
         let text = std::fs::read_to_string(path.join("state/state.json"))
             .map_err(|e| Error::data(format!("cannot read the state: {e}")).at(path.display()))?;
         let broken = |e| Error::data(format!("the state is broken: {e}")).at(path.display());
@@ -50,6 +58,19 @@ impl RunPosition {
     pub fn begun(&self) -> bool {
         self.step > 0 && !self.finished
     }
+}
+
+/// The refusal to resume a run of which only finished models are left.
+fn no_checkpoint_left(run: &Path, stage: usize) -> Error {
+    let model = run.join("stages").join(stage.to_string());
+    let what = format!(
+        "there is no checkpoint to resume from, and starting over would replace the finished model {} and the metrics",
+        model.display()
+    );
+    Error::usage(what).at(run.join("checkpoints").display()).fix(format!(
+        "put a checkpoint back, or start a new run with --name (model.path = \"{}\" goes on from the finished model)",
+        model.display()
+    ))
 }
 
 /// The recipe of a resumed run, and what changed in it.

@@ -14,6 +14,7 @@ use crate::experience::Metrics;
 use crate::interrupt::is_interruption;
 use crate::run::{Best, Checkpoints, StepRecord};
 use crate::train::Stage;
+use ferrl_engine::checkpoint::FILE_LIMIT;
 use ferrl_engine::{Class, Error, Result};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -268,12 +269,17 @@ impl Steps<'_> {
     }
 }
 
+/// Whether waiting may help: a disk may be emptied, the largest size of a file stays.
+fn may_pass(error: &Error) -> bool {
+    error.class == Class::Resource && !error.to_string().contains(FILE_LIMIT)
+}
+
 /// Retries while the disk is full and the watcher waits.
 fn retry_on_full_disk<T>(watch: &mut dyn RunWatch, mut work: impl FnMut() -> Result<T>) -> Result<T> {
     let began = Instant::now();
     loop {
         match work() {
-            Err(e) if e.class == Class::Resource && watch.disk_full(&e, began.elapsed()) => {}
+            Err(e) if may_pass(&e) && watch.disk_full(&e, began.elapsed()) => {}
             done => return done,
         }
     }

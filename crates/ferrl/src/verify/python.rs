@@ -1,6 +1,7 @@
 //! Rewards from a user's Python file: `reward(prompts, completions, **columns)`, as TRL calls it.
 
 use super::{Entry, Hooks, Outcome, Progress, Sample, Score, Verifier};
+use crate::warnings::Warnings;
 use crate::worker::{Arguments, Called, WorkerOptions, WorkerPool};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::lock;
@@ -52,6 +53,7 @@ pub struct Python {
     weights: Vec<f64>,
     batch: usize,
     metrics: Mutex<Vec<(String, f64)>>,
+    warnings: Warnings,
     /// Arguments that every function may have.
     bound: Mutex<HashSet<Vec<String>>>,
 }
@@ -78,7 +80,7 @@ impl Python {
             ..WorkerOptions::new(options.file, &names)
         };
         let weights = options.weights.unwrap_or_else(|| vec![1.0; functions.len()]);
-        Python::with(workers, weights, options.batch)
+        Ok(Python { warnings: hooks.warnings.clone(), ..Python::with(workers, weights, options.batch)? })
     }
 
     /// A verifier with these workers and a weight for each of their functions.
@@ -88,8 +90,8 @@ impl Python {
             let (w, f) = (weights.len(), functions.len());
             return Err(Error::usage(format!("got {w} weights for {f} functions")).at(ENTRY.name));
         }
-        let (metrics, bound) = Default::default();
-        Ok(Python { pool: WorkerPool::start(workers)?, functions, weights, batch, metrics, bound })
+        let (metrics, warnings, bound) = Default::default();
+        Ok(Python { pool: WorkerPool::start(workers)?, functions, weights, batch, metrics, warnings, bound })
     }
 
     /// The workers.
@@ -221,8 +223,10 @@ impl Verifier for Python {
         names.sort_unstable();
         let mut bound = lock(&self.bound);
         if !bound.contains(&names) {
-            let bind = |function: &String| self.pool.bind(function, names.iter().map(String::as_str));
-            self.functions.iter().try_for_each(bind).map_err(|e| sample.error(e))?;
+            for function in &self.functions {
+                let absent = self.pool.bind(function, names.iter().map(String::as_str));
+                self.warn_of(&absent.map_err(|e| sample.error(e))?, function, sample);
+            }
             bound.insert(names);
         }
         Ok(())
@@ -236,6 +240,22 @@ impl Verifier for Python {
 }
 
 impl Python {
+    /// A misspelt column whose argument has a default would make every reward what the function says of `None`.
+    fn warn_of(&self, absent: &[String], function: &str, sample: &Sample<'_>) {
+        if absent.is_empty() {
+            return;
+        }
+        let (place, file) = (sample.place, self.pool.file().display());
+        let message = format!(
+            "{place}: {file}: {function} gets no {}: the row has no such column, and the default None stays",
+            absent.join(", ")
+        );
+        let names: Vec<&str> =
+            sample.columns.names().into_iter().filter(|name| !OWN.contains(name)).collect();
+        let fix = format!("rename the argument; the row's columns: {}", names.join(", "));
+        self.warnings.raise("absent-column", message, fix);
+    }
+
     fn outcomes(&self, samples: &[Sample<'_>], ends: Option<&[Vec<usize>]>, at: Progress) -> Vec<Outcome> {
         let mut called = self.call(samples, ends, at);
         let mut metrics = lock(&self.metrics);

@@ -164,6 +164,39 @@ impl FailureKind {
     }
 }
 
+impl FailureKind {
+    /// The error of a process that could not load what it is to run, with its last words.
+    pub(crate) fn not_started(&self, stderr: &[String]) -> Error {
+        let mut text = match self {
+            FailureKind::TimedOut(_) => format!("{self} while the file was loaded (start_timeout)"),
+            FailureKind::Start(_) => self.to_string(),
+            other => format!("loading it failed: {other}"),
+        };
+        for line in stderr {
+            text.push_str("\n  | ");
+            text.push_str(line);
+        }
+        Error::usage(text).fix(match self {
+            FailureKind::TimedOut(_) => "do what is slow within the function, or raise start_timeout",
+            FailureKind::Start(why) if why.contains("Traceback") => {
+                "correct the file; the traceback says where"
+            }
+            FailureKind::Start(why) if why.starts_with(NO_PYTHON) => {
+                "install Python 3, or name one with `python`"
+            }
+            FailureKind::Start(why) if why.contains("is not installed") => {
+                "install it for that Python, or name another one with `python`"
+            }
+            FailureKind::Start(why) if why.contains(") failed: ") => "correct the name or its options",
+            FailureKind::Start(_) => "define it in the file, or name what the file has",
+            _ => "run the file with python3 to see why its process ends",
+        })
+    }
+}
+
+/// How the reason begins where there is no process at all.
+pub(super) const NO_PYTHON: &str = "cannot run";
+
 impl From<Box<Failure>> for Error {
     fn from(failure: Box<Failure>) -> Error {
         failure.kind.error(failure.to_string()).at(failure.file.display())

@@ -75,6 +75,11 @@ class Guard:
         timer.start()
         return timer
 
+    def loading(self, file):
+        """As `watch`, for loading the file: shortly before its time is up."""
+        limit = self.start["timeout"]
+        return self.watch(max(limit * 0.5, limit - 1), file)
+
     def trace(self, file):
         """The traceback from the user's code on, and the last line of the user's file that it goes through."""
         import traceback

@@ -174,7 +174,7 @@ impl WorkerPool {
         let place = options.file.display().to_string();
         options.file = std::path::absolute(&options.file).unwrap_or(options.file);
         if !options.file.is_file() {
-            return Err(Error::usage("there is no such file").at(place));
+            return Err(no_such_file(&options.file).at(place));
         }
         let stem = options.file.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         let labels: Vec<String> = (0..options.workers.max(1)).map(|i| format!("{stem}-{i}")).collect();
@@ -241,12 +241,16 @@ impl WorkerPool {
         call.out
     }
 
-    /// Whether a function can be called with arguments of these names; it is not called.
-    pub fn bind<'a>(&self, function: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
+    /// Whether a function can be called with arguments of these names; it is not called. The names of its arguments that would
+    /// stay `None`, their default.
+    pub fn bind<'a>(&self, function: &str, names: impl Iterator<Item = &'a str>) -> Result<Vec<String>> {
         let arguments: Map<String, Value> = names.map(|name| (name.to_string(), Value::Null)).collect();
         let request = json!({ "function": function, "bind": true, "count": 0, "arguments": arguments });
         match self.attempt(&mut self.free_slot(), &request, 0) {
-            Tried::Answered(_) => Ok(()),
+            Tried::Answered(answer) => {
+                let absent = answer["absent"].as_array().into_iter().flatten();
+                Ok(absent.filter_map(Value::as_str).map(String::from).collect())
+            }
             Tried::Failed(FailureKind::Interrupted, _) => {
                 Err(interrupt::interrupted("checking reward functions"))
             }
@@ -336,14 +340,18 @@ fn check_answer(answer: &Value, count: usize) -> std::result::Result<(), Failure
     }
 }
 
+/// A Python file that is not there; the fix names the nearest one.
+pub(crate) fn no_such_file(path: &Path) -> Error {
+    let near = crate::data::nearest_path(path, |name| name.ends_with(".py"));
+    Error::usage("there is no such file").fix(match near {
+        Some(near) => format!("did you mean {}?", near.display()),
+        None => "check the path, which counts from the folder where the command runs".into(),
+    })
+}
+
 fn start_error(kind: FailureKind, stderr: &[String]) -> Error {
     if kind == FailureKind::Interrupted {
         return interrupt::interrupted("starting reward workers");
     }
-    let mut text = kind.to_string();
-    for line in stderr {
-        text.push_str("\n  | ");
-        text.push_str(line);
-    }
-    Error::usage(text)
+    kind.not_started(stderr)
 }

@@ -1,6 +1,6 @@
 //! One worker process: started, spoken to under a deadline, and ended with everything it started.
 
-use super::failure::FailureKind;
+use super::failure::{FailureKind, NO_PYTHON};
 use super::{WorkerLog, pipes};
 use ferrl_kernels::lock;
 use serde_json::{Value, json};
@@ -110,7 +110,7 @@ impl Process {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        let mut child = command.spawn().map_err(|e| failed(format!("{}: {e}", spawn.python)))?;
+        let mut child = command.spawn().map_err(|e| failed(format!("{NO_PYTHON} {}: {e}", spawn.python)))?;
         let (Some(stdin), Some(stdout), Some(errors)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
@@ -322,7 +322,8 @@ fn refusal(answer: &Value) -> Option<String> {
             answer["there"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let hint = ferrl_engine::nearest(name, there.iter().copied());
         let hint = hint.map(|h| format!("; did you mean {h:?}?")).unwrap_or_default();
-        return Some(format!("the file has no function {name:?}; it has {}{hint}", there.join(", ")));
+        let there = if there.is_empty() { "none".to_string() } else { there.join(", ") };
+        return Some(format!("the file has no function {name:?}; its functions: {there}{hint}"));
     }
     Some(answer["refused"].as_str().unwrap_or("the host script gave no reason").trim_end().to_string())
 }

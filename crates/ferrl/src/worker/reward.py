@@ -11,11 +11,13 @@ def host():
     guard = Guard()
     start, answer, inbox = guard.start, guard.answer, queue.Queue()
     guard.listen(inbox.put)
+    late = guard.loading(start["file"])
     try:
         module = load(start["file"])
     except BaseException:
         answer(start, refused=guard.trace(start["file"])["trace"])
         return
+    late.cancel()
     functions = {}
     for name in start["functions"]:
         functions[name] = getattr(module, name, None)
@@ -77,7 +79,7 @@ def host():
             arguments["log_extra"], arguments["log_metric"] = logged.extra, logged.metric
             if request.get("bind"):  # only whether it could be called so
                 bound(functions[request["function"]], arguments)
-                fields = {"rewards": []}
+                fields = {"rewards": [], "absent": absent(functions[request["function"]], arguments)}
             else:
                 result = call(functions[request["function"]], arguments)
                 fields = numbers(result, request["count"], arguments["steps"] if request.get("steps") else None)
@@ -146,6 +148,17 @@ def bound(function, arguments):
         except TypeError as problem:
             raise Signature(f"{getattr(function, '__name__', 'reward')}{signature}: {problem}") from None
     return arguments
+
+
+def absent(function, arguments):
+    """Arguments that stay None, their default, because nothing of that name is there."""
+    import inspect
+
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.default is None and p.name not in arguments]
 
 
 def call(function, arguments):

@@ -28,6 +28,7 @@ use crate::backend::{Backend, DecodeOps, DeviceInfo, GraphOps, Heads};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::cores;
 use crate::error::{Error, Result};
+use crate::words::counted;
 use memory::Arena;
 use pool::ThreadPool;
 use std::sync::Arc;
@@ -96,7 +97,7 @@ impl DeviceInfo for Cpu {
 
 impl Backend for Cpu {
     fn describe(&self) -> String {
-        format!("cpu, {}, {} threads", self.level.name(), self.pool.threads())
+        format!("cpu, {}, {}", self.level.name(), counted(self.pool.threads(), "thread"))
     }
     fn peak_gflops(&self, dtype: DType) -> f64 {
         peak::measure(self.level, dtype) * self.pool.threads() as f64

@@ -1,5 +1,6 @@
 //! `ferrl data vary`: data augmentation of worked solutions with other numbers.
 
+use crate::options::seed;
 use crate::output::JsonlOutput;
 use ferrl::data::hub::HubCache;
 use ferrl::data::{DataSource, Dataset};
@@ -27,7 +28,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = crate::options::size::<1000>)]
     copies: usize,
     /// Random seed
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     seed: u64,
     /// Column of the question
     #[arg(long, value_name = "NAME", default_value = "question")]

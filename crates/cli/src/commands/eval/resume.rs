@@ -8,7 +8,7 @@ use ferrl::data::lines::json_lines;
 use ferrl::evaluate::Answered;
 use ferrl::reward::Graded;
 use ferrl::rollout::RolloutCompletion;
-use ferrl::source::Prompt;
+use ferrl::source::{Item, Prompt};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub fn settings(model: &Path, seed: u64, jobs: &[EvalJob], likelihood: Option<&s
         json!({
             "data": e.data, "task": job.recipe.data.train, "prompts": job.prompts, "samples": e.samples,
             "temperature": r.temperature, "top_p": r.top_p, "max_new_tokens": r.max_new_tokens, "stop": r.stop,
-            "template": job.recipe.data.template, "dtype": job.recipe.model.dtype,
+            "dtype": job.recipe.model.dtype, "rows": job.recipe.data, "reward": job.recipe.reward,
         })
     };
     let model = model.canonicalize().unwrap_or_else(|_| model.into());
@@ -98,7 +98,7 @@ pub fn restore(jobs: &mut [EvalJob], rows: Vec<Map<String, Value>>) -> Result<Ve
         own_rows.truncate(own_rows.len() / samples * samples);
         let done = own_rows.len() / samples;
         if done > 0 {
-            job.source.next(done)?;
+            job.source.next(done)?.iter().zip(own_rows.iter().step_by(samples)).try_for_each(same_prompt)?;
         }
         for row in own_rows {
             job.all.answers.push(answered(&row)?);
@@ -111,6 +111,18 @@ pub fn restore(jobs: &mut [EvalJob], rows: Vec<Map<String, Value>>) -> Result<Ve
         }
     }
     Ok(kept)
+}
+
+/// Whether a row answers the prompt that is in its place now. An environment may have begun with another text.
+fn same_prompt((item, row): (&Item, &Map<String, Value>)) -> Result<()> {
+    let Item::Ask(prompt) = item else { return Ok(()) };
+    let was = row.get("prompt").and_then(Value::as_str).filter(|_| !row.contains_key("turns"));
+    let was = was.filter(|was| *was != prompt.text && row.get("index") == Some(&json!(prompt.index)));
+    let Some(was) = was else { return Ok(()) };
+    let what = format!("prompt {} was {was:?} and is {:?}", prompt.index, prompt.text);
+    Err(Error::usage(what)
+        .at("--resume")
+        .fix("the data of the evaluation that was stopped, or no --resume to start over"))
 }
 
 /// Parses a written row.

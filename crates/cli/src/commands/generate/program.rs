@@ -33,6 +33,7 @@ pub fn run(args: &Args, path: &Path, (dir, text): (&ModelDir, &ModelText), stops
         (None, None) => None,
         (out, _) => Some(JsonlOutput::beside(out.as_deref().unwrap_or(Path::new("-")), &inputs)?),
     };
+    output.as_ref().map_or(Ok(()), JsonlOutput::stops_on_interrupt)?;
     let context = ROOM.min(dir.config.max_positions);
     let model = args.model.load(dir, context)?;
     let sampler = args.sampling.sampler(&model, text, &vec![context; rows.len()])?;

@@ -284,12 +284,15 @@ impl<'a> RowReader<'a> {
     /// Messages of the columns `system` and `history`.
     fn before(&mut self) -> Result<Vec<Value>> {
         let mut turns = Vec::new();
-        if let Some(Value::String(words)) = self.get("system").filter(|s| *s != "") {
+        if let Some(system) = self.get("system").filter(|s| *s != "") {
             self.used.push("system");
+            let words = system.as_str().ok_or_else(|| expected(system, "text").at(column("system")))?;
             turns.push(json!({ "role": "system", "content": words }));
         }
-        if let Some(Value::Array(pairs)) = self.get("history") {
+        if let Some(history) = self.get("history").filter(|h| *h != "") {
             self.used.push("history");
+            let wanted = "a list of prompts with their responses";
+            let pairs = history.as_array().ok_or_else(|| expected(history, wanted).at(column("history")))?;
             for (i, pair) in pairs.iter().enumerate() {
                 let texts = pair.as_array().map(|p| p.iter().map(text).collect::<Option<Vec<String>>>());
                 let Some(Some([user, assistant])) =

@@ -2,7 +2,7 @@
 
 use ferrl_engine::chat::text_of;
 use ferrl_engine::{Error, Result, nearest};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{Content, RowFields};
 use crate::data::kind;
@@ -104,7 +104,9 @@ pub fn message(value: &Value) -> Result<Value> {
             }
         };
         let said = text_of(said).map_err(|e| e.at("value"))?;
-        return Ok(json!({ "role": role, "content": said }));
+        let mut message = Map::from_iter([("role".into(), role.into()), ("content".into(), said.into())]);
+        message.extend(trained_or_not(fields)?);
+        return Ok(Value::Object(message));
     }
     let keys: Vec<&str> = fields.keys().map(String::as_str).collect();
     if !fields.get("role").is_some_and(Value::is_string) {
@@ -112,14 +114,7 @@ pub fn message(value: &Value) -> Result<Value> {
             .fix("write messages as {\"role\": \"user\", \"content\": \"...\"}"));
     }
     spelt(fields["role"].as_str().unwrap_or_default())?;
-    if let Some(weight) = fields
-        .get("weight")
-        .filter(|w| ![json!(0), json!(1), json!(0.0), json!(1.0), Value::Null].contains(w))
-    {
-        return Err(Error::data(format!("got {weight}, expected 0 or 1"))
-            .at("weight")
-            .fix("a message is trained (1) or not (0)"));
-    }
+    trained_or_not(fields)?;
     let mut fields = fields.clone();
     let content = fields.get("content").cloned().unwrap_or_default();
     fields.retain(|_, v| !v.is_null());
@@ -135,6 +130,28 @@ pub fn message(value: &Value) -> Result<Value> {
         other => return Err(expected(&other, "text").at("content")),
     }
     Ok(Value::Object(fields))
+}
+
+/// The fields that say whether a message is trained: `weight` of OpenAI, `train` of axolotl, `loss` of ms-swift. A value that is
+/// not understood is refused: passed over, it would train what is not to be trained.
+fn trained_or_not(fields: &Map<String, Value>) -> Result<Map<String, Value>> {
+    let numbers = [json!(0), json!(1), json!(0.0), json!(1.0)];
+    let flags = [json!(true), json!(false)];
+    let mut found = Map::new();
+    for (name, known, words) in [
+        ("weight", &numbers[..], "0 or 1"),
+        ("train", &flags[..], "true or false"),
+        ("loss", &flags[..], "true or false"),
+    ] {
+        let Some(value) = fields.get(name).filter(|v| !v.is_null()) else { continue };
+        if !known.contains(value) {
+            return Err(Error::data(format!("got {value}, expected {words}"))
+                .at(name)
+                .fix("a message is trained (1, true) or not (0, false)"));
+        }
+        found.insert(name.into(), value.clone());
+    }
+    Ok(found)
 }
 
 /// Roles that templates know.

@@ -74,6 +74,13 @@ def finite(value, name):
     return value
 
 
+def truth(value, name):
+    """A bool, a number or what a library has for one; the text "False" would count as true."""
+    if value is None or isinstance(value, (str, bytes, list, tuple, dict, set)):
+        raise Broken(f"{name} is {type(value).__name__} {value!r:.40}, expected True or False")
+    return bool(value)
+
+
 def text(value, name):
     if not isinstance(value, str):
         raise Broken(f"{name} is {type(value).__name__} {value!r:.40}, expected text")
@@ -153,11 +160,11 @@ class StepFile:
             name = "env_step" if self.later else "step"
             raise Broken(f"{name} returned {type(result).__name__}, expected a dict with next_state, reward, done")
         missing = [key for key in ("reward", "done") if key not in result]
-        if not missing and not result["done"] and result.get("next_state") is None:
+        if not missing and not truth(result["done"], "done") and result.get("next_state") is None:
             missing = ["next_state"]
         if missing:
             raise Broken(f"the answer has no {' and no '.join(missing)}; it has {', '.join(map(str, result)) or 'nothing'}")
-        over = bool(result["done"])
+        over = truth(result["done"], "done")
         episode.info = result.get("extra_info", episode.info)
         following = result.get("next_state")
         episode.state = text(following, "next_state") if not over or following is not None else ""
@@ -193,19 +200,20 @@ class Steps:
         if len(result) == 4:  # before gymnasium
             observation, reward, terminated, info = result
             truncated = bool(isinstance(info, dict) and info.get("TimeLimit.truncated"))
-            terminated = bool(terminated) and not truncated
+            terminated = truth(terminated, "terminated") and not truncated
         else:
             observation, reward, terminated, truncated, info = result
         info = info if isinstance(info, dict) else {}
-        over = bool(terminated) or bool(truncated)
+        terminated, truncated = truth(terminated, "terminated"), truth(truncated, "truncated")
+        over = terminated or truncated
         observation = "" if observation is None and over else text(observation, "the observation")
         score = info.get("score", info.get("success"))
         return {
             "next": observation if over else self.whole(observation, info),
             "reward": finite(reward, "reward"),
             "score": None if score is None else finite(score, "score"),
-            "terminated": bool(terminated),
-            "truncated": bool(truncated),
+            "terminated": terminated,
+            "truncated": truncated,
             "extra": words(info) or {},
         }
 
@@ -348,12 +356,14 @@ def host():
     guard = Guard()
     start, answer = guard.start, guard.answer
     file = start.get("file") or start["kind"]
+    late = guard.loading(file)
     try:
         made = environment(start)
     except Refused as why:
         return answer(start, refused=str(why))
     except BaseException:
         return answer(start, refused=guard.trace(file)["trace"])
+    late.cancel()
     episodes = {}
 
     async def serve(request):

@@ -3,7 +3,7 @@
 use super::{PythonEnv, WorkerSettings};
 use crate::env::{Lost, Why};
 use crate::interrupt;
-use crate::worker::{FailureKind, Process, Spawn};
+use crate::worker::{FailureKind, Process, Spawn, no_such_file};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::lock;
 use serde_json::{Value, json};
@@ -176,7 +176,7 @@ impl Workers {
             PythonEnv::File(path, class) => {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 if !path.is_file() {
-                    let error = Error::data("there is no such file").at(path.display());
+                    let error = no_such_file(&path).at(path.display());
                     return Err(CallFailed::fatal(error));
                 }
                 json!({ "kind": "file", "file": path, "name": class, "options": options })
@@ -212,11 +212,7 @@ impl Workers {
         }
         let fatal = match &kind {
             FailureKind::Interrupted => interrupt::interrupted("starting environments"),
-            _ => {
-                let mut text = kind.to_string();
-                stderr.iter().for_each(|line| text.push_str(&format!("\n  | {line}")));
-                Error::data(text).at(self.name())
-            }
+            _ => kind.not_started(&stderr).at(self.name()),
         };
         CallFailed::fatal(fatal)
     }
