@@ -23,8 +23,8 @@ use cudarc::cublaslt::sys::{
     self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
     cublasLtMatmulAlgoConfigAttributes_t as AlgoAttribute, cublasLtMatmulDesc_t,
     cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulHeuristicResult_t,
-    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t,
-    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasStatus_t, cudaDataType,
+    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute,
+    cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasStatus_t, cudaDataType,
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -499,7 +499,7 @@ impl Preference {
         check(unsafe { sys::cublasLtMatmulPreferenceCreate(&mut preference) }, || planning(g))?;
         let preference = Preference(preference);
         let bytes = WORKSPACE as u64;
-        let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        let most = PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         // SAFETY: a live descriptor, and an attribute of the size the library asks for.
         let set = unsafe {
             sys::cublasLtMatmulPreferenceSetAttribute(preference.0, most, (&raw const bytes).cast(), 8)
@@ -508,11 +508,11 @@ impl Preference {
         // Mask 0 excludes split-k. Every scheme reduces in a fixed order.
         let schemes = if key.whole { 0u32 } else { ANY_SCHEME };
         let settings = [
-            (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
-            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.aligned[1]),
-            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.aligned[0]),
-            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.aligned[2]),
-            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.aligned[2]),
+            (PreferenceAttribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
+            (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.aligned[1]),
+            (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.aligned[0]),
+            (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.aligned[2]),
+            (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.aligned[2]),
         ];
         for (attribute, value) in settings {
             let value = (&raw const value).cast();
