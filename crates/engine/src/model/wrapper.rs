@@ -19,8 +19,9 @@ const SHARED: [&str; 7] = [
     "transformers_version",
 ];
 
-/// Prefixes that the text part's tensors have in place of `model.`, as older and newer versions of transformers write them.
-const PREFIXES: [&str; 2] = ["language_model.model.", "model.language_model."];
+/// Prefixes that the text part's tensors have in place of `model.`: as older and newer versions of transformers write them, and in
+/// Idefics 3 and SmolVLM.
+const PREFIXES: [&str; 3] = ["language_model.model.", "model.language_model.", "model.text_model."];
 
 /// The configuration of the text part; `None` where the model has no other.
 pub fn text_config(json: &Value) -> Result<Option<Value>> {
@@ -46,6 +47,12 @@ pub fn text_config(json: &Value) -> Result<Option<Value>> {
     }
     out.insert("architectures".into(), json!([family.architectures().causal]));
     Ok(Some(Value::Object(out)))
+}
+
+/// Whether the whole model's logits use the embedding. Its head belongs to the whole, whose `tie_word_embeddings` then counts
+/// although the text part has one of its own.
+pub(crate) fn ties_head(whole: &Value) -> bool {
+    whole["tie_word_embeddings"] == true
 }
 
 /// Names under which a tensor of the text part may be stored in the whole model.
