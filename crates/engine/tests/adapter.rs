@@ -443,6 +443,57 @@ fn names_without_effect_are_refused() {
     assert!(e.contains("PEFT stacks"), "{e}");
 }
 
+/// transformers 5 holds the experts of a layer as two stacked matrices. Adapters of a part of them were trained and saved, and
+/// PEFT 0.21 refused them, left weights out with a warning, or scaled them otherwise (log-probabilities off by up to 1.8).
+#[test]
+fn adapters_of_experts_that_peft_would_not_load_are_refused() {
+    let mut init = tiny("qwen3_moe");
+    init.experts = Some(4);
+    let experts = init.build().unwrap().0;
+    let named = |list: &[&str]| Modules::Named(list.iter().map(|s| s.to_string()).collect());
+    let (o, rank) = (|| small(4), |text: &str| vec![(text.to_string(), 2)]);
+    let alpha = |text: &str| vec![(text.to_string(), 50.0)];
+    for (options, key) in [
+        (AdapterOptions { target_modules: named(&["gate_proj"]), ..o() }, "target_modules"),
+        (AdapterOptions { target_modules: named(&["gate_proj", "up_proj"]), ..o() }, "target_modules"),
+        (AdapterOptions { target_modules: named(&["experts.0.down_proj"]), ..o() }, "target_modules"),
+        (AdapterOptions { exclude_modules: Some(named(&["up_proj"])), ..o() }, "target_modules"),
+        (AdapterOptions { rank_pattern: rank("gate_proj|up_proj"), ..o() }, "rank_pattern"),
+        (AdapterOptions { alpha_pattern: alpha("gate_proj|up_proj"), ..o() }, "alpha_pattern"),
+        (AdapterOptions { alpha_pattern: alpha("experts.1.down_proj"), ..o() }, "alpha_pattern"),
+        (AdapterOptions { use_rslora: true, ..o() }, "use_rslora"),
+        (
+            AdapterOptions {
+                target_modules: named(&["q_proj"]),
+                modules_to_save: vec!["down_proj".into()],
+                ..o()
+            },
+            "modules_to_save",
+        ),
+    ] {
+        let e = options.check_names(&experts).unwrap_err().to_string();
+        assert!(e.contains(&format!("adapter.{key}")) && e.contains("PEFT"), "{e}");
+    }
+    for options in [
+        o(),
+        AdapterOptions { rank_pattern: rank("down_proj"), alpha_pattern: alpha("q_proj"), ..o() },
+        AdapterOptions {
+            target_modules: named(&["down_proj", "q_proj"]),
+            use_rslora: true,
+            alpha_pattern: alpha("layers.0.*down_proj"),
+            ..o()
+        },
+        AdapterOptions { layers_to_transform: Some(vec![1]), ..o() },
+        AdapterOptions {
+            target_modules: named(&["q_proj"]),
+            modules_to_save: vec!["mlp.gate".into()],
+            ..o()
+        },
+    ] {
+        options.check_names(&experts).unwrap();
+    }
+}
+
 #[test]
 fn small_changes_that_rounding_swallows_are_counted() {
     let arrived = |dtype: DType, k: f32| {

@@ -3,6 +3,7 @@
 use super::{AdapterOptions, Bias, Modules, ends_with, matches};
 use crate::model::{ModelConfig, ParamKind, RowOrder, Slot, StoredPart, family};
 use crate::{Error, Result, nearest};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// An adapted module: `A` and `B` of a tensor that a weight of the decoder is stacked from.
@@ -167,21 +168,67 @@ pub(super) fn check_names(options: &AdapterOptions, config: &ModelConfig) -> Res
         let what = format!("there is no layer {layer}: the model has {}", config.layers);
         return refuse(what, "layers_to_transform", "numbers from 0");
     }
-    // PEFT stacks the matrices of all experts of a layer.
-    let mut ranks: std::collections::HashMap<(&str, &str), &LoraModule> = Default::default();
-    for m in &found {
-        let Some((layer, (_, projection))) =
-            m.name.split_once(".experts.").and_then(|(layer, rest)| Some((layer, rest.split_once('.')?)))
-        else {
-            continue;
-        };
-        let other = *ranks.entry((layer, projection)).or_insert(m);
-        if other.r != m.r {
-            let what = format!("{} has rank {} and {} rank {}", m.name, m.r, other.name, other.r);
-            return refuse(what, "rank_pattern", "one rank for all experts of a layer: PEFT stacks them");
+    check_experts(options, config, &found)
+}
+
+/// PEFT stacks the matrices of all experts of a layer, and gate on top of up: refuses adapters that it could not load, or would
+/// scale differently.
+fn check_experts(options: &AdapterOptions, config: &ModelConfig, found: &[LoraModule]) -> Result<()> {
+    let Some(experts) = &config.experts else { return Ok(()) };
+    let refuse =
+        |what: String, at: &str, fix: &str| Err(Error::usage(what).at(format!("adapter.{at}")).fix(fix));
+    let mut stacks: BTreeMap<(&str, &str), Vec<&LoraModule>> = BTreeMap::new();
+    for m in found {
+        if let Some((layer, rest)) = m.name.split_once(".experts.")
+            && let Some((_, projection)) = rest.split_once('.')
+        {
+            stacks.entry((layer, projection)).or_default().push(m);
         }
     }
-    Ok(())
+    for (&(layer, projection), stack) in &stacks {
+        let first = stack[0];
+        if stack.len() != experts.count {
+            let what =
+                format!("{projection} is adapted in {} of {layer}'s {} experts", stack.len(), experts.count);
+            return refuse(what, "target_modules", "all experts of a layer, or none: PEFT stacks them");
+        }
+        if let Some(m) = stack.iter().find(|m| m.r != first.r || m.scale != first.scale) {
+            let what = format!("{} has rank {} and {} rank {}", m.name, m.r, first.name, first.r);
+            let fix = "one rank and alpha for all experts of a layer: PEFT stacks them";
+            return refuse(what, if m.r == first.r { "alpha_pattern" } else { "rank_pattern" }, fix);
+        }
+        if projection == "down_proj" {
+            continue;
+        }
+        if let Some(lacking) =
+            ["gate_proj", "up_proj", "down_proj"].into_iter().find(|p| !stacks.contains_key(&(layer, *p)))
+        {
+            let what = format!("{layer}'s experts are adapted in {projection}, but not in {lacking}");
+            let fix =
+                "gate_proj, up_proj and down_proj together, or down_proj alone: PEFT loads no other choice";
+            return refuse(what, "target_modules", fix);
+        }
+        let fix = "experts with the adapter's own r and alpha, unscaled by use_rslora (down_proj may differ): PEFT stacks gate on up";
+        if options.use_rslora {
+            return refuse(format!("{} would have another scale in PEFT", first.name), "use_rslora", fix);
+        }
+        if first.r != options.r {
+            let what = format!("{} has rank {}, the adapter {}", first.name, first.r, options.r);
+            return refuse(what, "rank_pattern", fix);
+        }
+        if first.scale != (options.alpha / options.r as f64) as f32 {
+            return refuse(format!("{} has an alpha of its own", first.name), "alpha_pattern", fix);
+        }
+    }
+    let whole = saved_tensors(config, options)?;
+    match whole.iter().find(|t| t.name.contains(".experts.")) {
+        None => Ok(()),
+        Some(t) => refuse(
+            format!("{} is a matrix of an expert", t.name),
+            "modules_to_save",
+            "adapter.target_modules adapts experts; PEFT does not load one that was trained whole",
+        ),
+    }
 }
 
 /// Every tensor that is trained whole: those of `modules_to_save`, biases, and a value or score head.
