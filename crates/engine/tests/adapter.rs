@@ -494,6 +494,81 @@ fn adapters_of_experts_that_peft_would_not_load_are_refused() {
     }
 }
 
+/// A trained adapter of a small model, saved, with its base beside it.
+fn saved(root: &Path, options: &AdapterOptions) -> PathBuf {
+    let (base, out) = (root.join("base"), root.join("adapter"));
+    let exact = SaveOptions { dtype: ferrl_engine::checkpoint::StorageFormat::F32, ..Default::default() };
+    ferrl_engine::checkpoint::init_model(&base, &InitOptions { tied: Some(false), ..tiny("qwen2") }, &exact)
+        .unwrap();
+    let training = Options { dtype: DType::F32, training: true, context: 0 };
+    let model = Model::load_adapted(best(), &ModelDir::open(&base).unwrap(), training, options, 11).unwrap();
+    save_adapter(&out, &model, &base, None, &SaveOptions::default()).unwrap();
+    out
+}
+
+fn config_of(adapter: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(adapter.join("adapter_config.json")).unwrap()).unwrap()
+}
+
+/// Ranks by pattern had been written in the order of the alphabet, and the first that matches counts: such an adapter could not be
+/// loaded again.
+#[test]
+fn patterns_are_saved_in_their_order() {
+    let root = std::env::temp_dir().join(format!("ferrl-patterns-{}", std::process::id()));
+    let options = AdapterOptions {
+        rank_pattern: vec![("v_proj".into(), 2), ("layers.1.self_attn.v_proj".into(), 3)],
+        alpha_pattern: vec![("v_proj".into(), 5.0), ("layers.1.self_attn.v_proj".into(), 7.0)],
+        ..small(4)
+    };
+    let out = saved(&root, &options);
+    for key in ["rank_pattern", "alpha_pattern"] {
+        let json = config_of(&out);
+        let keys: Vec<&String> = json[key].as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["v_proj", "layers.1.self_attn.v_proj"]);
+    }
+    ModelDir::open(&out).unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+/// PEFT: "`layers_to_transform` cannot be used when `target_modules` is a str".
+#[test]
+fn a_regular_expression_beside_layer_numbers_is_saved_as_names() {
+    let root = std::env::temp_dir().join(format!("ferrl-expression-{}", std::process::id()));
+    let options = AdapterOptions {
+        target_modules: Modules::Matching(r".*\.[qv]_proj".into()),
+        layers_to_transform: Some(vec![1]),
+        ..small(4)
+    };
+    let json = config_of(&saved(&root, &options));
+    let names = ["q_proj", "v_proj"].map(|name| format!("model.layers.1.self_attn.{name}"));
+    assert_eq!(json["target_modules"], serde_json::json!(names));
+    assert!(json["layers_to_transform"].is_null());
+    ModelDir::open(&root.join("adapter")).unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+/// A file without a tensor that `modules_to_save` names had been read as if the base's were meant.
+#[test]
+fn a_missing_module_to_save_is_refused() {
+    let root = std::env::temp_dir().join(format!("ferrl-missing-{}", std::process::id()));
+    let out = saved(&root, &small(4));
+    let mut json = config_of(&out);
+    let mut refusal = |key: &str, value: serde_json::Value| {
+        json[key] = value;
+        std::fs::write(out.join("adapter_config.json"), json.to_string()).unwrap();
+        json[key] = serde_json::Value::Null;
+        ModelDir::open(&out).err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    let e = refusal("modules_to_save", serde_json::json!(["lm_head"]));
+    assert!(e.contains("lm_head.weight") && e.contains("modules_to_save"), "{e}");
+    assert_eq!(refusal("modules_to_save", serde_json::json!(["classifier"])), "", "heads of other classes");
+    for (key, value) in [("init_lora_weights", "lora_ga"), ("arrow_config", "{}")] {
+        let e = refusal(key, serde_json::json!(value));
+        assert!(e.contains(key), "{e}");
+    }
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
 #[test]
 fn small_changes_that_rounding_swallows_are_counted() {
     let arrived = |dtype: DType, k: f32| {
