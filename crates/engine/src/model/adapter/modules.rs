@@ -1,9 +1,10 @@
 //! Which tensors of a model are adapted, and which are trained whole beside them.
 
-use super::{AdapterOptions, Bias, Modules, ends_with, matches};
+use super::choices::{Choices, at_end};
+use super::{AdapterOptions, Bias, Modules, ends_with};
 use crate::model::{ModelConfig, ParamKind, RowOrder, Slot, StoredPart, family};
 use crate::{Error, Result, nearest};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 /// An adapted module: `A` and `B` of a tensor that a weight of the decoder is stacked from.
@@ -56,6 +57,7 @@ pub struct SavedTensor {
 /// Every module that the options adapt, in the order of the configuration's parameters.
 pub fn lora_modules(config: &ModelConfig, options: &AdapterOptions) -> Result<Vec<LoraModule>> {
     let (mut found, mut linear) = (Vec::new(), Vec::new());
+    let choices = Choices::new(options)?;
     for (param, tensor) in family(config.family)?.tensors(config).into_iter().enumerate() {
         let id = tensor.param.id;
         if id.kind != ParamKind::Weight || !id.slot.is_linear() {
@@ -66,8 +68,8 @@ pub fn lora_modules(config: &ModelConfig, options: &AdapterOptions) -> Result<Ve
             let cols = tensor.param.cols;
             let rows = stored.len() / cols;
             let name = module(&stored.name);
-            if chosen(options, name, id.layer)? {
-                let (r, scale) = options.shape(name)?;
+            if choices.chosen(name, id.layer) {
+                let (r, scale) = choices.shape(name)?;
                 let name = name.to_string();
                 let (transposed, order) = (stored.transposed, stored.order);
                 found.push(LoraModule { name, param, part, row, rows, cols, r, scale, transposed, order });
@@ -78,20 +80,6 @@ pub fn lora_modules(config: &ModelConfig, options: &AdapterOptions) -> Result<Ve
     }
     check(options, &found, &linear)?;
     Ok(found)
-}
-
-fn chosen(options: &AdapterOptions, name: &str, layer: Option<usize>) -> Result<bool> {
-    // Heads are no linear layers to PEFT's all-linear; named, they are refused below.
-    if options.target_modules == Modules::AllLinear && layer.is_none() {
-        return Ok(false);
-    }
-    let within = match (&options.layers_to_transform, layer) {
-        (Some(layers), Some(layer)) => layers.contains(&layer),
-        (Some(_), None) => false,
-        (None, _) => true,
-    };
-    let excluded = options.exclude_modules.as_ref().map_or(Ok(false), |modules| modules.names(name))?;
-    Ok(within && !excluded && options.target_modules.names(name)?)
 }
 
 /// Refuses options that adapt nothing, or name what is not there or cannot be adapted.
@@ -137,8 +125,8 @@ pub(super) fn check_names(options: &AdapterOptions, config: &ModelConfig) -> Res
         ("alpha_pattern", options.alpha_pattern.iter().map(|(text, _)| text).collect()),
     ];
     for (key, text) in patterns.iter().flat_map(|(key, texts)| texts.iter().map(move |text| (key, text))) {
-        let mut hits = found.iter().map(|m| matches(text, &m.name)).collect::<Result<Vec<_>>>()?.into_iter();
-        if !hits.any(|hit| hit) {
+        let pattern = at_end(text)?;
+        if !found.iter().any(|m| pattern.is_match(&m.name)) {
             return refuse(
                 format!("{text:?} matches no adapted module"),
                 key,
@@ -234,6 +222,7 @@ fn check_experts(options: &AdapterOptions, config: &ModelConfig, found: &[LoraMo
 /// Every tensor that is trained whole: those of `modules_to_save`, biases, and a value or score head.
 pub fn saved_tensors(config: &ModelConfig, options: &AdapterOptions) -> Result<Vec<SavedTensor>> {
     let adapted = lora_modules(config, options)?;
+    let adapted: HashSet<&str> = adapted.iter().map(|m| m.name.as_str()).collect();
     let (mut found, mut used) = (Vec::new(), vec![false; options.modules_to_save.len()]);
     let (tensors, mut names) = (family(config.family)?.tensors(config), Vec::new());
     for (param, tensor) in tensors.iter().enumerate() {
@@ -254,7 +243,7 @@ pub fn saved_tensors(config: &ModelConfig, options: &AdapterOptions) -> Result<V
                 .at("adapter.modules_to_save")
                 .fix("leave it out: PEFT would load it as the embedding alone"));
             }
-            let of_adapted = adapted.iter().any(|m| m.name == name);
+            let of_adapted = adapted.contains(name);
             let bias = id.kind == ParamKind::Bias
                 && match options.bias {
                     Bias::None => false,
