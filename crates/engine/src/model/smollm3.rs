@@ -32,7 +32,10 @@ pub(super) const FAMILY: Family = Family {
             && typed_windows(f, c.layers, size, |_| false)?.iter().any(Option::is_some)
         {
             return Err(f
-                .error("layer_types names layers with a window although use_sliding_window is false: transformers' attention kernels disagree on what that means")
+                .error(
+                    "layer_types names layers with a window although use_sliding_window is false: \
+                        transformers' attention kernels disagree on what that means",
+                )
                 .fix("set use_sliding_window to true, or sliding_window to null"));
         }
         let window = size.filter(|_| slides);

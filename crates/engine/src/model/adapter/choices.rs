@@ -9,26 +9,26 @@ use regex::Regex;
 const MOST: usize = 1 << 16;
 
 /// The settings, ready to be asked about modules.
-pub(super) struct Choices<'a> {
+pub(super) struct ModuleChoices<'a> {
     options: &'a AdapterOptions,
-    target: Names<'a>,
-    excluded: Option<Names<'a>>,
+    target: ModuleNames<'a>,
+    excluded: Option<ModuleNames<'a>>,
     ranks: Vec<(Regex, usize)>,
     alphas: Vec<(Regex, f64)>,
 }
 
-enum Names<'a> {
+enum ModuleNames<'a> {
     All,
     Matching(Regex),
     Named(&'a [String]),
 }
 
-impl<'a> Choices<'a> {
+impl<'a> ModuleChoices<'a> {
     pub fn new(options: &'a AdapterOptions) -> Result<Self> {
-        Ok(Choices {
+        Ok(ModuleChoices {
             options,
-            target: Names::new(&options.target_modules)?,
-            excluded: options.exclude_modules.as_ref().map(Names::new).transpose()?,
+            target: ModuleNames::new(&options.target_modules)?,
+            excluded: options.exclude_modules.as_ref().map(ModuleNames::new).transpose()?,
             ranks: compiled(&options.rank_pattern)?,
             alphas: compiled(&options.alpha_pattern)?,
         })
@@ -64,21 +64,21 @@ impl<'a> Choices<'a> {
     }
 }
 
-impl<'a> Names<'a> {
+impl<'a> ModuleNames<'a> {
     fn new(modules: &'a Modules) -> Result<Self> {
         Ok(match modules {
-            Modules::AllLinear => Names::All,
-            Modules::Matching(pattern) => Names::Matching(regex(&format!("^(?:{pattern})$"), pattern)?),
-            Modules::Named(names) => Names::Named(names),
+            Modules::AllLinear => ModuleNames::All,
+            Modules::Matching(pattern) => ModuleNames::Matching(regex(&format!("^(?:{pattern})$"), pattern)?),
+            Modules::Named(names) => ModuleNames::Named(names),
         })
     }
 
     /// Whether they name a module; all linear layers are the caller's to tell.
     fn contain(&self, module: &str) -> bool {
         match self {
-            Names::All => true,
-            Names::Matching(pattern) => pattern.is_match(module),
-            Names::Named(names) => names.iter().any(|name| ends_with(module, name)),
+            ModuleNames::All => true,
+            ModuleNames::Matching(pattern) => pattern.is_match(module),
+            ModuleNames::Named(names) => names.iter().any(|name| ends_with(module, name)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Which tensors of a model are adapted, and which are trained whole beside them.
 
-use super::choices::{Choices, at_end};
+use super::choices::{ModuleChoices, at_end};
 use super::{AdapterOptions, Bias, Modules, ends_with};
 use crate::model::{ModelConfig, ParamKind, RowOrder, Slot, StoredPart, family};
 use crate::{Error, Result, nearest};
@@ -57,7 +57,7 @@ pub struct SavedTensor {
 /// Every module that the options adapt, in the order of the configuration's parameters.
 pub fn lora_modules(config: &ModelConfig, options: &AdapterOptions) -> Result<Vec<LoraModule>> {
     let (mut found, mut linear) = (Vec::new(), Vec::new());
-    let choices = Choices::new(options)?;
+    let choices = ModuleChoices::new(options)?;
     for (param, tensor) in family(config.family)?.tensors(config).into_iter().enumerate() {
         let id = tensor.param.id;
         if id.kind != ParamKind::Weight || !id.slot.is_linear() {
