@@ -446,6 +446,132 @@ fn names_without_effect_are_refused() {
     assert!(e.contains("PEFT stacks"), "{e}");
 }
 
+/// transformers 5 holds the experts of a layer as two stacked matrices. Adapters of a part of them were trained and saved, and
+/// PEFT 0.21 refused them, left weights out with a warning, or scaled them otherwise (log-probabilities off by up to 1.8).
+#[test]
+fn adapters_of_experts_that_peft_would_not_load_are_refused() {
+    let mut init = tiny("qwen3_moe");
+    init.experts = Some(4);
+    let experts = init.build().unwrap().0;
+    let named = |list: &[&str]| Modules::Named(list.iter().map(|s| s.to_string()).collect());
+    let (o, rank) = (|| small(4), |text: &str| vec![(text.to_string(), 2)]);
+    let alpha = |text: &str| vec![(text.to_string(), 50.0)];
+    for (options, key) in [
+        (AdapterOptions { target_modules: named(&["gate_proj"]), ..o() }, "target_modules"),
+        (AdapterOptions { target_modules: named(&["gate_proj", "up_proj"]), ..o() }, "target_modules"),
+        (AdapterOptions { target_modules: named(&["experts.0.down_proj"]), ..o() }, "target_modules"),
+        (AdapterOptions { exclude_modules: Some(named(&["up_proj"])), ..o() }, "target_modules"),
+        (AdapterOptions { rank_pattern: rank("gate_proj|up_proj"), ..o() }, "rank_pattern"),
+        (AdapterOptions { alpha_pattern: alpha("gate_proj|up_proj"), ..o() }, "alpha_pattern"),
+        (AdapterOptions { alpha_pattern: alpha("experts.1.down_proj"), ..o() }, "alpha_pattern"),
+        (AdapterOptions { use_rslora: true, ..o() }, "use_rslora"),
+        (
+            AdapterOptions {
+                target_modules: named(&["q_proj"]),
+                modules_to_save: vec!["down_proj".into()],
+                ..o()
+            },
+            "modules_to_save",
+        ),
+    ] {
+        let e = options.check_names(&experts).unwrap_err().to_string();
+        assert!(e.contains(&format!("adapter.{key}")) && e.contains("PEFT"), "{e}");
+    }
+    for options in [
+        o(),
+        AdapterOptions { rank_pattern: rank("down_proj"), alpha_pattern: alpha("q_proj"), ..o() },
+        AdapterOptions {
+            target_modules: named(&["down_proj", "q_proj"]),
+            use_rslora: true,
+            alpha_pattern: alpha("layers.0.*down_proj"),
+            ..o()
+        },
+        AdapterOptions { layers_to_transform: Some(vec![1]), ..o() },
+        AdapterOptions {
+            target_modules: named(&["q_proj"]),
+            modules_to_save: vec!["mlp.gate".into()],
+            ..o()
+        },
+    ] {
+        options.check_names(&experts).unwrap();
+    }
+}
+
+/// A trained adapter of a small model, saved, with its base beside it.
+fn saved(root: &Path, options: &AdapterOptions) -> PathBuf {
+    let (base, out) = (root.join("base"), root.join("adapter"));
+    let exact = SaveOptions { dtype: ferrl_engine::checkpoint::StorageFormat::F32, ..Default::default() };
+    ferrl_engine::checkpoint::init_model(&base, &InitOptions { tied: Some(false), ..tiny("qwen2") }, &exact)
+        .unwrap();
+    let training = Options { dtype: DType::F32, training: true, context: 0 };
+    let model = Model::load_adapted(best(), &ModelDir::open(&base).unwrap(), training, options, 11).unwrap();
+    save_adapter(&out, &model, &base, None, &SaveOptions::default()).unwrap();
+    out
+}
+
+fn config_of(adapter: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(adapter.join("adapter_config.json")).unwrap()).unwrap()
+}
+
+/// Ranks by pattern had been written in the order of the alphabet, and the first that matches counts: such an adapter could not be
+/// loaded again.
+#[test]
+fn patterns_are_saved_in_their_order() {
+    let root = std::env::temp_dir().join(format!("ferrl-patterns-{}", std::process::id()));
+    let options = AdapterOptions {
+        rank_pattern: vec![("v_proj".into(), 2), ("layers.1.self_attn.v_proj".into(), 3)],
+        alpha_pattern: vec![("v_proj".into(), 5.0), ("layers.1.self_attn.v_proj".into(), 7.0)],
+        ..small(4)
+    };
+    let out = saved(&root, &options);
+    for key in ["rank_pattern", "alpha_pattern"] {
+        let json = config_of(&out);
+        let keys: Vec<&String> = json[key].as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["v_proj", "layers.1.self_attn.v_proj"]);
+    }
+    ModelDir::open(&out).unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+/// PEFT: "`layers_to_transform` cannot be used when `target_modules` is a str".
+#[test]
+fn a_regular_expression_beside_layer_numbers_is_saved_as_names() {
+    let root = std::env::temp_dir().join(format!("ferrl-expression-{}", std::process::id()));
+    let options = AdapterOptions {
+        target_modules: Modules::Matching(r".*\.[qv]_proj".into()),
+        layers_to_transform: Some(vec![1]),
+        ..small(4)
+    };
+    let json = config_of(&saved(&root, &options));
+    let names = ["q_proj", "v_proj"].map(|name| format!("model.layers.1.self_attn.{name}"));
+    assert_eq!(json["target_modules"], serde_json::json!(names));
+    assert!(json["layers_to_transform"].is_null());
+    ModelDir::open(&root.join("adapter")).unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+/// A file without a tensor that `modules_to_save` names had been read as if the base's were meant.
+#[test]
+fn a_missing_module_to_save_is_refused() {
+    let root = std::env::temp_dir().join(format!("ferrl-missing-{}", std::process::id()));
+    let out = saved(&root, &small(4));
+    let mut json = config_of(&out);
+    let mut refusal = |key: &str, value: serde_json::Value| {
+        json[key] = value;
+        std::fs::write(out.join("adapter_config.json"), json.to_string()).unwrap();
+        json[key] = serde_json::Value::Null;
+        ModelDir::open(&out).err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    let e = refusal("modules_to_save", serde_json::json!(["lm_head"]));
+    assert!(e.contains("lm_head.weight") && e.contains("modules_to_save"), "{e}");
+    assert_eq!(refusal("modules_to_save", serde_json::json!(["classifier"])), "", "heads of other classes");
+    for (key, value) in [("init_lora_weights", "lora_ga"), ("arrow_config", "{}")] {
+        let e = refusal(key, serde_json::json!(value));
+        assert!(e.contains(key), "{e}");
+    }
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
 #[test]
 fn small_changes_that_rounding_swallows_are_counted() {
     let arrived = |dtype: DType, k: f32| {

@@ -496,7 +496,11 @@ fn wrap(from: &Path, to: &Path, prefix: &str, head: &str) {
 #[test]
 fn the_text_part_of_a_model_that_sees_is_read_and_saved_alone() {
     let temp = Temp::new();
-    let styles = [("language_model.model.", "language_model."), ("model.language_model.", "")];
+    let styles = [
+        ("language_model.model.", "language_model."),
+        ("model.language_model.", ""),
+        ("model.text_model.", ""),
+    ];
     for (family, tied) in [("llama", false), ("qwen2", true)] {
         let plain = temp.join(&format!("{family}-plain"));
         let options = InitOptions { tied: Some(tied), ..tiny(family) };
@@ -524,4 +528,29 @@ fn the_text_part_of_a_model_that_sees_is_read_and_saved_alone() {
     fs::write(temp.join("llama-0").join("config.json"), json.to_string()).unwrap();
     let message = ModelDir::open(&temp.join("llama-0")).unwrap_err().to_string();
     assert!(message.contains("\"lama\" of the text part") && message.contains("llama"), "{message}");
+}
+
+/// The head belongs to the whole model: where that ties it and files hold none, the text part's own field had been believed.
+#[test]
+fn the_whole_model_says_whether_its_head_is_tied() {
+    let temp = Temp::new();
+    let (plain, whole) = (temp.join("plain"), temp.join("whole"));
+    let config = init_model(&plain, &InitOptions { tied: Some(true), ..tiny("mistral") }, &F32).unwrap();
+    wrap(&plain, &whole, "model.language_model.", "");
+    edit(&whole.join("config.json"), |json| json["text_config"]["tie_word_embeddings"] = false.into());
+    let dir = ModelDir::open(&whole).unwrap();
+    assert_eq!((&dir.config, &dir.config_json["tie_word_embeddings"]), (&config, &json!(true)));
+    assert_eq!(read(&whole), read(&plain));
+    edit(&whole.join("config.json"), |json| json["tie_word_embeddings"] = false.into());
+    assert!(failure(&whole).contains("lm_head.weight"));
+
+    // transformers writes `true` around text models that bring a head of their own.
+    let (plain, whole) = (temp.join("own"), temp.join("own-whole"));
+    init_model(&plain, &InitOptions { tied: Some(false), ..tiny("mistral") }, &F32).unwrap();
+    wrap(&plain, &whole, "model.language_model.", "");
+    edit(&whole.join("config.json"), |json| {
+        json["tie_word_embeddings"] = true.into();
+        json["text_config"]["tie_word_embeddings"] = false.into();
+    });
+    assert_eq!(read(&whole), read(&plain));
 }

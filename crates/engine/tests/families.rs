@@ -287,6 +287,18 @@ fn a_classifier_with_one_label_is_a_score() {
     }
 }
 
+/// transformers' Gemma reads `hidden_activation` alone: `hidden_act` beside it, or in its place, had decided here.
+#[test]
+fn hidden_act_does_not_choose_the_activation_of_gemma() {
+    for kind in ["gemma2", "gemma3_text"] {
+        for extra in [json!({}), json!({"hidden_activation": "gelu_pytorch_tanh"})] {
+            let mut json = base(json!({"model_type": kind, "hidden_act": "silu"}));
+            json.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            assert_eq!(parse(&json).unwrap().activation, FfnActivation::GeluGated, "{kind}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_computed_is_refused_by_name() {
     let llama = |extra: Value| {
@@ -325,6 +337,15 @@ fn what_cannot_be_computed_is_refused_by_name() {
             json!({"model_type": "gemma3_text", "rope_parameters": {"full_attention": {"rope_theta": 1e6},
             "sliding_attention": {"rope_type": "linear", "factor": 2.0}}}),
             "sliding_attention has rope_type",
+        ),
+        (
+            json!({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}),
+            "attn_logit_softcapping is set",
+        ),
+        (
+            json!({"model_type": "smollm3", "sliding_window": 8, "layer_types": ["sliding_attention",
+            "full_attention", "full_attention", "full_attention"]}),
+            "use_sliding_window is false",
         ),
         (
             json!({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0],

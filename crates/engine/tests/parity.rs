@@ -241,3 +241,22 @@ fn greedy_continuations_equal_transformers() {
         }
     }
 }
+
+/// LongRoPE has divisors for the context of pre-training and others beyond it. A model that was loaded for no particular length
+/// computed longer sequences with the former, as no other program does.
+#[test]
+fn longrope_beyond_the_pre_trained_context_needs_a_model_loaded_for_it() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/phi3_longrope");
+    let (backend, dir) = (backends().pop().unwrap(), ModelDir::open(&dir).unwrap());
+    let ids = |n: u32| Batch::of(vec![(0..n).map(|i| 3 + i * 7 % 80).collect::<Vec<u32>>()]);
+    let logp = |context: usize, n: u32| {
+        let options = Options { dtype: DType::F32, training: true, context };
+        let model = Model::load(backend.clone(), &dir, options).unwrap();
+        stats(&model, &ids(n), 1.0).map(|s| s.logp)
+    };
+    assert_eq!(logp(0, 64).unwrap(), logp(64, 64).unwrap());
+    let e = logp(0, 65).unwrap_err().to_string();
+    assert!(e.contains("65 tokens") && e.contains("LongRoPE") && e.contains("data.max_length"), "{e}");
+    let (short, long) = (logp(64, 64).unwrap(), logp(65, 65).unwrap());
+    assert!(short.iter().zip(&long).any(|(a, b)| (a - b).abs() > 1e-3), "other divisors");
+}

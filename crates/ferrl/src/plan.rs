@@ -3,6 +3,7 @@
 //! Pure functions of a recipe, its models' configurations and the lengths of its data; nothing is allocated and no weight is
 //! read. The memory formulas follow the buffers of `ferrl_engine`: see [`memory`]. A test compares them with the peak of real runs.
 
+mod adapted;
 pub mod advice;
 pub mod cards;
 mod exchange;
@@ -67,6 +68,8 @@ pub struct Inputs {
 pub struct StagePlan {
     /// Its name.
     pub name: String,
+    /// Its own table in the recipe, as `stage.1`, and what that sets, which settings for all stages do not change.
+    own: Option<(String, Vec<String>)>,
     /// What it was made from.
     pub inputs: Inputs,
     /// Memory, part by part.
@@ -131,11 +134,24 @@ impl Inputs {
 }
 
 impl StagePlan {
-    fn new(name: &str, inputs: Inputs) -> Self {
+    fn new(name: &str, own: Option<(String, Vec<String>)>, inputs: Inputs) -> Self {
         let parts = memory::parts(&inputs);
         let steps = work::steps(&inputs);
         let disk = Disk::of(&inputs.recipe, &inputs.config, inputs.critic.as_ref());
-        StagePlan { name: name.into(), parts, work: work::work(&inputs), steps, disk, inputs }
+        StagePlan { name: name.into(), own, parts, work: work::work(&inputs), steps, disk, inputs }
+    }
+
+    /// Settings as on the command line, under this stage's own names where it sets them itself.
+    fn own_names(&self, settings: &str) -> String {
+        let Some((stage, keys)) = &self.own else { return settings.into() };
+        let one = |setting: &str| {
+            let name = setting.split('=').next().unwrap_or_default();
+            let within = |key: &String| {
+                name.strip_prefix(key.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            };
+            if keys.iter().any(within) { format!("{stage}.{setting}") } else { setting.into() }
+        };
+        settings.split(' ').map(one).collect::<Vec<_>>().join(" ")
     }
 
     /// Bytes at the peak.
@@ -152,7 +168,7 @@ impl Plan {
             let previous = stages.last().filter(|_| stage.continues);
             let inputs = inputs(&stage.recipe, previous, &stages)
                 .map_err(|e| e.at(format!("stage {}", stage.name)))?;
-            stages.push(StagePlan::new(&stage.name, inputs));
+            stages.push(StagePlan::new(&stage.name, resolved.own_keys(stage), inputs));
         }
         Ok(Plan { stages })
     }

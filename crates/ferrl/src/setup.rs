@@ -232,6 +232,18 @@ pub fn too_small(error: Error, rollout: &Rollout) -> Error {
     error.at(format!("rollout.cache_mib = {}", rollout.cache_mib)).fix(fix)
 }
 
+/// The longest sequence of a recipe that trains: what LongRoPE chooses its divisors by.
+fn context(recipe: &Recipe) -> Result<usize> {
+    let evaluates = (recipe.eval.every > 0 || recipe.eval.at_start) && recipe.eval.prompts > 0;
+    let samples = evaluates || algo::find(recipe.algorithm_name())?.feed.sampled();
+    Ok(if samples { sampled_context(recipe) } else { recipe.data.max_length })
+}
+
+/// The longest sequence of a recipe that samples.
+pub fn sampled_context(recipe: &Recipe) -> usize {
+    recipe.data.max_length + recipe.rollout.max_new_tokens
+}
+
 /// Cache options of a run.
 pub fn cache_options(rollout: &Rollout, backend: &dyn Backend) -> CacheOptions {
     CacheOptions {
@@ -262,7 +274,7 @@ fn trainer(
     dir: &ModelDir,
     split: Option<Split>,
 ) -> Result<ModelTrainer> {
-    let options = Options { dtype: recipe.dtype()?, training: true, context: 0 };
+    let options = Options { dtype: recipe.dtype()?, training: true, context: context(recipe)? };
     let model = match (&recipe.adapter, split) {
         (Some(adapter), split) => {
             Model::load_adapted_part(backend, dir, options, (&adapter.options()?, recipe.seed), split)?

@@ -14,7 +14,7 @@ pub fn load(recipe: &Recipe, student: &Model) -> Result<Model> {
             .at("teacher.path")
             .fix("teacher.path = \"directory\"")
     })?;
-    let options = Options { dtype: student.dtype, training: false, context: 0 };
+    let options = Options { dtype: student.dtype, training: false, context: student.context() };
     let teacher = Model::load(student.backend.clone(), &ModelDir::open(Path::new(path))?, options)?;
     comparable(student, &teacher).map_err(|e| e.at("teacher.path"))?;
     Ok(teacher)

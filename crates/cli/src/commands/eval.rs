@@ -205,7 +205,8 @@ pub fn run(args: &Args) -> Result<()> {
         });
     }
     let mut output = open_output(args, &found.model, &mut jobs)?;
-    let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
+    let context = jobs.iter().map(|job| setup::sampled_context(&job.recipe)).max().unwrap_or(0);
+    let model = Model::load(backend, &dir, Options { dtype, training: false, context })?;
     finish_on_interrupt("finishing the completions under way")?;
     let cache = setup::cache_options(&jobs[0].recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());

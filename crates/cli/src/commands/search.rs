@@ -159,7 +159,8 @@ pub fn run(args: &Args) -> Result<()> {
     };
     search::build(search::find(&args.strategy)?, &key_values("--option", &args.option)?, facts)?;
     let saved = args.save.as_deref().map(folder).transpose()?;
-    let options = Options { dtype: recipe.dtype()?, training: false, context: 0 };
+    let options =
+        Options { dtype: recipe.dtype()?, training: false, context: setup::sampled_context(&recipe) };
     let model = Model::load(backend, &dir, options)?;
     let records = {
         let with = (&recipe, &model, &dir, &tokenizer);

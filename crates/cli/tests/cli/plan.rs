@@ -230,6 +230,106 @@ fn a_large_model_needs_only_its_configuration() {
     fails(&["plan", &recipe, "model.path=nowhere"], 4, &["config.json", "needs no weights"]);
 }
 
+/// A directory with the configuration of Qwen2.5-7B and nothing else.
+fn seven(folder: &Folder, name: &str, more: &str) -> String {
+    let config = format!(
+        r#"{{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+        "tie_word_embeddings": false{more}}}"#
+    );
+    std::fs::create_dir_all(folder.path(name)).unwrap();
+    folder.write(&format!("{name}/config.json"), config);
+    folder.path(name)
+}
+
+/// What the error for a card of that size advises, and the plan with the first proposal.
+fn advised(recipe: &str, memory: &str, changes: &[&str]) -> (String, Value) {
+    let args = [&["plan", recipe, "device=cuda", "--memory", memory], changes].concat();
+    let out = ferrl(&args, "");
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(5), "{message}");
+    let fix = message.split("fix: ").nth(1).unwrap().to_string();
+    let words = fix.split(", or ").next().unwrap().split(" (").next().unwrap();
+    let settings: Vec<&str> = words.split(' ').filter(|word| word.contains('=')).collect();
+    assert!(!settings.is_empty(), "{message}");
+    let fits = ok(&[&args[..], &settings, &["--json"]].concat());
+    (fix, serde_json::from_str(&fits).unwrap())
+}
+
+/// A stage's own keys are stronger than those for all stages: advice for them had no effect.
+#[test]
+fn advice_for_a_stage_names_the_keys_that_the_stage_sets() {
+    let folder = Folder::new("plan-own");
+    let text = format!(
+        "model = {{ path = {:?}, dtype = \"bf16\" }}\n\
+         data = {{ train = [\"rows.jsonl\"], max_length = 2048 }}\n[[stage]]\nalgo = \"sft\"\n\
+         train = {{ steps = 100, batch = 32, micro_batch_tokens = 16384 }}\nadapter = {{ r = 16, base = \"device\" }}\n",
+        seven(&folder, "7b", "")
+    );
+    let recipe = folder.write("own.toml", text);
+    let (fix, _) = advised(&recipe, "50GiB", &[]);
+    assert!(
+        fix.contains("add stage.0.train.micro_batch_tokens=") && fix.contains("or model.recompute"),
+        "{fix}"
+    );
+    let (fix, _) = advised(&recipe, "30GiB", &[]);
+    assert!(fix.contains("add model.recompute=true stage.0.adapter.base=host ("), "{fix}");
+}
+
+/// A reference, teacher or reward model in the machine's memory was never proposed, and where no setting sufficed
+/// `optim.name = "sgd"` was, whether it fitted or not.
+#[test]
+fn everything_that_saves_memory_is_proposed_and_fits() {
+    let folder = Folder::new("plan-all");
+    let (policy, judge) =
+        (seven(&folder, "7b", ""), seven(&folder, "rm", r#", "num_labels": 1, "id2label": {"0": "x"}"#));
+    let head = format!("model = {{ path = {policy:?}, dtype = \"bf16\", recompute = true }}\n");
+    let data = "data = { train = [\"rows.jsonl\"], max_length = 512 }\n";
+    let grpo = format!(
+        "algo = {{ name = \"grpo\", kl = {{ coef = 0.01 }} }}\n{head}{data}reward = [{{ model = {judge:?} }}]\n\
+         rollout = {{ prompts = 16, samples = 8, max_new_tokens = 256, cache_mib = 64 }}\ntrain.steps = 10\n\
+         optim = {{ name = \"adamw8\", offload = \"moments\" }}\n"
+    );
+    let judge_json = std::fs::read_to_string(folder.path("rm/config.json")).unwrap();
+    folder.write("rm/config.json", judge_json.replace("ForCausalLM", "ForSequenceClassification"));
+    let (fix, _) = advised(&folder.write("grpo.toml", &grpo), "77GiB", &[]);
+    assert!(fix.contains("reference.offload=true") && fix.contains("reward.0.offload=true"), "{fix}");
+    let sft = folder
+        .write("sft.toml", format!("algo = \"sft\"\n{head}{data}train = {{ steps = 10, batch = 32 }}\n"));
+    let (fix, got) = advised(&sft, "24GiB", &[]);
+    assert!(fix.contains("train otherwise: adapter.r=32 adapter.base=host") && !fix.contains("sgd"), "{fix}");
+    assert!(got["stages"][0]["host_bytes"].as_u64() > Some(10 << 30), "{got}");
+    fails(
+        &["plan", &sft, "device=cuda", "--memory", "8GiB"],
+        5,
+        &["alone makes it fit", "; a smaller model, or"],
+    );
+}
+
+/// 18,624 modules were compared with one another: a plan of an adapter of Qwen3-30B-A3B that did not fit took more than five minutes.
+#[test]
+fn an_adapter_of_many_experts_is_planned_in_seconds() {
+    let folder = Folder::new("plan-experts");
+    let config = r#"{"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": true,
+        "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06, "tie_word_embeddings": false}"#;
+    std::fs::create_dir_all(folder.path("moe")).unwrap();
+    folder.write("moe/config.json", config);
+    let recipe = folder.write(
+        "moe.toml",
+        format!(
+            "algo = \"sft\"\nmodel = {{ path = {:?}, dtype = \"bf16\" }}\nadapter = {{ r = 16, alpha_pattern = {{ q_proj = 8 }} }}\n\
+             data = {{ train = [\"rows.jsonl\"], max_length = 2048 }}\ntrain = {{ steps = 10, batch = 32 }}\n",
+            folder.path("moe")
+        ),
+    );
+    let began = std::time::Instant::now();
+    fails(&["plan", &recipe, "device=cuda", "--memory", "24GiB"], 5, &["alone makes it fit"]);
+    assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
+}
+
 #[test]
 fn a_dry_run_is_a_recipe_with_the_plan_in_its_comments() {
     let folder = Folder::new("plan-dry");

@@ -12,6 +12,7 @@ use super::init::{InitOptions, init_param};
 use super::nf4;
 use super::peft::AdapterDir;
 use super::store::{Store, read_json};
+use crate::model::wrapper::ties_head;
 use crate::model::{Family, Head, ModelConfig, ParamShape, Slot, StoredPart, Tensor, family_of, text_config};
 use crate::{Error, Result, nearest};
 
@@ -107,6 +108,7 @@ impl ModelDir {
         let mut config_json = read_json(&path.join("config.json"))?;
         let text = text_config(&config_json).map_err(|e| e.at(path.display()))?;
         let wrapped = text.is_some();
+        let ties = wrapped && ties_head(&config_json);
         config_json = text.unwrap_or(config_json);
         if nf4::is_quantised(&config_json).map_err(|e| e.at(path.display()))?
             && let Some(fields) = config_json.as_object_mut()
@@ -117,6 +119,10 @@ impl ModelDir {
         let mut config = family.config(&config_json).map_err(|e| e.at(path.display()))?;
         let store = Store::open(path)?;
         let store = if wrapped { store.text_part() } else { store };
+        if ties && store.find("lm_head.weight").is_none() {
+            config.tied = true;
+            config_json["tie_word_embeddings"] = true.into();
+        }
         if config.head == Head::Lm && store.find("v_head.summary.weight").is_some() {
             config.head = Head::LmAndValue;
         }

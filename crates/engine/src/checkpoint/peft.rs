@@ -22,6 +22,9 @@ pub(super) const CONFIG: &str = "adapter_config.json";
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 /// Written if the adapter was trained on an NF4-quantised copy of its base.
 const BASE: &str = "adapter_base.json";
+/// What helps where an adapter is more than is understood here.
+pub(super) const MERGE: &str =
+    "merge it into its base model with peft: merge_and_unload().save_pretrained(...)";
 /// PEFT's prefix of module names.
 const PREFIX: &str = "base_model.model.";
 
@@ -113,7 +116,7 @@ impl AdapterDir {
         let path = self.path.clone();
         let there = |mut e: Error| {
             e.class = crate::Class::Model;
-            e.at(path.display())
+            e.at(path.display()).fix(MERGE)
         };
         // PEFT lists heads that the model may not have.
         let own = self.options.clone();
@@ -130,13 +133,26 @@ impl AdapterDir {
             known.insert(name);
         }
         let params = config.params();
+        let whole = self.options.modules_to_save.clone();
+        let named = |tensor: &SavedTensor| {
+            let module = tensor.name.trim_end_matches(".weight").trim_end_matches(".bias");
+            whole.iter().any(|name| module.ends_with(name.as_str()))
+        };
         let mut kept = Vec::new();
         for tensor in saved {
-            // A bias that PEFT did not write is unchanged from the base.
-            if let Some(part) = self.stored(&tensor) {
-                let (name, _, _) = self.find(&part)?;
-                known.insert(name);
-                kept.push((params[tensor.param], tensor));
+            match self.stored(&tensor) {
+                Some(part) => {
+                    let (name, _, _) = self.find(&part)?;
+                    known.insert(name);
+                    kept.push((params[tensor.param], tensor));
+                }
+                // A bias or head that PEFT did not write is unchanged from the base.
+                None if !named(&tensor) => {}
+                None => {
+                    return Err(Error::model(format!("tensor {:?} is missing", saved_name(&tensor)))
+                        .at(self.path.join(WEIGHTS).display())
+                        .fix("modules_to_save in adapter_config.json names it: copy the whole file, or leave it out there"));
+                }
             }
         }
         if let Some(name) = self.store.names().find(|name| !known.contains(*name)) {

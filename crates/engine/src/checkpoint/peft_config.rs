@@ -1,6 +1,6 @@
 //! PEFT's `adapter_config.json`.
 
-use super::peft::CONFIG;
+use super::peft::{CONFIG, MERGE};
 use crate::model::adapter::{Adapter, AdapterOptions, BaseHome, Bias, Init, Modules};
 use crate::model::{Head, Model};
 use crate::{Error, Result};
@@ -53,9 +53,7 @@ impl File<'_> {
         let kind = self.json["peft_type"].as_str().unwrap_or("LORA");
         if kind != "LORA" {
             let e = self.error(format!("peft_type is {kind:?}, expected \"LORA\""));
-            return Err(
-                e.fix("merge it into its base model with peft: merge_and_unload().save_pretrained(...)")
-            );
+            return Err(e.fix(MERGE));
         }
         let set = |key: &&str| !matches!(&self.json[*key], Value::Null | Value::Bool(false));
         let others = [
@@ -67,18 +65,17 @@ impl File<'_> {
             "alora_invocation_tokens",
             "use_qalora",
             "use_bdlora",
+            "arrow_config",
             "velora_config",
             "monteclora_config",
             "kasa_config",
         ];
         if let Some(key) = others.iter().find(|key| set(key)) {
             let e = self.error(format!("{key} is set, which is not supported"));
-            return Err(
-                e.fix("merge it into its base model with peft: merge_and_unload().save_pretrained(...)")
-            );
+            return Err(e.fix(MERGE));
         }
         let init = self.json["init_lora_weights"].as_str().unwrap_or_default();
-        if ["pissa", "olora", "corda", "loftq"].iter().any(|name| init.starts_with(name)) {
+        if ["pissa", "olora", "corda", "loftq", "lora_ga"].iter().any(|name| init.starts_with(name)) {
             let e =
                 self.error(format!("init_lora_weights is {init:?}: this adapter belongs to a changed base"));
             return Err(e.fix(
@@ -176,6 +173,8 @@ pub(super) fn write(model: &Model, adapter: &Adapter, base: &Path) -> Value {
         Modules::Matching(pattern) => json!(pattern),
         Modules::Named(names) => json!(names),
     };
+    // PEFT refuses a regular expression beside layer numbers.
+    let chosen_by_name = matches!(o.target_modules, Modules::Matching(_)) && o.layers_to_transform.is_some();
     let score = model.config.head == Head::Score;
     let mut whole = o.modules_to_save.clone();
     if score && !whole.iter().any(|name| name == "score") {
@@ -188,11 +187,15 @@ pub(super) fn write(model: &Model, adapter: &Adapter, base: &Path) -> Value {
         "r": o.r,
         "lora_alpha": o.alpha,
         "lora_dropout": 0.0,
-        "target_modules": choice(&o.target_modules),
+        "target_modules": match chosen_by_name {
+            true => json!(adapter.modules().map(|m| &m.name).collect::<Vec<_>>()),
+            false => choice(&o.target_modules),
+        },
         "exclude_modules": o.exclude_modules.as_ref().map(choice),
-        "rank_pattern": o.rank_pattern.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+        // In the order of the settings: the first pattern that matches a module counts.
+        "rank_pattern": o.rank_pattern.iter().cloned().map(|(k, v)| (k, json!(v))).collect::<Map<_, _>>(),
         "alpha_pattern": o.alpha_pattern.iter().cloned().map(|(k, v)| (k, json!(v))).collect::<Map<_, _>>(),
-        "layers_to_transform": o.layers_to_transform,
+        "layers_to_transform": if chosen_by_name { None } else { o.layers_to_transform.as_ref() },
         "layers_pattern": null,
         "use_rslora": o.use_rslora,
         "use_dora": false,

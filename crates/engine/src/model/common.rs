@@ -17,8 +17,8 @@ pub(crate) struct Defaults {
     pub(crate) max_positions: usize,
     pub(crate) eps: f64,
     pub(crate) tied: bool,
-    /// Fields that may name the activation; the first one present is used.
-    pub(crate) activation_keys: &'static [&'static str],
+    /// The field that names the activation.
+    pub(crate) activation_key: &'static str,
     pub(crate) activation: &'static str,
 }
 
@@ -101,14 +101,8 @@ pub(crate) fn llama_config(family: &Family, f: &Fields) -> Result<ModelConfig> {
 }
 
 fn gated_activation(f: &Fields, defaults: &Defaults) -> Result<FfnActivation> {
-    let (mut key, mut name) = (defaults.activation_keys[0], defaults.activation);
-    for candidate in defaults.activation_keys {
-        if let Some(given) = f.text(candidate)? {
-            (key, name) = (candidate, given);
-            break;
-        }
-    }
-    match name {
+    let key = defaults.activation_key;
+    match f.text(key)?.unwrap_or(defaults.activation) {
         "silu" | "swish" => Ok(FfnActivation::SiluGated),
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(FfnActivation::GeluGated),
         other => Err(f

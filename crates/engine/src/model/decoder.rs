@@ -107,6 +107,7 @@ impl Model {
         let reach = positions.iter().max().map_or(0, |&p| p as usize + 1);
         self.config.check_ids(ids)?;
         self.config.check_length(reach)?;
+        self.check_reach(reach)?;
         let listed = positions;
         let (ids_there, positions) = (self.backend.indices(ids)?, self.backend.indices(positions)?);
         let list = self.team().map(|_| (ids.to_vec(), listed.to_vec()));

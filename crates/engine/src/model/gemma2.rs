@@ -21,7 +21,7 @@ pub(super) const FAMILY: Family = Family {
         head_dim: Some(256),
         max_positions: 8192,
         tied: true,
-        activation_keys: &["hidden_activation", "hidden_act"],
+        activation_key: "hidden_activation", // `hidden_act` may stand beside it and is not read
         activation: "gelu_pytorch_tanh",
         ..Family::LLAMA.defaults
     },

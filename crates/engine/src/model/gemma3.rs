@@ -28,7 +28,7 @@ pub(super) const FAMILY: Family = Family {
         head_dim: Some(256),
         max_positions: 131_072,
         tied: true,
-        activation_keys: &["hidden_activation", "hidden_act"],
+        activation_key: "hidden_activation", // `hidden_act` may stand beside it and is not read
         activation: "gelu_pytorch_tanh",
         ..Family::LLAMA.defaults
     },
@@ -41,9 +41,14 @@ pub(super) const FAMILY: Family = Family {
     read: |family, f| {
         let json = with_defaults(f);
         let f = &Fields::new(&json)?;
+        // transformers' Gemma 3 ignores the field, so one that is set has no agreed meaning.
+        if f.is_active("attn_logit_softcapping") {
+            return Err(f
+                .error("attn_logit_softcapping is set, which Gemma 3's class in transformers ignores")
+                .fix("set attn_logit_softcapping to null: Gemma 3 has norms on queries and keys instead"));
+        }
         let mut c = gemma_config(family, f)?;
         c.qk_norm = Some(QkNorm::PerHead);
-        c.attention_softcap = f.opt_positive("attn_logit_softcapping")?.map(|x| x as f32);
         c.final_softcap = f.opt_positive("final_logit_softcapping")?.map(|x| x as f32);
         let pattern = f.opt_size("sliding_window_pattern")?.unwrap_or(6);
         let slides = |layer: usize| !(layer + 1).is_multiple_of(pattern);

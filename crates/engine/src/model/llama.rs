@@ -21,7 +21,7 @@ pub(super) const FAMILY: Family = Family {
         max_positions: 2048,
         eps: 1e-6,
         tied: false,
-        activation_keys: &["hidden_act"],
+        activation_key: "hidden_act",
         activation: "silu",
     },
     rope: RopeRules::USUAL,

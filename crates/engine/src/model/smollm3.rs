@@ -26,7 +26,19 @@ pub(super) const FAMILY: Family = Family {
         c.mlp_bias = f.flag("mlp_bias", false)?;
         c.layer_ropes = layer_ropes(f, c.layers)?;
         let slides = f.flag("use_sliding_window", false)?;
-        let window = f.opt_size("sliding_window")?.filter(|_| slides);
+        let size = f.opt_size("sliding_window")?;
+        if !slides
+            && size.is_some()
+            && typed_windows(f, c.layers, size, |_| false)?.iter().any(Option::is_some)
+        {
+            return Err(f
+                .error(
+                    "layer_types names layers with a window although use_sliding_window is false: \
+                        transformers' attention kernels disagree on what that means",
+                )
+                .fix("set use_sliding_window to true, or sliding_window to null"));
+        }
+        let window = size.filter(|_| slides);
         // Without layer_types, the NoPE layers are the windowed ones.
         c.windows = typed_windows(f, c.layers, window, |l| c.layer_ropes[l] == LayerRope::None)?;
         Ok(c)

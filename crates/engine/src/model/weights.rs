@@ -4,7 +4,7 @@
 
 use super::adapter::base::Nf4Base;
 use super::adapter::{Adapter, AdapterOptions, BaseHome, adapted_weights, frozen_params};
-use super::config::{LayerRope, ModelConfig, Position, Rope};
+use super::config::{LayerRope, ModelConfig, Position, Rope, RopeScaling};
 use super::frozen::fits_bf16;
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
@@ -523,6 +523,29 @@ impl Model {
         let tables = Arc::new(RotaryTables { positions, global: self.rotary_table(rope, positions)?, local });
         *slot = Some(tables.clone());
         Ok(Some(tables))
+    }
+
+    /// The longest sequence that the model was loaded for; 0 means as in pre-training.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Refuses a sequence beyond the context of pre-training where LongRoPE's divisors were chosen for that.
+    pub(crate) fn check_reach(&self, tokens: usize) -> Result<()> {
+        let &Position::Rotary(Rope { scaling: RopeScaling::PerDimension { original, .. }, .. }) =
+            &self.config.position
+        else {
+            return Ok(());
+        };
+        if tokens <= original || self.context > original {
+            return Ok(());
+        }
+        let what =
+            format!("{tokens} tokens, and LongRoPE (rope_scaling) has the divisors for up to {original}");
+        Err(Error::data(what).fix(format!(
+            "allow longer sequences from the start, so that the divisors for those are taken: data.max_length and rollout.max_new_tokens \
+             together above {original}; or shorter sequences"
+        )))
     }
 
     fn rotary_table(&self, rope: &Rope, positions: usize) -> Result<RotaryTable> {

@@ -18,8 +18,8 @@ const SHARED: [&str; 7] = [
     "transformers_version",
 ];
 
-/// Prefixes that replace `model.` for text tensors, in older and newer versions of transformers.
-const PREFIXES: [&str; 2] = ["language_model.model.", "model.language_model."];
+/// Prefixes that replace `model.` for text tensors: in older and newer versions of transformers, and in Idefics 3 and SmolVLM.
+const PREFIXES: [&str; 3] = ["language_model.model.", "model.language_model.", "model.text_model."];
 
 /// The text configuration; `None` if the model is text-only.
 pub fn text_config(json: &Value) -> Result<Option<Value>> {
@@ -45,6 +45,12 @@ pub fn text_config(json: &Value) -> Result<Option<Value>> {
     }
     out.insert("architectures".into(), json!([family.architectures().causal]));
     Ok(Some(Value::Object(out)))
+}
+
+/// Whether the whole model's logits use the embedding. Its head belongs to the whole, whose `tie_word_embeddings` then counts
+/// although the text part has one of its own.
+pub(crate) fn ties_head(whole: &Value) -> bool {
+    whole["tie_word_embeddings"] == true
 }
 
 /// Names that a text tensor may have in a multimodal checkpoint.

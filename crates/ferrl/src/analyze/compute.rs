@@ -114,7 +114,8 @@ struct LoadedModel {
 
 impl LoadedModel {
     fn open(dir: &Path, recipe: &Recipe, backend: &Arc<dyn Backend>) -> Result<Self> {
-        let options = Options { dtype: recipe.dtype()?, training: false, context: 0 };
+        let options =
+            Options { dtype: recipe.dtype()?, training: false, context: setup::sampled_context(recipe) };
         let model = Model::load(backend.clone(), &ModelDir::open(dir)?, options)?;
         Ok(LoadedModel { model, tokenizer: Arc::new(Tokenizer::from_dir(dir)?), dir: dir.into() })
     }

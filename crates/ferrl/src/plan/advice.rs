@@ -3,6 +3,7 @@
 use super::memory::{self, is_f32};
 use super::show::size;
 use super::{Inputs, Plan, StagePlan};
+use crate::recipe::AdapterSettings;
 use ferrl_engine::Error;
 use ferrl_kernels::DType;
 
@@ -32,15 +33,18 @@ fn fewer_tokens(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
         now
     };
     let least = longest.next_multiple_of(64).max(64);
-    let mut tokens = i.micro_tokens().next_multiple_of(256);
-    while tokens > least {
-        tokens = tokens.saturating_sub(256).max(least);
-        let now = with(tokens);
-        if bytes(&now) <= available {
-            return Some((tokens, now));
-        }
+    let most = i.micro_tokens().next_multiple_of(256);
+    // Steps down from there; fewer tokens never take more memory.
+    let tokens = |step: usize| most.saturating_sub(256 * step).max(least);
+    let (mut low, mut high) = (1, most.saturating_sub(least).div_ceil(256));
+    if high == 0 || bytes(&with(tokens(high))) > available {
+        return None;
     }
-    None
+    while low < high {
+        let middle = (low + high) / 2;
+        if bytes(&with(tokens(middle))) <= available { high = middle } else { low = middle + 1 }
+    }
+    Some((tokens(high), with(tokens(high))))
 }
 
 fn recompute(i: &Inputs) -> Option<Inputs> {
@@ -100,8 +104,39 @@ fn least_cache(i: &Inputs) -> Option<Inputs> {
     ((i.feed.sampled() || i.evaluates()) && i.recipe.rollout.cache_mib > 64).then_some(now)
 }
 
-/// A change that saves memory; `None` if it has no effect.
-type Saving = fn(&Inputs) -> Option<Inputs>;
+/// Offloads the reference to host memory between uses.
+fn park_reference(i: &Inputs) -> Option<Inputs> {
+    let mut now = i.clone();
+    now.recipe.reference.offload = true;
+    (bytes(&now) < bytes(i)).then_some(now)
+}
+
+/// The teacher, likewise.
+fn park_teacher(i: &Inputs) -> Option<Inputs> {
+    let mut now = i.clone();
+    now.recipe.teacher.offload = true;
+    (bytes(&now) < bytes(i)).then_some(now)
+}
+
+/// Reward models, likewise.
+fn park_rewards(i: &Inputs) -> Option<Proposal> {
+    let (mut now, mut texts) = (i.clone(), Vec::new());
+    for (n, reward) in now.recipe.reward.iter_mut().enumerate() {
+        if !reward.offload && reward.model_paths().next().is_some() {
+            reward.offload = true;
+            texts.push(format!("reward.{n}.offload=true"));
+        }
+    }
+    now.judges.iter_mut().for_each(|(_, offload)| *offload = true);
+    (bytes(&now) < bytes(i)).then(|| (texts.join(" "), now))
+}
+
+/// Settings as on the command line, and what is planned with them.
+type Proposal = (String, Inputs);
+
+fn set(text: &str, now: Option<Inputs>) -> Option<Proposal> {
+    now.map(|now| (text.to_string(), now))
+}
 
 /// Single changes with which the stage fits; if there are none, a combination, if that fits.
 pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
@@ -115,7 +150,6 @@ pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
 
 /// Each setting that saves memory, alone.
 fn single_changes(i: &Inputs, available: u64) -> Vec<Change> {
-    let set = |text: &str, now: Option<Inputs>| now.map(|now| (text.to_string(), now));
     let tokens = fewer_tokens(i, available).map(|(n, now)| (format!("train.micro_batch_tokens={n}"), now));
     let cache = smaller_cache(i, available).map(|(mib, now)| (format!("rollout.cache_mib={mib}"), now));
     let all = [
@@ -124,6 +158,9 @@ fn single_changes(i: &Inputs, available: u64) -> Vec<Change> {
         cache,
         set("rollout.release_cache=true", release_cache(i)),
         set("model.dtype=bf16", half(i)),
+        set("reference.offload=true", park_reference(i)),
+        set("teacher.offload=true", park_teacher(i)),
+        park_rewards(i),
         set("optim.name=adamw8", eight_bits(i)),
         set("optim.offload=moments", offload(i)),
         set("adapter.base=host", base(i, "host")),
@@ -132,24 +169,29 @@ fn single_changes(i: &Inputs, available: u64) -> Vec<Change> {
     all.into_iter().flatten().map(|(text, now)| change(text, &now)).collect()
 }
 
-/// bf16, activation checkpointing and a small cache, then more as needed; 8-bit moments last, since they change results.
+/// bf16, activation checkpointing and a small cache, then more as needed; settings that change results last: 8-bit moments and an NF4
+/// base.
 fn combined_change(i: &Inputs, available: u64) -> Change {
-    let savings: [(&str, bool, Saving); 7] = [
-        ("model.dtype=bf16", true, half),
-        ("model.recompute=true", true, recompute),
-        ("rollout.cache_mib=64", true, least_cache),
-        ("rollout.release_cache=true", false, release_cache),
-        ("adapter.base=host", false, |i| base(i, "host")),
-        ("optim.offload=moments", false, offload),
-        ("optim.name=adamw8", false, eight_bits),
+    let savings: [(bool, fn(&Inputs) -> Option<Proposal>); 11] = [
+        (true, |i| set("model.dtype=bf16", half(i))),
+        (true, |i| set("model.recompute=true", recompute(i))),
+        (true, |i| set("rollout.cache_mib=64", least_cache(i))),
+        (false, |i| set("rollout.release_cache=true", release_cache(i))),
+        (false, |i| set("reference.offload=true", park_reference(i))),
+        (false, |i| set("teacher.offload=true", park_teacher(i))),
+        (false, park_rewards),
+        (false, |i| set("adapter.base=host", base(i, "host"))),
+        (false, |i| set("optim.offload=moments", offload(i))),
+        (false, |i| set("optim.name=adamw8", eight_bits(i))),
+        (false, |i| set("adapter.base=nf4", base(i, "nf4"))),
     ];
     let fits = |i: &Inputs| bytes(i) <= available || fewer_tokens(i, available).is_some();
     let (mut now, mut texts) = (i.clone(), Vec::new());
-    for (text, always, saving) in savings {
+    for (always, saving) in savings {
         if (always || !fits(&now))
-            && let Some(next) = saving(&now)
+            && let Some((text, next)) = saving(&now)
         {
-            texts.push(text.to_string());
+            texts.push(text);
             now = next;
         }
     }
@@ -160,6 +202,28 @@ fn combined_change(i: &Inputs, available: u64) -> Change {
         now = next;
     }
     change(texts.join(" "), &now)
+}
+
+/// What trains otherwise and fits, where no setting that saves memory suffices: an adapter, or an optimizer without moments.
+fn other_training(i: &Inputs, available: u64) -> Vec<Change> {
+    if i.recipe.adapter.is_some() {
+        return Vec::new();
+    }
+    let mut adapted = i.clone();
+    adapted.recipe.adapter = (!i.recipe.model.train_router).then(AdapterSettings::default);
+    let mut plain = i.clone();
+    plain.recipe.optim.name = "sgd".into();
+    let adapted = adapted.recipe.adapter.is_some().then_some(("adapter.r=32", adapted));
+    let with = |(text, now): (&str, Inputs)| {
+        let more = combined_change(&now, available);
+        Change { text: format!("{text} {}", more.text).trim_end().into(), ..more }
+    };
+    adapted
+        .into_iter()
+        .chain([("optim.name=sgd", plain)])
+        .map(with)
+        .filter(|c| c.bytes <= available)
+        .collect()
 }
 
 /// The error for a stage that does not fit.
@@ -173,21 +237,25 @@ pub fn refusal(stage: &StagePlan, available: u64) -> Error {
         size(stage.bytes()),
         size(available)
     );
+    let each = |c: &Change| format!("{} ({})", stage.own_names(&c.text), size(c.bytes));
+    let list = |all: &[Change]| all.iter().map(each).collect::<Vec<_>>().join(", or ");
     let found = changes(&stage.inputs, available);
     let fix = match &found[..] {
         [] => {
             let fixed = ["weights", "gradients", "optimizer", "reference", "teacher", "rewards", "average"];
             let fixed = stage.parts.iter().filter(|p| fixed.contains(&p.name)).map(|p| p.bytes).sum();
+            let others = other_training(&stage.inputs, available);
+            let others = if others.is_empty() {
+                String::new()
+            } else {
+                format!("train otherwise: {}, or ", list(&others))
+            };
             format!(
-                "no setting alone makes it fit: what the model itself takes is {}; a smaller model, optim.name = \
-                 \"sgd\", or a machine with more memory",
+                "no setting alone makes it fit: what the model itself takes is {}; {others}a smaller model, or a machine with more memory",
                 size(fixed)
             )
         }
-        list => {
-            let each = |c: &Change| format!("{} ({})", c.text, size(c.bytes));
-            format!("add {}", list.iter().map(each).collect::<Vec<_>>().join(", or "))
-        }
+        found => format!("add {}", list(found)),
     };
     Error::resource(what).fix(fix)
 }

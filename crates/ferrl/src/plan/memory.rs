@@ -6,10 +6,11 @@
 //! read, but for norms, which are recomputed in backward; with recompute only the stream, and one layer's interior at a time.
 
 use super::Inputs;
+use super::adapted::adapted;
 use crate::recipe::Recipe;
 use ferrl_engine::model::ModelConfig;
 use ferrl_engine::model::ParamShape;
-use ferrl_engine::model::adapter::{AdapterOptions, BaseHome, adapter_weights, frozen_params, lora_modules};
+use ferrl_engine::model::adapter::{AdapterOptions, BaseHome};
 use ferrl_kernels::codes::NF4_BLOCK;
 use ferrl_kernels::{DType, Footprint, counted};
 
@@ -235,7 +236,7 @@ impl Inputs {
 
     /// Numbers a token that an adapter's `A` gives and its backward reads.
     pub(super) fn between_adapters(&self, c: &ModelConfig) -> usize {
-        self.adapter().map_or(0, |o| o.r * lora_modules(c, &o).map_or(0, |modules| modules.len()))
+        self.adapter().map_or(0, |o| o.r * adapted(c, &o).modules)
     }
 
     /// Trained weights whose gradient a backward adds to more than once.
@@ -244,7 +245,7 @@ impl Inputs {
     }
 
     fn adapted(&self, c: &ModelConfig) -> Option<(usize, usize)> {
-        adapter_weights(c, &self.adapter()?).ok()
+        adapted(c, &self.adapter()?).counts
     }
 
     fn adapter(&self) -> Option<AdapterOptions> {
@@ -271,7 +272,7 @@ impl Inputs {
 
     /// Weights under an adapter.
     pub(super) fn bases(&self, c: &ModelConfig) -> Vec<ParamShape> {
-        self.adapter().map_or_else(Vec::new, |options| base_weights(c, &options))
+        self.adapter().map_or_else(Vec::new, |options| adapted(c, &options).weights.clone())
     }
 
     /// Bytes of a weight under an adapter on its way between ranks: in the compute type, which is taken to hold it exactly, or in f32
@@ -297,10 +298,13 @@ impl Inputs {
         let (Some(options), DType::Bf16, 2) = (self.adapter(), self.dtype(), self.device.frozen) else {
             return 0;
         };
-        let params = c.params();
         let read = |p: &ParamShape| c.is_multiplied(p.id) || p.id.slot.is_table();
-        let frozen = frozen_params(c, &options).unwrap_or_default().into_iter().map(|i| &params[i]);
-        frozen.filter(|p| read(p) && !p.id.slot.is_f32()).map(|p| 2 * p.len()).sum()
+        adapted(c, &options)
+            .frozen
+            .iter()
+            .filter(|p| read(p) && !p.id.slot.is_f32())
+            .map(|p| 2 * p.len())
+            .sum()
     }
 
     /// Bytes of the masters of a model that is trained: f32, but for the base of an adapter, which has a home of its own.
@@ -362,19 +366,10 @@ pub(super) const BUCKET: usize = 4 << 20;
 /// Bytes of the optimizer's moments of a model: an adapter's are all f32.
 pub fn moment_bytes(recipe: &Recipe, c: &ModelConfig) -> usize {
     let adapter = recipe.adapter.as_ref().and_then(|a| a.options().ok());
-    match adapter.and_then(|options| adapter_weights(c, &options).ok()) {
+    match adapter.and_then(|options| adapted(c, &options).counts) {
         Some((_, trained)) => 4 * trained * recipe.optim.moments(),
         None => c.params().iter().map(|p| recipe.optim.moment_bytes(p)).sum(),
     }
-}
-
-/// Adapted weights.
-fn base_weights(c: &ModelConfig, options: &AdapterOptions) -> Vec<ParamShape> {
-    let mut found: Vec<usize> =
-        lora_modules(c, options).unwrap_or_default().iter().map(|m| m.param).collect();
-    found.dedup();
-    let params = c.params();
-    found.into_iter().map(|i| params[i]).collect()
 }
 
 /// Device memory of `count` adapted weights; none where they are in host memory. Weights of a bf16 model are taken to
@@ -399,7 +394,9 @@ pub fn host_bytes(i: &Inputs) -> u64 {
     };
     let options = i.recipe.adapter.as_ref().and_then(|a| a.options().ok());
     let base: usize = match options.filter(|o| o.base == BaseHome::Host) {
-        Some(o) => models().flat_map(|c| base_weights(c, &o)).map(|p| i.dtype().size() * p.len()).sum(),
+        Some(o) => models()
+            .map(|c| adapted(c, &o).weights.iter().map(|p| i.dtype().size() * p.len()).sum::<usize>())
+            .sum(),
         None => 0,
     };
     (moments + base) as u64

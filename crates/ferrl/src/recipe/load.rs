@@ -116,6 +116,15 @@ impl Resolved {
         }
     }
 
+    /// The path of a stage's own table, and what is set there: keys of single values and of lists.
+    pub(crate) fn own_keys(&self, stage: &StageRecipe) -> Option<(String, Vec<String>)> {
+        let at = stage_path(stage.index);
+        let table = self.tree.get(&at).filter(|_| stage.staged)?;
+        let mut keys = Vec::new();
+        leaves(table, &mut KeyPath::new(), &mut keys);
+        Some((dotted(&at), keys))
+    }
+
     /// The place, with the stage's name if the key is set in the stage.
     fn in_stage(&self, stage: &StageRecipe, key: &str, place: String) -> String {
         if key.starts_with("stage.") { format!("{place}: stage {}", stage.name) } else { place }
@@ -133,6 +142,16 @@ impl Resolved {
             false => (base.clone(), base),
         };
         (dotted(&key), self.tree.place(&at).map_or_else(String::new, |p| p.text.clone()))
+    }
+}
+
+/// The paths of everything in a table that is no table itself.
+fn leaves(value: &Value, at: &mut KeyPath, keys: &mut Vec<String>) {
+    let Value::Object(map) = value else { return keys.push(dotted(at)) };
+    for (key, value) in map {
+        at.push(key.clone());
+        leaves(value, at, keys);
+        at.pop();
     }
 }
 

@@ -8,6 +8,7 @@
 //! `.weight`: q_proj, k_proj and v_proj have separate adapters although the decoder fuses them into one matrix.
 
 pub(crate) mod base;
+mod choices;
 mod lora;
 mod modules;
 
@@ -18,7 +19,7 @@ pub use modules::{LoraModule, SavedTensor, adapter_weights, lora_modules, saved_
 
 use crate::model::ModelConfig;
 use crate::{Error, Result};
-use regex::Regex;
+use std::collections::HashMap;
 
 /// The settings of an adapter, under PEFT's names.
 #[derive(Clone, Debug, PartialEq)]
@@ -118,8 +119,11 @@ impl AdapterOptions {
             return differs("it was trained on an NF4 base: adapter.base = \"nf4\"".into());
         }
         let (own, other) = (lora_modules(config, self)?, lora_modules(config, wanted)?);
+        let by_name =
+            |all: &[LoraModule]| all.iter().map(|m| (m.name.clone(), m.clone())).collect::<HashMap<_, _>>();
+        let (owned, others) = (by_name(&own), by_name(&other));
         for m in &own {
-            match other.iter().find(|o| o.name == m.name) {
+            match others.get(&m.name) {
                 None => return differs(format!("{} is adapted only in the model", m.name)),
                 Some(o) if o.r != m.r => {
                     return differs(format!(
@@ -137,7 +141,7 @@ impl AdapterOptions {
                 Some(_) => {}
             }
         }
-        if let Some(o) = other.iter().find(|o| own.iter().all(|m| m.name != o.name)) {
+        if let Some(o) = other.iter().find(|o| !owned.contains_key(&o.name)) {
             return differs(format!("{} is adapted only in the recipe", o.name));
         }
         let (own, other) = (saved_tensors(config, self)?, saved_tensors(config, wanted)?);
@@ -146,59 +150,9 @@ impl AdapterOptions {
         }
         Ok(())
     }
-
-    /// Rank and scale for a module.
-    fn shape(&self, module: &str) -> Result<(usize, f32)> {
-        let r = pattern(&self.rank_pattern, module)?.unwrap_or(self.r);
-        let alpha = pattern(&self.alpha_pattern, module)?.unwrap_or(self.alpha);
-        if r == 0 || r > MOST {
-            return Err(Error::usage(format!("the rank of {module:?} is {r}, expected 1 to {MOST}"))
-                .at("adapter.r")
-                .fix("adapter.r = 32"));
-        }
-        let divisor = if self.use_rslora { (r as f64).sqrt() } else { r as f64 };
-        Ok((r, (alpha / divisor) as f32))
-    }
-}
-
-/// Largest rank.
-const MOST: usize = 1 << 16;
-
-impl Modules {
-    /// Whether it selects a module by name; `AllLinear` is decided by the caller.
-    fn names(&self, module: &str) -> Result<bool> {
-        match self {
-            Modules::AllLinear => Ok(true),
-            Modules::Matching(pattern) => Ok(regex(&format!("^(?:{pattern})$"), pattern)?.is_match(module)),
-            Modules::Named(names) => Ok(names.iter().any(|name| ends_with(module, name))),
-        }
-    }
 }
 
 /// Whether a module's name equals `name` or ends with `.name`.
 pub(crate) fn ends_with(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-}
-
-/// The value of the first pattern that matches the end of a module's name, as in PEFT.
-fn pattern<T: Copy>(patterns: &[(String, T)], module: &str) -> Result<Option<T>> {
-    for (text, value) in patterns {
-        if matches(text, module)? {
-            return Ok(Some(*value));
-        }
-    }
-    Ok(None)
-}
-
-/// Whether a pattern matches the end of a module's name.
-fn matches(text: &str, module: &str) -> Result<bool> {
-    Ok(regex(&format!(r"^(?:.*\.)?(?:{text})$"), text)?.is_match(module))
-}
-
-fn regex(whole: &str, given: &str) -> Result<Regex> {
-    Regex::new(whole).map_err(|_| {
-        Error::usage(format!("{given:?} is not a valid regular expression")).at("adapter").fix(
-            "without look-ahead and back-references, or a list of names such as [\"q_proj\", \"v_proj\"]",
-        )
-    })
 }

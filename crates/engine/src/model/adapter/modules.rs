@@ -1,8 +1,10 @@
 //! Which tensors of a model get an adapter, and which are trained in full with it.
 
-use super::{AdapterOptions, Bias, Modules, ends_with, matches};
+use super::choices::{ModuleChoices, at_end};
+use super::{AdapterOptions, Bias, Modules, ends_with};
 use crate::model::{ModelConfig, ParamKind, RowOrder, Slot, StoredPart, family};
 use crate::{Error, Result, nearest};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 /// An adapted module: one checkpoint tensor, which may be a block of rows of a fused weight.
@@ -55,6 +57,7 @@ pub struct SavedTensor {
 /// All modules that the options adapt, in the order of the configuration's parameters.
 pub fn lora_modules(config: &ModelConfig, options: &AdapterOptions) -> Result<Vec<LoraModule>> {
     let (mut found, mut linear) = (Vec::new(), Vec::new());
+    let choices = ModuleChoices::new(options)?;
     for (param, tensor) in family(config.family)?.tensors(config).into_iter().enumerate() {
         let id = tensor.param.id;
         if id.kind != ParamKind::Weight || !id.slot.is_linear() {
@@ -65,8 +68,8 @@ pub fn lora_modules(config: &ModelConfig, options: &AdapterOptions) -> Result<Ve
             let cols = tensor.param.cols;
             let rows = stored.len() / cols;
             let name = module(&stored.name);
-            if chosen(options, name, id.layer)? {
-                let (r, scale) = options.shape(name)?;
+            if choices.chosen(name, id.layer) {
+                let (r, scale) = choices.shape(name)?;
                 let name = name.to_string();
                 let (transposed, order) = (stored.transposed, stored.order);
                 found.push(LoraModule { name, param, part, row, rows, cols, r, scale, transposed, order });
@@ -77,20 +80,6 @@ pub fn lora_modules(config: &ModelConfig, options: &AdapterOptions) -> Result<Ve
     }
     check(options, &found, &linear)?;
     Ok(found)
-}
-
-fn chosen(options: &AdapterOptions, name: &str, layer: Option<usize>) -> Result<bool> {
-    // PEFT's all-linear excludes heads; naming one explicitly is refused below.
-    if options.target_modules == Modules::AllLinear && layer.is_none() {
-        return Ok(false);
-    }
-    let within = match (&options.layers_to_transform, layer) {
-        (Some(layers), Some(layer)) => layers.contains(&layer),
-        (Some(_), None) => false,
-        (None, _) => true,
-    };
-    let excluded = options.exclude_modules.as_ref().map_or(Ok(false), |modules| modules.names(name))?;
-    Ok(within && !excluded && options.target_modules.names(name)?)
 }
 
 /// Refuses options that adapt nothing, or name a module that does not exist or cannot be adapted.
@@ -136,8 +125,8 @@ pub(super) fn check_names(options: &AdapterOptions, config: &ModelConfig) -> Res
         ("alpha_pattern", options.alpha_pattern.iter().map(|(text, _)| text).collect()),
     ];
     for (key, text) in patterns.iter().flat_map(|(key, texts)| texts.iter().map(move |text| (key, text))) {
-        let mut hits = found.iter().map(|m| matches(text, &m.name)).collect::<Result<Vec<_>>>()?.into_iter();
-        if !hits.any(|hit| hit) {
+        let pattern = at_end(text)?;
+        if !found.iter().any(|m| pattern.is_match(&m.name)) {
             return refuse(
                 format!("{text:?} matches no adapted module"),
                 key,
@@ -167,26 +156,73 @@ pub(super) fn check_names(options: &AdapterOptions, config: &ModelConfig) -> Res
         let what = format!("there is no layer {layer}: the model has {}", config.layers);
         return refuse(what, "layers_to_transform", "numbers from 0");
     }
-    // PEFT stacks the matrices of all experts of a layer.
-    let mut ranks: std::collections::HashMap<(&str, &str), &LoraModule> = Default::default();
-    for m in &found {
-        let Some((layer, (_, projection))) =
-            m.name.split_once(".experts.").and_then(|(layer, rest)| Some((layer, rest.split_once('.')?)))
-        else {
-            continue;
-        };
-        let other = *ranks.entry((layer, projection)).or_insert(m);
-        if other.r != m.r {
-            let what = format!("{} has rank {} and {} rank {}", m.name, m.r, other.name, other.r);
-            return refuse(what, "rank_pattern", "one rank for all experts of a layer: PEFT stacks them");
+    check_experts(options, config, &found)
+}
+
+/// PEFT stacks the matrices of all experts of a layer, and gate on top of up: refuses adapters that it could not load, or would
+/// scale differently.
+fn check_experts(options: &AdapterOptions, config: &ModelConfig, found: &[LoraModule]) -> Result<()> {
+    let Some(experts) = &config.experts else { return Ok(()) };
+    let refuse =
+        |what: String, at: &str, fix: &str| Err(Error::usage(what).at(format!("adapter.{at}")).fix(fix));
+    let mut stacks: BTreeMap<(&str, &str), Vec<&LoraModule>> = BTreeMap::new();
+    for m in found {
+        if let Some((layer, rest)) = m.name.split_once(".experts.")
+            && let Some((_, projection)) = rest.split_once('.')
+        {
+            stacks.entry((layer, projection)).or_default().push(m);
         }
     }
-    Ok(())
+    for (&(layer, projection), stack) in &stacks {
+        let first = stack[0];
+        if stack.len() != experts.count {
+            let what =
+                format!("{projection} is adapted in {} of {layer}'s {} experts", stack.len(), experts.count);
+            return refuse(what, "target_modules", "all experts of a layer, or none: PEFT stacks them");
+        }
+        if let Some(m) = stack.iter().find(|m| m.r != first.r || m.scale != first.scale) {
+            let what = format!("{} has rank {} and {} rank {}", m.name, m.r, first.name, first.r);
+            let fix = "one rank and alpha for all experts of a layer: PEFT stacks them";
+            return refuse(what, if m.r == first.r { "alpha_pattern" } else { "rank_pattern" }, fix);
+        }
+        if projection == "down_proj" {
+            continue;
+        }
+        if let Some(lacking) =
+            ["gate_proj", "up_proj", "down_proj"].into_iter().find(|p| !stacks.contains_key(&(layer, *p)))
+        {
+            let what = format!("{layer}'s experts are adapted in {projection}, but not in {lacking}");
+            let fix =
+                "gate_proj, up_proj and down_proj together, or down_proj alone: PEFT loads no other choice";
+            return refuse(what, "target_modules", fix);
+        }
+        let fix = "experts with the adapter's own r and alpha, unscaled by use_rslora (down_proj may differ): PEFT stacks gate on up";
+        if options.use_rslora {
+            return refuse(format!("{} would have another scale in PEFT", first.name), "use_rslora", fix);
+        }
+        if first.r != options.r {
+            let what = format!("{} has rank {}, the adapter {}", first.name, first.r, options.r);
+            return refuse(what, "rank_pattern", fix);
+        }
+        if first.scale != (options.alpha / options.r as f64) as f32 {
+            return refuse(format!("{} has an alpha of its own", first.name), "alpha_pattern", fix);
+        }
+    }
+    let whole = saved_tensors(config, options)?;
+    match whole.iter().find(|t| t.name.contains(".experts.")) {
+        None => Ok(()),
+        Some(t) => refuse(
+            format!("{} is a matrix of an expert", t.name),
+            "modules_to_save",
+            "adapter.target_modules adapts experts; PEFT does not load one that was trained whole",
+        ),
+    }
 }
 
 /// Tensors trained in full: `modules_to_save`, biases, and a value or score head.
 pub fn saved_tensors(config: &ModelConfig, options: &AdapterOptions) -> Result<Vec<SavedTensor>> {
     let adapted = lora_modules(config, options)?;
+    let adapted: HashSet<&str> = adapted.iter().map(|m| m.name.as_str()).collect();
     let (mut found, mut used) = (Vec::new(), vec![false; options.modules_to_save.len()]);
     let (tensors, mut names) = (family(config.family)?.tensors(config), Vec::new());
     for (param, tensor) in tensors.iter().enumerate() {
@@ -207,7 +243,7 @@ pub fn saved_tensors(config: &ModelConfig, options: &AdapterOptions) -> Result<V
                 .at("adapter.modules_to_save")
                 .fix("leave it out: PEFT would load it as the embedding alone"));
             }
-            let of_adapted = adapted.iter().any(|m| m.name == name);
+            let of_adapted = adapted.contains(name);
             let bias = id.kind == ParamKind::Bias
                 && match options.bias {
                     Bias::None => false,
