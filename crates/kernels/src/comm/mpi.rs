@@ -6,6 +6,7 @@
 //! whether four or eight bytes are written to it. Arrays of handles and statuses, whose layouts differ, are not used.
 
 use super::launcher::{Launched, Launcher};
+use super::siblings::{Waiting, watched};
 use super::watch::{LOST, Watch};
 use super::{Arrived, Comm, room};
 use crate::error::{Error, Result};
@@ -209,7 +210,9 @@ impl Mpi {
         // SAFETY: MPI_Init_thread takes null for the arguments of main; the rest are out parameters of ints.
         let codes = unsafe {
             [
-                (f.init)(std::ptr::null_mut(), std::ptr::null_mut(), abi.serialized, &mut provided),
+                watched(Waiting::Starts, || {
+                    (f.init)(std::ptr::null_mut(), std::ptr::null_mut(), abi.serialized, &mut provided)
+                }),
                 (f.errhandler)(abi.world, abi.errors_return),
                 (f.rank)(abi.world, &mut rank),
                 (f.size)(abi.world, &mut size),
@@ -309,7 +312,7 @@ impl Mpi {
     fn finalize(&self) {
         let _turn = self.turn();
         // SAFETY: every request is done, and nothing is called after it.
-        unsafe { (self.opened.functions.finalize)() };
+        watched(Waiting::Ends, || unsafe { (self.opened.functions.finalize)() });
     }
 }
 
