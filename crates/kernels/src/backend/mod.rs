@@ -60,6 +60,10 @@ pub trait Backend:
 {
     /// One line for people: device, instruction set, threads.
     fn describe(&self) -> String;
+    /// The instruction set of a CPU: two of them agree within rounding, not to the bit. Empty for a card.
+    fn instruction_set(&self) -> &'static str {
+        ""
+    }
     /// Whether rows are invariant to the bit: they are unless [`Backend::set_exact`] said that they need not be.
     fn is_exact(&self) -> bool {
         true

@@ -98,6 +98,9 @@ impl Backend for Cpu {
     fn describe(&self) -> String {
         format!("cpu, {}, {} threads", self.level.name(), self.pool.threads())
     }
+    fn instruction_set(&self) -> &'static str {
+        self.level.name()
+    }
     fn peak_gflops(&self, dtype: DType) -> f64 {
         peak::measure(self.level, dtype) * self.pool.threads() as f64
     }
