@@ -30,6 +30,8 @@ pub(super) enum Order {
     Step,
     /// Evaluate.
     Evaluate,
+    /// Give the leader, which writes the log, what user code has printed.
+    Printed,
     /// Give the leader, which saves, what it asks for.
     Serve,
     /// Write a checkpoint's state and models together.
@@ -134,9 +136,9 @@ impl StagePosition {
             opened: RefCell::default(),
         };
         let opened = ranks.together(|| {
+            is_shared(&self.folder)?;
             let recipe = with_directories(&resolved.stages[self.stage].recipe, resolved, &folder)?;
             let frozen = frozen::describe(&recipe, &self.model)?;
-            is_shared(&self.folder)?;
             let resumed = self.checkpoint.as_ref().map(|(path, state)| (path.as_path(), state));
             one.agree(&frozen, &**backend)?;
             let mut stage = one.open(&recipe, backend.clone(), resumed, &mut Silent)?;
@@ -155,6 +157,7 @@ impl StagePosition {
                 Order::Begin { .. } | Order::End(_) => return Ok(order),
                 Order::Step => ranks.together(|| stage.step().map(drop)),
                 Order::Evaluate => ranks.together(|| one.evaluate(stage).map(drop)),
+                Order::Printed => ranks.together(|| stage.share_printed()),
                 Order::Load(path) => ranks.together(|| stage.load(path)),
                 Order::Serve | Order::Save(_) | Order::SaveModel(_) => {
                     let _ = ranks.together(|| stage.help_to_save(&order)); // the leader says what became of it
@@ -164,7 +167,7 @@ impl StagePosition {
             if done.is_err() {
                 stage.go_back(before)?;
             }
-            drop((stage.warnings.take(), stage.warnings.take_printed())); // the leader has raised its own
+            drop(stage.warnings.take()); // the leader has raised its own
         }
     }
 }
@@ -236,6 +239,20 @@ impl OneStage<'_> {
 }
 
 impl Stage {
+    /// Gives the leader what user code has printed on other ranks. All ranks call it together.
+    pub(super) fn share_printed(&self) -> Result<()> {
+        if self.ranks.is_alone() {
+            return Ok(());
+        }
+        let own = if self.ranks.rank() > 0 { self.warnings.take_printed() } else { Vec::new() };
+        let all = crate::ranks::gather(&self.ranks, own)?;
+        let others = all.into_iter().enumerate().filter(|_| self.ranks.rank() == 0);
+        for (rank, line) in others.flat_map(|(rank, lines)| lines.into_iter().map(move |line| (rank, line))) {
+            self.warnings.print(&format!("{} of rank {rank}", line.source), &line.line);
+        }
+        Ok(())
+    }
+
     /// What a follower does while the leader saves.
     fn help_to_save(&self, order: &Order) -> Result<()> {
         let files = Files::new()?;
@@ -253,23 +270,6 @@ impl Stage {
     }
 }
 
-/// A fingerprint of this program.
-static PROGRAM: LazyLock<String> = LazyLock::new(|| {
-    let bytes = std::env::current_exe().and_then(std::fs::read).unwrap_or_default();
-    format!("{:032x}", xxh3_128(&bytes))
-});
-
-/// Followers show nothing.
-struct Silent;
-
-impl RunWatch for Silent {
-    fn stage(&mut self, _: &str, _: u64) {}
-    fn step(&mut self, _: &str, _: u64, _: u64, _: &crate::run::StepRecord) {}
-    fn note(&mut self, _: &str) {}
-    fn interrupted(&self) -> bool {
-        false
-    }
-}
 /// Refuses a rank that does not see the folder that rank 0 has made.
 fn is_shared(folder: &Path) -> Result<()> {
     if folder.is_dir() {
@@ -297,6 +297,23 @@ fn same_arithmetic(all: &[String]) -> Result<()> {
     ))
 }
 
+/// A fingerprint of this program.
+static PROGRAM: LazyLock<String> = LazyLock::new(|| {
+    let bytes = std::env::current_exe().and_then(std::fs::read).unwrap_or_default();
+    format!("{:032x}", xxh3_128(&bytes))
+});
+
+/// Followers show nothing.
+struct Silent;
+
+impl RunWatch for Silent {
+    fn stage(&mut self, _: &str, _: u64) {}
+    fn step(&mut self, _: &str, _: u64, _: u64, _: &crate::run::StepRecord) {}
+    fn note(&mut self, _: &str) {}
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
 
 #[cfg(test)]
 mod tests {
