@@ -91,8 +91,13 @@ pub fn run(args: &Args) -> Result<()> {
             exit(i32::from(code))
         }
         done => {
+            // The others wait for this rank while it writes its report, so that its loss would be noticed.
+            let concluded = done?.map_or(Ok(0), |outcome| conclude(&outcome));
             ranks.finish();
-            done?.map_or(Ok(()), |outcome| conclude(&outcome))
+            match concluded? {
+                0 => Ok(()),
+                code => exit(code),
+            }
         }
     }
 }
@@ -310,7 +315,8 @@ fn count(n: usize) -> String {
     HumanCount(n as u64).to_string()
 }
 
-fn conclude(outcome: &RunOutcome) -> Result<()> {
+/// Says how the run ended; the exit code.
+fn conclude(outcome: &RunOutcome) -> Result<i32> {
     for (stage, first, last) in &outcome.evaluations {
         let Some(last) = last else { continue };
         println!("\n{stage}, on held-out data:");
@@ -329,13 +335,13 @@ fn conclude(outcome: &RunOutcome) -> Result<()> {
     let report = ferrl::report::report(folder, None);
     if outcome.interrupted {
         println!("\nstopped in {}; resume it with the same command and --resume", folder.display());
-        crate::output::exit(INTERRUPTED);
+        return Ok(INTERRUPTED);
     }
     if let Some(model) = &outcome.model {
         println!("\nmodel   {}", model.display());
     }
     println!("report  {}", report?.display());
-    Ok(())
+    Ok(0)
 }
 
 /// Prints some completions.
