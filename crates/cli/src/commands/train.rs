@@ -112,15 +112,19 @@ fn unopened(e: Error) -> ! {
     exit(i32::from(report(e)))
 }
 
-/// Looks for the file that `ferrl launch` makes at Ctrl-C.
+/// Looks for the file that `ferrl launch` makes at Ctrl-C, and whether it is still there itself: nobody could stop the ranks after
+/// it was killed.
 fn listen_to_launch() {
     let Some(file) = std::env::var_os(super::launch::STOP_FILE).map(PathBuf::from) else { return };
+    let launcher = super::launch::launcher().map(|pid| PathBuf::from(format!("/proc/{pid}")));
     std::thread::spawn(move || {
-        while !file.exists() {
+        let is_gone = || launcher.as_ref().is_some_and(|process| !process.exists());
+        while !file.exists() && !is_gone() {
             std::thread::sleep(Duration::from_millis(100));
         }
         ferrl::interrupt::request();
-        eprintln!("\nfinishing this step and saving; once more to stop at once");
+        let why = if file.exists() { "" } else { "ferrl launch was killed: " };
+        eprintln!("\n{why}finishing this step and saving; once more to stop at once");
     });
 }
 
