@@ -195,6 +195,11 @@ fn is_zombie(pid: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
 }
 
+/// Whether a process has ended, whether its parent has taken notice or not.
+pub fn has_ended(pid: u32) -> bool {
+    !Path::new(&format!("/proc/{pid}")).exists() || is_zombie(pid)
+}
+
 /// How Ctrl-C reaches rank 0. MPI's launchers answer it by killing all ranks, so they do not get it: the first one makes a file
 /// that rank 0 looks for, which then finishes the step and saves; the second ends everything.
 struct CtrlC {

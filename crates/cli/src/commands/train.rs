@@ -116,9 +116,9 @@ fn unopened(e: Error) -> ! {
 /// it was killed.
 fn listen_to_launch() {
     let Some(file) = std::env::var_os(super::launch::STOP_FILE).map(PathBuf::from) else { return };
-    let launcher = super::launch::launcher().map(|pid| PathBuf::from(format!("/proc/{pid}")));
+    let launcher = super::launch::launcher();
     std::thread::spawn(move || {
-        let is_gone = || launcher.as_ref().is_some_and(|process| !process.exists());
+        let is_gone = || launcher.is_some_and(super::launch::has_ended);
         while !file.exists() && !is_gone() {
             std::thread::sleep(Duration::from_millis(100));
         }
