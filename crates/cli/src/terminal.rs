@@ -1,6 +1,6 @@
 //! Progress of a run on standard error: one updated line on a terminal, an occasional line elsewhere.
 
-use crate::output::{finish_on_interrupt, visible};
+use crate::output::{finish_on_interrupt, on_interrupt, visible};
 use ferrl::evaluate::Evaluation;
 use ferrl::interrupt;
 use ferrl::run::StepRecord;
@@ -57,7 +57,11 @@ type LinePart = (u8, String);
 impl Terminal {
     /// Handles Ctrl-C from now on: the first finishes the step, the second ends the process.
     pub fn new() -> Result<Self> {
-        finish_on_interrupt("finishing this step and saving")?;
+        match std::env::var_os(crate::commands::launch::STOP_FILE) {
+            // A signal comes from MPI's launcher, which ends this rank because another is lost; Ctrl-C comes as a file.
+            Some(_) => on_interrupt(interrupt::request)?,
+            None => finish_on_interrupt("finishing this step and saving")?,
+        }
         Ok(Terminal {
             live: std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb"),
             line: Arc::default(),

@@ -170,7 +170,8 @@ fn loses_a_rank(how: nix::sys::signal::Signal, name: &str) {
     signal(ranks[1], how);
     let began = Instant::now();
     let out = child.wait_with_output().unwrap();
-    assert!(!out.status.success());
+    // Bug: killed ranks had the code of their signal.
+    assert_eq!(out.status.code(), Some(7), "{}", String::from_utf8_lossy(&out.stderr));
     // How soon is what `bench/kills` measures; here a busy machine must not fail.
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     assert_eq!(ranks_of(name), [], "no rank is left");
@@ -190,6 +191,77 @@ fn a_rank_that_is_killed_ends_the_others_and_any_number_of_ranks_goes_on() {
 #[cfg(target_os = "linux")]
 fn a_rank_that_is_frozen_ends_the_others_and_any_number_of_ranks_goes_on() {
     loses_a_rank(nix::sys::signal::Signal::SIGSTOP, "frozen");
+}
+
+/// Bug: `mpirun`, told to be quiet, could not start the ranks, and nobody said anything.
+#[test]
+fn a_launch_without_slots_says_where_to_look() {
+    let Some(folder) = folder() else { return };
+    let dir = folder.path();
+    std::fs::write(dir.join("hosts"), "no-such-machine.invalid slots=2\n").unwrap();
+    let mut launch = Command::new(FERRL);
+    launch.args(["launch", "-n", "2", "--hostfile", "hosts", "--", "train", "run.toml", "algo=sft"]);
+    let out = launch.current_dir(dir).stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(6), "{said}");
+    assert!(said.contains("mpirun -n 2 --hostfile hosts true"), "{said}");
+}
+
+/// Bug: a rank that was frozen before MPI had connected it left the others waiting for ever.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_rank_that_is_frozen_while_mpi_starts_ends_the_others() {
+    if !Path::new("/proc/thread-self/children").exists() {
+        eprintln!("SKIPPED: this kernel does not say whose children processes are");
+        return;
+    }
+    let Some(folder) = folder() else { return };
+    let changes: &[&str] = &["algo=sft", "train.batch=8", "train.steps=100000"];
+    let child = train(folder.path(), 2, "frozen-early", changes).spawn().unwrap();
+    let began = Instant::now();
+    while ranks_of("frozen-early").is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(60), "no rank was started");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    signal(ranks_of("frozen-early")[0], nix::sys::signal::Signal::SIGSTOP);
+    let began = Instant::now();
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(7), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    assert_eq!(ranks_of("frozen-early"), [], "no rank is left");
+}
+
+/// Bug: `kill -9` of `ferrl launch` left all ranks running, with nobody to stop them.
+#[test]
+#[cfg(target_os = "linux")]
+fn ranks_whose_launch_is_killed_save_and_stop() {
+    let Some(folder) = folder() else { return };
+    let changes: &[&str] = &["algo=sft", "train.batch=8", "train.steps=1000000"];
+    let mut child = train(folder.path(), 2, "orphans", changes).spawn().unwrap();
+    begun(folder.path(), "orphans", &mut child);
+    child.kill().unwrap(); // and not waited for: a launch that nobody takes notice of has ended, too
+    let began = Instant::now();
+    while !ranks_of("orphans").is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(60), "ranks are left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.wait().unwrap();
+}
+
+/// Bug: what user code printed on other ranks than the first was lost.
+#[test]
+fn what_any_rank_prints_is_in_the_log() {
+    let Some(folder) = folder() else { return };
+    let dir = folder.path();
+    let code = "def reward(completions, **_):\n    print('hello')\n    return [float(len(c)) for c in completions]\n";
+    std::fs::write(dir.join("reward.py"), code).unwrap();
+    let changes: &[&str] = &["algo=grpo", "algo.kl.coef=0", r#"reward=[{python="reward.py"}]"#];
+    finished(train(dir, 2, "prints", changes).output().unwrap());
+    let log = std::fs::read_to_string(dir.join("runs/prints/log.jsonl")).unwrap();
+    let of = |rank_1: bool| {
+        log.lines().filter(|l| l.contains("hello") && l.contains("of rank 1") == rank_1).count()
+    };
+    assert!(of(false) >= 4 && of(true) >= 4, "{log}");
 }
 
 /// Bug: mpirun of Open MPI 4.1 hung for good where a rank was killed while another was being started, and `ferrl launch` with it.

@@ -422,7 +422,7 @@ impl OneStage<'_> {
         let ranks = &self.options.ranks;
         ranks.together(|| {
             self.order(resumed).send(ranks)?;
-            self.agree(frozen)?;
+            self.agree(frozen, &*backend)?;
             let mut stage = self.open(recipe, backend, resumed, watch)?;
             self.join(&mut stage)?;
             Ok(stage)

@@ -1,6 +1,7 @@
 //! Warnings: raised once, shown in the terminal, in log.jsonl and in the report.
 
 use ferrl_kernels::lock;
+use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -37,7 +38,7 @@ struct WarningState {
 }
 
 /// A line that user code printed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Printed {
     /// The worker that printed it, or the program itself.
     pub source: String,

@@ -73,15 +73,22 @@ pub fn run(args: &Args) -> Result<()> {
             None => without_mpi(args, (&program, &command), &stop)?,
         };
         stop.running(&[]);
-        let code = status.code().unwrap_or(i32::from(crate::exit_code(Class::Rank)));
         let _ = std::fs::remove_file(&stop.file);
         if interrupt::requested() {
             exit(i32::from(crate::exit_code(Class::Interrupted)));
         }
-        if let Some(signal) = code.checked_sub(128).filter(|signal| (1..=64).contains(signal)) {
-            eprintln!("ferrl launch: a rank was ended by signal {signal}");
+        let code = match ended_by(status) {
+            Ok(code) => code,
+            Err(signal) => {
+                eprintln!("ferrl launch: a rank was ended by signal {signal}");
+                i32::from(crate::exit_code(Class::Rank))
+            }
+        };
+        let over = code == 0 || !may_restart(code) || attempt == args.retries;
+        if over && kind.is_some() && !is_own(code) {
+            return Err(not_started(args, code));
         }
-        if code == 0 || !may_restart(code) || attempt == args.retries {
+        if over {
             exit(code);
         }
         let folder = super::train::Args::try_parse_from(&command).ok().and_then(|a| a.folder().ok());
@@ -91,6 +98,37 @@ pub fn run(args: &Args) -> Result<()> {
         eprintln!("ferrl launch: exit code {code}; starting again ({} of {})", attempt + 1, args.retries);
     }
     Ok(())
+}
+
+/// The exit code of the ranks, or the signal that ended one of them. Open MPI adds 128 to it, MPICH returns the number itself; 9, 11
+/// and 15 are no codes of this program.
+fn ended_by(status: ExitStatus) -> std::result::Result<i32, i32> {
+    #[cfg(unix)]
+    let own = std::os::unix::process::ExitStatusExt::signal(&status);
+    #[cfg(not(unix))]
+    let own = None;
+    match (status.code(), own) {
+        (Some(130), _) => Ok(130),
+        (Some(code @ 129..=192), _) => Err(code - 128),
+        (Some(code @ (9 | 11 | 15)), _) => Err(code),
+        (Some(code), _) => Ok(code),
+        (None, signal) => Err(signal.unwrap_or_default()),
+    }
+}
+
+/// Whether an exit code is one of this program's.
+fn is_own(code: i32) -> bool {
+    [0, 101, 130].contains(&code) || (2..=8).contains(&code)
+}
+
+/// What is wrong where `mpirun` itself gave up. It was told to be quiet, since ranks say what is wrong with them.
+fn not_started(args: &Args, code: i32) -> Error {
+    let hosts =
+        args.hostfile.as_ref().map_or(String::new(), |file| format!(" --hostfile {}", file.display()));
+    Error::device(format!("mpirun ended with code {code} and the ranks said nothing")).at("launch").fix(format!(
+        "`mpirun -n {}{hosts} true` says why: too few slots in the host file, a machine that cannot be reached",
+        args.num_ranks
+    ))
 }
 
 /// Runs the command under MPI's launcher.
@@ -157,6 +195,11 @@ fn is_zombie(pid: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
 }
 
+/// Whether a process has ended, whether its parent has taken notice or not.
+pub fn has_ended(pid: u32) -> bool {
+    !Path::new(&format!("/proc/{pid}")).exists() || is_zombie(pid)
+}
+
 /// How Ctrl-C reaches rank 0. MPI's launchers kill all ranks at Ctrl-C, so they run in a process group of their own: the first Ctrl-C
 /// creates a file that rank 0 polls for, finishes the step and saves; the second kills all ranks.
 struct CtrlC {
@@ -186,6 +229,18 @@ impl CtrlC {
     fn running(&self, groups: &[u32]) {
         *lock(&self.groups) = groups.to_vec();
     }
+}
+
+/// The process number of the `ferrl launch` that this rank descends from; none on another machine, or without one.
+pub fn launcher() -> Option<u32> {
+    let file = PathBuf::from(std::env::var_os(STOP_FILE)?);
+    let launcher: u32 = file.file_name()?.to_str()?.rsplit('-').next()?.parse().ok()?;
+    let parent = |pid: u32| -> Option<u32> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    };
+    let mut ancestors = std::iter::successors(parent(std::process::id()), |&pid| parent(pid));
+    ancestors.find(|&pid| pid == launcher)
 }
 
 /// Ends the launcher and with it all ranks.
@@ -269,5 +324,24 @@ fn installed() -> Result<MpiKind> {
             Ok(MpiKind::Hydra)
         }
         false => Err(missing(format!("mpirun is of an unknown MPI: {}", text.lines().next().unwrap_or("")))),
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    /// Bug: a lost rank had the exit code 137 under Open MPI, 9 under MPICH and 7 where it was frozen.
+    #[test]
+    fn a_rank_that_is_killed_is_told_from_one_that_fails() {
+        let code = |code: i32| ended_by(ExitStatus::from_raw(code << 8));
+        for (code_of_mpirun, signal) in [(137, 9), (9, 9), (139, 11), (11, 11), (143, 15)] {
+            assert_eq!(code(code_of_mpirun), Err(signal));
+        }
+        for of_ferrl in [0, 2, 3, 4, 5, 6, 7, 8, 101, 130] {
+            assert_eq!(code(of_ferrl), Ok(of_ferrl));
+        }
+        assert_eq!(ended_by(ExitStatus::from_raw(9)), Err(9), "the launcher itself");
     }
 }

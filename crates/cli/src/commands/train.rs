@@ -91,8 +91,13 @@ pub fn run(args: &Args) -> Result<()> {
             exit(i32::from(code))
         }
         done => {
+            // The others wait for this rank while it writes its report, so that its loss would be noticed.
+            let concluded = done?.map_or(Ok(0), |outcome| conclude(&outcome));
             ranks.finish();
-            done?.map_or(Ok(()), |outcome| conclude(&outcome))
+            match concluded? {
+                0 => Ok(()),
+                code => exit(code),
+            }
         }
     }
 }
@@ -107,15 +112,19 @@ fn exit_unconnected(e: Error) -> ! {
     exit(i32::from(report(e)))
 }
 
-/// Waits for the file that `ferrl launch` creates at Ctrl-C.
+/// Waits for the file that `ferrl launch` creates at Ctrl-C, and for the end of `ferrl launch` itself: if it is killed, nothing else
+/// stops the ranks.
 fn listen_to_launch() {
     let Some(file) = std::env::var_os(super::launch::STOP_FILE).map(PathBuf::from) else { return };
+    let launcher = super::launch::launcher();
     std::thread::spawn(move || {
-        while !file.exists() {
+        let is_gone = || launcher.is_some_and(super::launch::has_ended);
+        while !file.exists() && !is_gone() {
             std::thread::sleep(Duration::from_millis(100));
         }
         ferrl::interrupt::request();
-        eprintln!("\nfinishing this step and saving; once more to stop at once");
+        let why = if file.exists() { "" } else { "ferrl launch was killed: " };
+        eprintln!("\n{why}finishing this step and saving; once more to stop at once");
     });
 }
 
@@ -311,7 +320,8 @@ fn count(n: usize) -> String {
     HumanCount(n as u64).to_string()
 }
 
-fn conclude(outcome: &RunOutcome) -> Result<()> {
+/// Says how the run ended; the exit code.
+fn conclude(outcome: &RunOutcome) -> Result<i32> {
     for (stage, first, last) in &outcome.evaluations {
         let Some(last) = last else { continue };
         println!("\n{stage}, on held-out data:");
@@ -330,13 +340,13 @@ fn conclude(outcome: &RunOutcome) -> Result<()> {
     let report = ferrl::report::report(folder, None);
     if outcome.interrupted {
         println!("\nstopped in {}; resume it with the same command and --resume", folder.display());
-        crate::output::exit(INTERRUPTED);
+        return Ok(INTERRUPTED);
     }
     if let Some(model) = &outcome.model {
         println!("\nmodel   {}", model.display());
     }
     println!("report  {}", report?.display());
-    Ok(())
+    Ok(0)
 }
 
 /// Prints some completions.

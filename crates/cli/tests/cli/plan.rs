@@ -450,6 +450,10 @@ fn what_does_not_fit_on_many_cards_is_refused_with_a_layout_that_does() {
     fails(&["plan", &recipe, "--ranks", "8", "--card", "H100"], 2, &["--card H100-80GB"]);
     fails(&["plan", &recipe, "--ranks", "8", "--nodes", "3"], 2, &["8 ranks on 3 nodes"]);
     fails(&["plan", &recipe, "parallel.tp_size=3", "--ranks", "8"], 2, &["does not divide 8 ranks"]);
+    // Bug: one rank, which exchanges nothing, took -0 ms for it.
+    let alone = ferrl(&["plan", &recipe, "--ranks", "1", "--card", "B200-180GB"], "");
+    let text = String::from_utf8_lossy(&alone.stdout).into_owned();
+    assert!(text.contains("exchanges 0 ms"), "{text}");
 }
 
 /// Bug: `plan --ranks` planned and proposed layouts that `ferrl train` refuses.

@@ -122,7 +122,7 @@ impl RankPlan {
 
     /// Seconds of all exchanges.
     pub fn exchanging(&self) -> f64 {
-        self.exchanges.iter().map(|x| x.seconds).sum()
+        self.exchanges.iter().map(|x| x.seconds).fold(0.0, |all, one| all + one) // an empty sum is -0.0
     }
 
     /// Seconds of a step with overlap of communication and computation.

@@ -17,7 +17,7 @@ use ferrl_kernels::{Backend, Ranks};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::cell::{Cell, RefCell};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -30,6 +30,8 @@ pub(super) enum Order {
     Step,
     /// Evaluate.
     Evaluate,
+    /// Give the leader, which writes the log, what user code has printed.
+    Printed,
     /// Send this rank's part to the leader, which saves.
     Serve,
     /// Write a checkpoint's state and models together.
@@ -134,10 +136,11 @@ impl StagePosition {
             opened: RefCell::default(),
         };
         let opened = ranks.together(|| {
+            is_shared(&self.folder)?;
             let recipe = with_directories(&resolved.stages[self.stage].recipe, resolved, &folder)?;
             let frozen = frozen::describe(&recipe, &self.model)?;
             let resumed = self.checkpoint.as_ref().map(|(path, state)| (path.as_path(), state));
-            one.agree(&frozen)?;
+            one.agree(&frozen, &**backend)?;
             let mut stage = one.open(&recipe, backend.clone(), resumed, &mut Silent)?;
             one.join(&mut stage)?;
             Ok(stage)
@@ -154,6 +157,7 @@ impl StagePosition {
                 Order::Begin { .. } | Order::End(_) => return Ok(order),
                 Order::Step => ranks.together(|| stage.step().map(drop)),
                 Order::Evaluate => ranks.together(|| one.evaluate(stage).map(drop)),
+                Order::Printed => ranks.together(|| stage.share_printed()),
                 Order::Load(path) => ranks.together(|| stage.load(path)),
                 Order::Serve | Order::Save(_) | Order::SaveModel(_) => {
                     let _ = ranks.together(|| stage.help_to_save(&order)); // the leader reports errors
@@ -163,14 +167,14 @@ impl StagePosition {
             if done.is_err() {
                 stage.go_back(before)?;
             }
-            drop((stage.warnings.take(), stage.warnings.take_printed())); // the leader has raised its own
+            drop(stage.warnings.take()); // the leader has raised its own
         }
     }
 }
 
 impl OneStage<'_> {
-    /// Refuses ranks that do not all have the same program, recipe, data and model.
-    pub(super) fn agree(&self, frozen: &Value) -> Result<()> {
+    /// Refuses ranks that do not all have the same program, recipe, data, model and arithmetic.
+    pub(super) fn agree(&self, frozen: &Value, backend: &dyn Backend) -> Result<()> {
         let ranks = &self.options.ranks;
         if ranks.is_alone() {
             return Ok(());
@@ -187,7 +191,7 @@ impl OneStage<'_> {
                 return Err(Error::usage(format!("rank {rank} does not have the {what} of rank 0")).fix(fix));
             }
         }
-        Ok(())
+        same_arithmetic(&crate::ranks::gather(ranks, arithmetic(backend))?)
     }
 
     /// Makes a stage one of the run's ranks.
@@ -237,6 +241,20 @@ impl OneStage<'_> {
 }
 
 impl Stage {
+    /// Gives the leader what user code has printed on other ranks. All ranks call it together.
+    pub(super) fn share_printed(&self) -> Result<()> {
+        if self.ranks.is_alone() {
+            return Ok(());
+        }
+        let own = if self.ranks.rank() > 0 { self.warnings.take_printed() } else { Vec::new() };
+        let all = crate::ranks::gather(&self.ranks, own)?;
+        let others = all.into_iter().enumerate().filter(|_| self.ranks.rank() == 0);
+        for (rank, line) in others.flat_map(|(rank, lines)| lines.into_iter().map(move |line| (rank, line))) {
+            self.warnings.print(&format!("{} of rank {rank}", line.source), &line.line);
+        }
+        Ok(())
+    }
+
     /// What a follower does while the leader saves.
     fn help_to_save(&self, order: &Order) -> Result<()> {
         let files = Files::new()?;
@@ -254,6 +272,33 @@ impl Stage {
     }
 }
 
+/// Refuses a rank that does not see the folder that rank 0 has made.
+fn is_shared(folder: &Path) -> Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    Err(Error::usage("this rank does not see the run folder of rank 0")
+        .at(folder.display())
+        .fix("start all ranks in the same directory, on a disk that all machines share, or --runs with a path from the root"))
+}
+
+/// What a rank computes with, as far as bits depend on it.
+fn arithmetic(backend: &dyn Backend) -> String {
+    match backend.as_card() {
+        Some(_) => "a card".into(),
+        None => backend.instruction_set().into(),
+    }
+}
+
+/// Refuses ranks whose results differ by rounding: each would train other weights.
+fn same_arithmetic(all: &[String]) -> Result<()> {
+    let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+    let what = format!("rank {rank} computes with {} where rank 0 computes with {}", all[rank], all[0]);
+    Err(Error::usage(what).fix(
+        "device = \"cuda\" needs a card for every rank; FERRL_SIMD=avx2 on every rank where only CPUs differ",
+    ))
+}
+
 /// A fingerprint of this program.
 static PROGRAM: LazyLock<String> = LazyLock::new(|| {
     let bytes = std::env::current_exe().and_then(std::fs::read).unwrap_or_default();
@@ -269,5 +314,33 @@ impl RunWatch for Silent {
     fn note(&mut self, _: &str) {}
     fn interrupted(&self) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bug: ranks with other instruction sets began to train, and one of them said that log-probabilities differ, a bug to report.
+    #[test]
+    fn ranks_whose_arithmetic_differs_are_refused() {
+        let ranks = |all: &[&str]| same_arithmetic(&all.iter().map(|s| s.to_string()).collect::<Vec<_>>());
+        assert!(ranks(&["avx2", "avx2"]).is_ok());
+        let refused = ranks(&["avx512bf16", "avx512bf16", "avx2"]).expect_err("other bits").to_string();
+        assert!(
+            refused.contains("rank 2 computes with avx2 where rank 0 computes with avx512bf16"),
+            "{refused}"
+        );
+        assert!(ranks(&["a card", "avx2"]).is_err(), "a rank without a card");
+    }
+
+    /// Bug: it was a file of the run folder that could not be read, with no word on what to do.
+    #[test]
+    fn a_rank_that_does_not_see_the_run_folder_is_told_so() {
+        let refused = is_shared(Path::new("no/such/folder")).expect_err("not there").to_string();
+        assert!(
+            refused.contains("does not see the run folder") && refused.contains("same directory"),
+            "{refused}"
+        );
     }
 }

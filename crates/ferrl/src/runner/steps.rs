@@ -88,6 +88,7 @@ impl Steps<'_> {
     fn once(&mut self) -> Guarded<Option<StageEnd>> {
         if self.pending.is_none() {
             self.step()?;
+            self.share_printed()?;
         }
         let ends = self.stage.step == self.total;
         let Some(mut pending) = self.pending.clone() else { return Ok(None) };
@@ -136,7 +137,14 @@ impl Steps<'_> {
     }
 
     fn evaluate(&mut self) -> Guarded<Evaluation> {
-        self.together(Order::Evaluate, |one, stage| one.evaluate(stage))
+        let evaluation = self.together(Order::Evaluate, |one, stage| one.evaluate(stage))?;
+        self.share_printed()?;
+        Ok(evaluation)
+    }
+
+    /// What user code has printed on other ranks comes into the log of this one.
+    fn share_printed(&mut self) -> Guarded<()> {
+        self.together(Order::Printed, |_, stage| stage.share_printed())
     }
 
     /// Runs collective work; a failure or panic of this rank becomes the error of all.
@@ -220,6 +228,9 @@ impl Steps<'_> {
     /// Saves what can be saved after a failure, reports it, and returns the failure; an interrupt is not a failure.
     fn leave(&mut self, failed: Failed) -> Result<StageEnd> {
         let asked = matches!(&failed, Failed::Error(e) if is_interruption(e));
+        if matches!(&failed, Failed::Error(e) if e.class != Class::Rank) {
+            let _ = self.share_printed(); // what user code said before it failed; the failure itself is what counts
+        }
         let step = self.one.before + self.stage.step;
         let folder = self.one.folder;
         if matches!(failed, Failed::Panic(_)) {

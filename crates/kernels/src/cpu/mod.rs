@@ -99,6 +99,9 @@ impl Backend for Cpu {
     fn describe(&self) -> String {
         format!("cpu, {}, {}", self.level.name(), counted(self.pool.threads(), "thread"))
     }
+    fn instruction_set(&self) -> &'static str {
+        self.level.name()
+    }
     fn peak_gflops(&self, dtype: DType) -> f64 {
         peak::measure(self.level, dtype) * self.pool.threads() as f64
     }
