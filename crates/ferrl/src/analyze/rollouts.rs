@@ -83,14 +83,16 @@ pub(super) fn values(run: &Path) -> Result<Option<Table>> {
     })
 }
 
-/// What tells the prompts of a step apart: the text, of episodes also the number, since a game hides what it is about.
-fn prompt_of(rollout: &Value) -> (&str, Option<u64>) {
+/// Key of a rollout's prompt within a step: its text, and for episodes its number, since the texts of games are equal.
+type PromptKey<'a> = (&'a str, Option<u64>);
+
+fn prompt_of(rollout: &Value) -> PromptKey<'_> {
     (rollout["prompt"].as_str().unwrap_or_default(), rollout["group"].as_u64())
 }
 
 pub(super) fn ranking(run: &Path) -> Result<Option<Table>> {
     by_step(run, &["step", "pairs", "agreement"], |rollouts| {
-        let mut prompts: BTreeMap<(&str, Option<u64>), Vec<(f64, f64)>> = BTreeMap::new();
+        let mut prompts: BTreeMap<PromptKey<'_>, Vec<(f64, f64)>> = BTreeMap::new();
         for rollout in rollouts {
             let Some(first) = credit(rollout).and_then(|c| halves(c.rollouts.get(1)?)) else { continue };
             prompts.entry(prompt_of(rollout)).or_default().push(first);
@@ -111,7 +113,7 @@ pub(super) fn ranking(run: &Path) -> Result<Option<Table>> {
 
 pub(super) fn diversity(run: &Path) -> Result<Option<Table>> {
     by_step(run, &["step", "prompts", "completions", "different", "different pairs of words"], |rollouts| {
-        let mut prompts: BTreeMap<(&str, Option<u64>), Vec<&str>> = BTreeMap::new();
+        let mut prompts: BTreeMap<PromptKey<'_>, Vec<&str>> = BTreeMap::new();
         for r in rollouts {
             if let (true, Some(completion)) = (r["prompt"].is_string(), r["completion"].as_str()) {
                 prompts.entry(prompt_of(r)).or_default().push(completion);

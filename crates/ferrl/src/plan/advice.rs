@@ -134,6 +134,9 @@ fn park_rewards(i: &Inputs) -> Option<Proposal> {
 /// Settings as on the command line, and what is planned with them.
 type Proposal = (String, Inputs);
 
+/// A change that saves memory; `None` if it has no effect.
+type Saving = fn(&Inputs) -> Option<Proposal>;
+
 fn set(text: &str, now: Option<Inputs>) -> Option<Proposal> {
     now.map(|now| (text.to_string(), now))
 }
@@ -172,7 +175,7 @@ fn single_changes(i: &Inputs, available: u64) -> Vec<Change> {
 /// bf16, activation checkpointing and a small cache, then more as needed; settings that change results last: 8-bit moments and an NF4
 /// base.
 fn combined_change(i: &Inputs, available: u64) -> Change {
-    let savings: [(bool, fn(&Inputs) -> Option<Proposal>); 11] = [
+    let savings: [(bool, Saving); 11] = [
         (true, |i| set("model.dtype=bf16", half(i))),
         (true, |i| set("model.recompute=true", recompute(i))),
         (true, |i| set("rollout.cache_mib=64", least_cache(i))),

@@ -2,12 +2,12 @@
 //!
 //! Rules for every backend:
 //! - **Row invariance.** A forward result for a token depends only on that token's sequence: the same bits alone or in any batch,
-//! at any place in it, with any number of threads.
+//!   at any place in it, with any number of threads.
 //! - **Fixed-order sums.** Gradients have the same bits with any number of threads.
 //! - Accumulators are f32 whatever the storage type; `f32` and `bf16` are the storage types of activations ("compute type"). The
-//! residual stream, statistics, master weights and gradients of weights are always f32.
+//!   residual stream, statistics, master weights and gradients of weights are always f32.
 //! - Operands that do not fit (lengths, types, indices, memory of another device) are errors, detected before anything is
-//! computed: `shapes` has the requirements of each operation.
+//!   computed: `shapes` has the requirements of each operation.
 
 mod attention;
 mod experts;

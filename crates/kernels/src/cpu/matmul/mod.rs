@@ -1,7 +1,7 @@
 //! GEMM: all matrix products go through one inner loop ([`mod@tile`]).
 //!
 //! - `linear`: `x · wᵀ`, weights packed once per update. Training, scoring, prefill and decoding all use it, so a row has the
-//! same bits in each.
+//!   same bits in each.
 //! - the same routine on the transposed packing gives `dx = dy · w`.
 //! - `accumulate_dw`: `dw += dyᵀ · x`, summed over tokens in ascending order.
 //!
