@@ -180,8 +180,8 @@ fn gradients_that_do_not_fit_the_batch_are_refused() {
         (StatGrads { logp: vec![0.1; n + 1], ..Default::default() }, "logp has 28 numbers"),
         (StatGrads { entropy: short.clone(), ..grads(&b) }, "entropy has 26 numbers"),
         (StatGrads { others: short.clone(), ..grads(&b) }, "others has 26 numbers, the batch 0 rows"),
-        (StatGrads { value: vec![0.1; n], ..grads(&b) }, "by value, which the forward did not compute"),
-        (StatGrads { kl: vec![0.1; n], ..grads(&b) }, "by kl, which the forward did not compute"),
+        (StatGrads { value: vec![0.1; n], ..grads(&b) }, "to value, which the forward did not compute"),
+        (StatGrads { kl: vec![0.1; n], ..grads(&b) }, "to kl, which the forward did not compute"),
     ];
     for (g, says) in cases {
         t.forward(&b).unwrap();

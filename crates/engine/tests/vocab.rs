@@ -169,6 +169,49 @@ fn tokens_sampled_from_a_shared_vocabulary_are_those_of_one_rank() {
     }
 }
 
+/// Was: copies of cache blocks that had to be made before others, in the same step, were made by the first rank alone.
+#[test]
+fn continuations_in_a_small_cache_are_those_of_one_rank() {
+    let run = |ranks: &Ranks| {
+        let mut m = model("llama", DType::F32, (600, 8));
+        m.set_team(Team::new(ranks, ranks.size(), 1, false)).unwrap();
+        m.gather_all().unwrap();
+        let small = CacheOptions { max_sequences: 6, ..CacheOptions::fit(&m, 2, 64) };
+        let mut sampler = Sampler::new(&m, small).unwrap();
+        let request = |prompt: &[u32], max_new_tokens, stream| GenerationRequest {
+            prompt: prompt.to_vec(),
+            params: SamplingParams { max_new_tokens, seed: 9, ..Default::default() },
+            stream,
+        };
+        let lead = |sampler: &mut Sampler| {
+            let prompts: Vec<Vec<u32>> = (0..4).map(|p| (p * 7..p * 7 + 6).collect()).collect();
+            let first = prompts.iter().zip(0..).map(|(p, i)| request(p, 20, [0, i, 0])).collect();
+            let mut all = sampler.generate(&m, first)?;
+            let mut next = Vec::new();
+            for (p, (prompt, c)) in prompts.iter().zip(&all).enumerate() {
+                for at in [3, 8, 13] {
+                    let state = [&prompt[..], &c.ids[..at]].concat();
+                    let new = |k: u32| 1 + (k as usize * 5 + at) % 4;
+                    next.extend((0..6).map(|k| request(&state, new(k), [1 + k, p as u32, at as u32])));
+                }
+            }
+            all.extend(sampler.generate(&m, next)?);
+            dismiss(&m).map(|()| all)
+        };
+        let work = || match ranks.rank() {
+            0 => lead(&mut sampler),
+            _ => sampler.follow(&m).map(|()| Vec::new()),
+        };
+        ranks.in_step(work).unwrap()
+    };
+    let tokens = |all: Vec<Completion>| all.into_iter().map(|c| (c.ids, c.logp)).collect::<Vec<_>>();
+    let want = tokens(run(Ranks::ALONE));
+    assert_eq!(want.len(), 4 + 4 * 3 * 6);
+    for connect in CONNECTS {
+        assert_eq!(tokens(on_each(connect, 2, |ranks| run(&ranks)).swap_remove(0)), want);
+    }
+}
+
 /// What a rank exchanges to choose a token is a small part of the logits.
 #[test]
 fn logits_stay_where_they_are_computed() {

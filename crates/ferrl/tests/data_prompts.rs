@@ -298,7 +298,7 @@ fn the_report_shows_examples_lengths_and_every_problem() {
         "train.jsonl:6: a row is a list",
         "3 problems, 2 of them shown",
         "least 6, median 6",
-        "1 of 5 rows are cut",
+        "1 of 5 rows are truncated",
     ] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }

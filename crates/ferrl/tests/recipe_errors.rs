@@ -153,7 +153,10 @@ fn text_that_is_not_toml_or_not_an_override() {
 fn rollouts_that_cannot_work() {
     over(
         &["rollout.samples=1"],
-        &["override rollout.samples=1: rollout.samples: dr_grpo compares", "rollout.samples = 8"],
+        &[
+            "override rollout.samples=1: rollout.samples: dr_grpo needs several completions",
+            "rollout.samples = 8",
+        ],
     );
     over(
         &["rollout.samples=0"],
@@ -267,6 +270,6 @@ fn rl2_options_that_are_wrong() {
     over(&["actor.lr=x"], &["override actor.lr=x: optim.lr: expected a number"]);
     over(
         &["data.responses_per_prompt=1"],
-        &["override data.responses_per_prompt=1: rollout.samples: dr_grpo compares"],
+        &["override data.responses_per_prompt=1: rollout.samples: dr_grpo needs several completions"],
     );
 }

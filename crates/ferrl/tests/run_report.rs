@@ -192,7 +192,7 @@ fn an_empty_run_and_a_long_one_are_shown_too() {
     let temp = Temp::new("sizes");
     let dir = RunFolder::create(&temp.0, "new", "").unwrap().path().to_path_buf();
     balanced(&fs::read_to_string(report(&dir, None).unwrap()).unwrap());
-    assert!(report(&temp.0.join("none"), None).unwrap_err().to_string().contains("recipe.toml"));
+    assert!(report(&temp.0.join("none"), None).unwrap_err().to_string().contains("no such run"));
     let dir = RunFolder::create(&temp.0, "long", "").unwrap().path().to_path_buf();
     let line = |step: u64| {
         format!("{{\"step\":{step},\"stage\":\"s\",\"epoch\":0,\"seconds\":{step},\"loss\":0.5}}\n")

@@ -233,7 +233,7 @@ fn outputs() -> Vec<Case> {
             "eval over its data",
             "eval {model} --data test@d --verifier exact SAMPLED --output d/test.jsonl",
         )
-        .says(&["d/test.jsonl", "read"]),
+        .says(&["d/test.jsonl", "input"]),
         case(
             "eval over its reward function",
             "eval {model} --data test@d --reward my.py SAMPLED --output my.py",
@@ -248,9 +248,9 @@ fn outputs() -> Vec<Case> {
             "search over its data",
             "search {model} --data test@d --verifier exact SAMPLED --paths d/test.jsonl",
         )
-        .says(&["d/test.jsonl", "read"]),
+        .says(&["d/test.jsonl", "input"]),
         case("an episode over its actions", "env run guess --actions acts.jsonl --output acts.jsonl")
-            .says(&["acts.jsonl", "read"]),
+            .says(&["acts.jsonl", "input"]),
     ]
 }
 

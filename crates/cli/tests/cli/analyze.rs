@@ -108,6 +108,7 @@ fn weights_are_compared_with_the_run_that_a_stage_started_from() {
     let moved = &analysed(&folder.path("runs/second"), &["weights"])["weights"][0];
     assert!(moved["from"] == first.as_str() && moved["distance"].as_f64().unwrap() > 0.0, "{moved}");
 
+    let folder = Folder::new("analyze-variable");
     let run = trained(&folder, "grpo", "\"grpo\"");
     let text = folder.read("runs/grpo/recipe.toml").replace("task:countdown", "${FERRL_IS_NOT_SET}");
     folder.write("runs/grpo/recipe.toml", text);

@@ -102,7 +102,7 @@ fn a_class_with_gymnasiums_methods_plays_and_both_flags_are_shown() {
     fails_with(
         &["env", "run", &format!("{file}:Cuont"), "--actions", &actions],
         "",
-        3,
+        2,
         &["no class 'Cuont'", "Count"],
     );
     let file = folder.write("old.py", "class Two:\n    def reset(self):\n        return 'x'\n    def step(self, action):\n        return 1, 2\n");

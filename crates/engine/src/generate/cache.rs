@@ -95,7 +95,7 @@ pub(super) struct KvCache {
     pub copies: u64,
     heads: Heads,
     /// Copies (from, to) to make before the next forward pass.
-    pending: Vec<(u32, u32)>,
+    pending: Vec<Vec<(u32, u32)>>,
     blocks: Vec<CacheBlock>,
     free: Vec<u32>,
     idle: BTreeMap<(bool, u64), u32>,
@@ -208,56 +208,53 @@ impl KvCache {
         self.blocks_for(to).saturating_sub(table.blocks.len()) + usize::from(copied)
     }
 
-    /// Makes all pending copies, in one operation.
+    /// Makes the pending copies.
     pub fn copy(&mut self, backend: &dyn Backend) -> Result<()> {
-        let pairs = std::mem::take(&mut self.pending);
-        self.copy_pairs(backend, &pairs)
+        let groups = std::mem::take(&mut self.pending);
+        self.copy_groups(backend, &groups)
     }
 
-    /// The pending copies (from, to).
-    pub fn copies_due(&self) -> &[(u32, u32)] {
+    /// The pending copies (from, to) in groups, each of which is made at once after the one before.
+    pub fn copies_due(&self) -> &[Vec<(u32, u32)>] {
         &self.pending
     }
 
     /// Makes these copies.
-    pub fn copy_pairs(&mut self, backend: &dyn Backend, pairs: &[(u32, u32)]) -> Result<()> {
-        if pairs.is_empty() {
-            return Ok(());
+    pub fn copy_groups(&mut self, backend: &dyn Backend, groups: &[Vec<(u32, u32)>]) -> Result<()> {
+        groups.iter().try_for_each(|pairs| backend.cache_copies(self.heads, pairs, &mut self.layers))
+    }
+
+    /// Adds a copy to the last group, or begins another if one of that group must be made first: blocks may have been freed and
+    /// reallocated in the meantime.
+    fn add_copy(&mut self, block: u32, own: u32) {
+        let conflicts = |&(from, to): &(u32, u32)| to == block || to == own || from == own;
+        match self.pending.last_mut().filter(|group| !group.iter().any(conflicts)) {
+            Some(group) => group.push((block, own)),
+            None => self.pending.push(vec![(block, own)]),
         }
-        backend.cache_copies(self.heads, pairs, &mut self.layers)
+        self.copies += 1;
     }
 
     /// Makes positions `from..to` of a sequence writable (after the next [`KvCache::copy`]); `false` if blocks run out, in which
     /// case it may be called again.
-    pub fn reserve(
-        &mut self,
-        backend: &dyn Backend,
-        table: &mut BlockTable,
-        from: usize,
-        to: usize,
-    ) -> Result<bool> {
+    pub fn reserve(&mut self, table: &mut BlockTable, from: usize, to: usize) -> bool {
         if let Some(&block) = table.blocks.get(from / self.size) {
             match self.is_shared(block).then(|| self.allocate()) {
                 Some(Some(own)) => {
-                    // The block may have been freed and reallocated while a copy from or to it is still pending.
-                    if self.pending.iter().any(|&(from, to)| to == block || to == own || from == own) {
-                        self.copy(backend)?;
-                    }
-                    self.pending.push((block, own));
-                    self.copies += 1;
+                    self.add_copy(block, own);
                     table.blocks[from / self.size] = own;
                     self.drop_ref(block);
                 }
-                Some(None) if self.blocks[block as usize].refs > 1 => return Ok(false),
+                Some(None) if self.blocks[block as usize].refs > 1 => return false,
                 _ => self.forget(block),
             }
             table.chain.truncate(from / self.size);
         }
         while table.blocks.len() < self.blocks_for(to) {
-            let Some(block) = self.allocate() else { return Ok(false) };
+            let Some(block) = self.allocate() else { return false };
             table.blocks.push(block);
         }
-        Ok(true)
+        true
     }
 
     /// Whether another sequence or the prefix index uses it, so that it must be copied before it is written.
@@ -322,6 +319,7 @@ impl KvCache {
 
     /// Clears the prefix index.
     pub fn forget_all(&mut self) {
+        self.pending.clear();
         self.index.clear();
         self.blocks.iter_mut().for_each(|b| b.entry = None);
         self.free.extend(std::mem::take(&mut self.idle).into_values());
@@ -398,14 +396,14 @@ mod tests {
         let b = &*model.backend;
         let mut cache = KvCache::new(&model, 6 * block_bytes(&model)).unwrap();
         let mut tables: Vec<BlockTable> = Vec::new();
-        let mut most = 0;
+        let (mut most, mut groups) = (0, 0);
         for i in 0..4000u32 {
             let [what, which, ..] = ferrl_kernels::philox::philox4x32([i, 0, 0, 0], [7, 0]);
             let at = which as usize % tables.len().max(1);
             match what % 4 {
                 0 => {
                     let mut table = BlockTable::default();
-                    if cache.reserve(b, &mut table, 0, 1).unwrap() {
+                    if cache.reserve(&mut table, 0, 1) {
                         tables.push(table);
                     }
                 }
@@ -414,18 +412,25 @@ mod tests {
                     tables.push(shared);
                 }
                 2 if !tables.is_empty() => {
-                    cache.reserve(b, &mut tables[at], 0, 1).unwrap();
+                    cache.reserve(&mut tables[at], 0, 1);
                 }
                 3 if !tables.is_empty() => cache.release(&mut tables.swap_remove(at), &[i % 8], 1),
                 _ => {}
             }
-            most = most.max(cache.pending.len());
-            for (n, &(_, to)) in cache.pending.iter().enumerate() {
-                let others = cache.pending.iter().enumerate().filter(|&(m, _)| m != n);
-                assert!(cache.pending.iter().all(|&(from, _)| from != to), "{i}: {:?}", cache.pending);
-                assert!({ others }.all(|(_, &(_, other))| other != to), "{i}: {:?}", cache.pending);
+            for group in &cache.pending {
+                most = most.max(group.len());
+                for (n, &(_, to)) in group.iter().enumerate() {
+                    let others = group.iter().enumerate().filter(|&(m, _)| m != n);
+                    assert!(group.iter().all(|&(from, _)| from != to), "{i}: {group:?}");
+                    assert!({ others }.all(|(_, &(_, other))| other != to), "{i}: {group:?}");
+                }
+            }
+            groups = groups.max(cache.pending.len());
+            if which % 64 == 0 {
+                cache.copy(b).unwrap();
             }
         }
+        assert!(groups >= 2, "some copies must wait for others");
         assert!(most >= 2, "copies do wait");
     }
 
@@ -437,7 +442,7 @@ mod tests {
         let n = cache.size as u32;
         let long: Vec<u32> = (0..2 * n + n / 2).collect();
         let mut table = BlockTable::default();
-        assert!(cache.reserve(b, &mut table, 0, long.len()).unwrap());
+        assert!(cache.reserve(&mut table, 0, long.len()));
         cache.publish(&mut table, &long, long.len());
         // Blocks that this step computes are shared whole, and not copied from.
         let half = &long[..long.len() - n as usize];
@@ -453,8 +458,8 @@ mod tests {
             assert_eq!(tokens, len - 1);
             let shared = found.blocks.clone();
             assert_eq!(cache.missing(&found, tokens, len), 1);
-            assert!(cache.reserve(b, &mut found, tokens, len).unwrap());
-            assert_eq!(cache.copies_due(), [(shared[shared.len() - 1], found.blocks[shared.len() - 1])]);
+            assert!(cache.reserve(&mut found, tokens, len));
+            assert_eq!(cache.copies_due(), [[(shared[shared.len() - 1], found.blocks[shared.len() - 1])]]);
             cache.copy(b).unwrap();
             let (mut again, same) = cache.find(&long[..len]);
             assert_eq!((again.blocks.clone(), same), (shared, tokens), "what it held is still there");
@@ -477,14 +482,13 @@ mod tests {
     #[test]
     fn a_prefix_continues_in_its_own_block_where_there_is_none_for_a_copy() {
         let model = model();
-        let b = &*model.backend;
         let mut cache = KvCache::new(&model, block_bytes(&model)).unwrap();
         let (ids, mut table) = (vec![1, 2, 3, 4], BlockTable::default());
-        assert!(cache.reserve(b, &mut table, 0, 3).unwrap());
+        assert!(cache.reserve(&mut table, 0, 3));
         cache.release(&mut table, &ids, 3);
         let (mut table, tokens) = cache.find(&ids);
         assert_eq!((tokens, cache.available()), (3, 0));
-        assert!(cache.reserve(b, &mut table, 3, 4).unwrap());
+        assert!(cache.reserve(&mut table, 3, 4));
         assert!(cache.copies_due().is_empty());
         assert_eq!(cache.find(&ids).1, 0, "it is being written");
         cache.release(&mut table, &ids, 4);

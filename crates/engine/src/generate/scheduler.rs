@@ -8,7 +8,6 @@ use super::sampler::Sampler;
 use super::sequence::RunningSequence;
 use super::{GenerationRequest, Id};
 use crate::{Error, Result};
-use ferrl_kernels::Backend;
 
 impl Sampler {
     /// Refuses a request that cannot be completed.
@@ -63,38 +62,37 @@ impl Sampler {
     }
 
     /// Schedules the next step.
-    pub(super) fn schedule(&mut self, backend: &dyn Backend) -> Result<()> {
-        self.schedule_once(backend)?;
+    pub(super) fn schedule(&mut self) {
+        self.schedule_once();
         // If every running sequence was preempted, a second pass admits waiting ones.
         if self.running.iter().all(|s| s.rows == 0) {
-            self.schedule_once(backend)?;
+            self.schedule_once();
         }
-        Ok(())
     }
 
     /// Schedules one row for every sequence that continues, before the tokens of `step` are known. `false` if that is
     /// impossible: a prompt is being computed, a request can be admitted, the host samples, or blocks run out.
-    pub(super) fn schedule_ahead(&mut self, backend: &dyn Backend, step: &[Id]) -> Result<bool> {
+    pub(super) fn schedule_ahead(&mut self, step: &[Id]) -> bool {
         let simple = |s: &RunningSequence| s.pending() == 0 && s.params.is_chosen_by_device();
         if !self.looks_ahead || !self.running.iter().all(simple) {
-            return Ok(false);
+            return false;
         }
         let count = self.running.iter().filter(|s| s.continues()).count();
         if count == 0 || (count < self.options.max_sequences && !self.waiting.is_empty()) {
-            return Ok(false);
+            return false;
         }
         for s in self.running.iter_mut().filter(|s| s.continues()) {
             let known = step.binary_search(&s.id).is_ok();
-            if !known || !self.cache.reserve(backend, &mut s.table, s.computed, s.computed + 1)? {
-                return Ok(false);
+            if !known || !self.cache.reserve(&mut s.table, s.computed, s.computed + 1) {
+                return false;
             }
             s.rows = 1;
         }
-        Ok(true)
+        true
     }
 
     /// Assigns rows of this step, and blocks for them, to each running sequence.
-    fn schedule_once(&mut self, backend: &dyn Backend) -> Result<()> {
+    fn schedule_once(&mut self) {
         let mut budget = self.options.max_batch_tokens;
         let before = self.usage.preemptions;
         let mut i = 0;
@@ -102,24 +100,23 @@ impl Sampler {
             let s = &mut self.running[i];
             s.fresh = false;
             s.rows = take_rows(s.pending(), &mut budget);
-            if s.rows == 0 || self.reserve_or_preempt(backend, i)? {
+            if s.rows == 0 || self.reserve_or_preempt(i) {
                 i += 1;
             }
         }
         if self.usage.preemptions == before {
-            self.admit(backend, &mut budget)?;
+            self.admit(&mut budget);
         }
-        Ok(())
     }
 
     /// Allocates blocks for the rows of running sequence `i`, preempting younger sequences, or `i` itself.
-    fn reserve_or_preempt(&mut self, backend: &dyn Backend, i: usize) -> Result<bool> {
+    fn reserve_or_preempt(&mut self, i: usize) -> bool {
         loop {
             let s = &mut self.running[i];
             let end = s.computed + s.rows;
-            if self.cache.reserve(backend, &mut s.table, s.computed, end)? {
+            if self.cache.reserve(&mut s.table, s.computed, end) {
                 self.cache.publish(&mut s.table, &s.ids, end);
-                return Ok(true);
+                return true;
             }
             let id = s.id;
             let waits = self.waiting.iter().rposition(|w| !w.table.blocks.is_empty());
@@ -130,7 +127,7 @@ impl Sampler {
                 _ => {
                     self.preempt(last);
                     if last == i {
-                        return Ok(false);
+                        return false;
                     }
                 }
             }
@@ -169,7 +166,7 @@ impl Sampler {
     }
 
     /// Admits waiting sequences, oldest first, while there is room.
-    fn admit(&mut self, backend: &dyn Backend, budget: &mut usize) -> Result<()> {
+    fn admit(&mut self, budget: &mut usize) {
         let mut slots = self.options.max_sequences.saturating_sub(self.running.len());
         let mut at = 0;
         while at < self.waiting.len() && slots > 0 {
@@ -195,12 +192,11 @@ impl Sampler {
             s.shared.get_or_insert(s.computed);
             let i = self.running.partition_point(|r| r.id < s.id);
             self.running.insert(i, s);
-            if !self.reserve_or_preempt(backend, i)? {
+            if !self.reserve_or_preempt(i) {
                 break;
             }
             slots -= 1;
         }
-        Ok(())
     }
 
     /// References the cached blocks of a new request if they hold its whole prefix, so that they are not evicted while it waits. Half of

@@ -41,7 +41,7 @@ impl Sampler {
             let step = match self.ahead.take() {
                 Some(ahead) => ahead,
                 None => {
-                    self.schedule(&*model.backend)?;
+                    self.schedule();
                     self.launch(model, None)?
                 }
             };
@@ -50,7 +50,7 @@ impl Sampler {
             }
         };
         // The ranks of a team receive a step's tokens from the first rank, so they cannot run ahead.
-        if model.team().is_none() && self.schedule_ahead(&*model.backend, &step.ids)? {
+        if model.team().is_none() && self.schedule_ahead(&step.ids) {
             self.ahead = Some(self.launch(model, Some(&step))?);
         }
         self.take_tokens(model, &step, events)

@@ -15,8 +15,8 @@ use ferrl_kernels::backend::{PagedRows, PagedSequence, SampleSpec};
 /// A forward pass that the leader announces.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct TeamStep {
-    /// Copy-on-write copies of cache blocks to make first.
-    pub copies: Vec<(u32, u32)>,
+    /// Copy-on-write copies of cache blocks to make first, group by group.
+    pub copies: Vec<Vec<(u32, u32)>>,
     pub ids: Vec<u32>,
     pub positions: Vec<u32>,
     /// Tokens to sample after it.
@@ -27,7 +27,10 @@ pub(super) struct TeamStep {
 impl TeamStep {
     fn to_bytes(&self) -> Vec<u8> {
         let mut all = vec![self.copies.len() as u32];
-        all.extend(self.copies.iter().flat_map(|&(from, to)| [from, to]));
+        for group in &self.copies {
+            all.push(group.len() as u32);
+            all.extend(group.iter().flat_map(|&(from, to)| [from, to]));
+        }
         all.push(self.ids.len() as u32);
         all.extend(self.ids.iter().chain(&self.positions));
         all.push(self.heads.len() as u32);
@@ -53,7 +56,8 @@ impl TeamStep {
         let mut next = || numbers.next().ok_or_else(lost);
         let mut step = TeamStep::default();
         for _ in 0..next()? {
-            step.copies.push((next()?, next()?));
+            let pairs = (0..next()?).map(|_| Ok((next()?, next()?)));
+            step.copies.push(pairs.collect::<Result<_>>()?);
         }
         let count = next()?;
         for list in [&mut step.ids, &mut step.positions] {
@@ -114,7 +118,7 @@ impl Sampler {
                 return Ok(());
             }
             let TeamStep { copies, ids, positions, heads, rows } = TeamStep::of_bytes(&bytes)?;
-            self.cache.copy_pairs(&*model.backend, &copies)?;
+            self.cache.copy_groups(&*model.backend, &copies)?;
             let tokens = model.tokens(&ids, &positions)?;
             let context = PastKv::Paged(&rows, &mut self.cache.layers);
             let (h, _) = model.forward(&tokens, context, Keep::Nothing)?;
@@ -139,7 +143,13 @@ mod tests {
             vec![SampleSpec::plain(None), SampleSpec { draw: Some(0.25), top_k: 7, top_p: 0.9, min_p: 0.1 }];
         let head = SampleBatch { divisor: 0.7, rows: vec![1, 5], specs, on_host: vec![true, false] };
         let (ids, positions) = (vec![7; 6], vec![5, 6, 5, 6, 5, 6]);
-        let step = TeamStep { copies: vec![(1, 2)], ids, positions, heads: vec![head], rows };
+        let step = TeamStep {
+            copies: vec![vec![(1, 2), (4, 3)], vec![(2, 5)]],
+            ids,
+            positions,
+            heads: vec![head],
+            rows,
+        };
         assert_eq!(TeamStep::of_bytes(&step.to_bytes()).unwrap(), step);
         assert!(TeamStep::of_bytes(&step.to_bytes()[..40]).is_err());
     }

@@ -1,7 +1,9 @@
 //! Settings that are well-formed but cannot work, each with a reason and a fix.
 
+mod search;
+
 use super::optim::OFFLOADS;
-use super::{InitSettings, OPTIMIZERS, Recipe, RewardSettings, SearchSettings, StageRecipe};
+use super::{InitSettings, OPTIMIZERS, Recipe, RewardSettings, StageRecipe};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
 use crate::credit::StepSplit;
@@ -110,7 +112,7 @@ pub(super) fn problems(
         format!("{} has no teacher", recipe.algorithm_name()),
         "leave out teacher.path",
     );
-    search(recipe, entry.feed.sampled(), &mut p);
+    search::check(recipe, entry.feed.sampled(), &mut p);
     if entry.feed.sampled() {
         rollouts(stage, &mut p);
         rewards(recipe, verifiers, &mut p);
@@ -526,72 +528,6 @@ fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Proble
 }
 
 /// A recipe without rewards can work: generated tasks and rows may bring rewards.
-/// A search needs a strategy and a use: rollouts or evaluations.
-fn search(r: &Recipe, sampled: bool, p: &mut Problems) {
-    let s = &r.search;
-    let names: Vec<&str> = crate::search::STRATEGIES.iter().map(|e| e.name).collect();
-    match &s.strategy {
-        Some(name) if !names.contains(&name.as_str()) => p.word("search.strategy", name, &names),
-        _ => {
-            if let Err(e) = crate::search::rollout::check(s) {
-                let text = e.to_string();
-                let (what, fix) =
-                    text.split_once("\n  fix: ").unwrap_or((&text, "see `ferrl search --list`"));
-                p.when(true, "search.options", what, fix);
-            }
-        }
-    }
-    let used = s.train || s.eval;
-    p.when(
-        used && s.strategy.is_none(),
-        "search.strategy",
-        "a search without a strategy",
-        "search.strategy = \"mcts\"",
-    );
-    p.when(
-        s.strategy.is_none() && !used && *s != SearchSettings::default(),
-        "search.strategy",
-        "settings of a search, and no strategy: nothing is searched",
-        "search.strategy = \"mcts\" with search.train or search.eval, or no other key of search",
-    );
-    p.when(
-        s.strategy.is_some() && s.model().is_none() && !s.scorer_options.is_empty(),
-        "search.scorer_options",
-        format!("options of a model, and search.scorer = {:?} is none", s.scorer),
-        "no search.scorer_options, or the model's folder as search.scorer",
-    );
-    p.when(
-        s.eval && r.eval.temperature == Some(0.0),
-        "eval.temperature",
-        "a search at temperature 0 finds one completion again and again",
-        "eval.temperature = 1.0, or search.eval = false",
-    );
-    p.when(
-        s.strategy.is_some() && !used,
-        "search.strategy",
-        "the search is used neither in rollouts nor in evaluations",
-        "search.train = true, or search.eval = true",
-    );
-    p.when(
-        s.strategy.is_some() && s.model().is_none() && !s.scorer_options.is_empty(),
-        "search.scorer_options",
-        format!("options of a model, and the scorer is {:?}", s.scorer),
-        "search.scorer = the folder of a model, or no search.scorer_options",
-    );
-    p.when(
-        s.train && !sampled,
-        "search.train",
-        format!("{} samples no completions", r.algorithm_name()),
-        "search.train = false",
-    );
-    p.when(
-        s.train && (r.rollout.top_k > 0 || r.rollout.top_p < 1.0),
-        "search.train",
-        "trees are sampled from the whole distribution of the policy, without top-k and top-p",
-        "rollout.top_k = 0 and rollout.top_p = 1",
-    );
-}
-
 fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
     let silent = !r.reward.is_empty() && r.reward.iter().all(|x| x.weight == Some(0.0));
     let what = "all rewards have weight 0: there is no learning signal";
@@ -623,7 +559,7 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
         p.when(
             reward.step_tokens.is_some() && reward.steps != Some(StepSplit::Tokens),
             format!("reward.{i}.step_tokens"),
-            "step_tokens needs steps = \"tokens\"",
+            "step_tokens has no effect unless steps are \"tokens\"",
             format!("reward.{i}.steps = \"tokens\""),
         );
         if let Some(word) = &reward.truncated {

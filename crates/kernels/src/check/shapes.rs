@@ -515,6 +515,7 @@ mod tests {
     /// Operations without operands that could be too short: whose length is asked of the buffer itself, or that have none.
     const WHOLE: &[&str] = &[
         "describe",
+        "instruction_set",
         "memory",
         "set_purpose",
         "memory_report",

@@ -6,7 +6,7 @@
 //! bytes are written. Arrays of handles and statuses, whose layouts differ, are not used.
 
 use super::launcher::{Launched, Launcher};
-use super::siblings::{Waiting, watched};
+use super::siblings::{MpiPhase, watched};
 use super::watch::{LOST, Watch};
 use super::{Arrived, Comm, message_buffer};
 use crate::error::{Error, Result};
@@ -225,7 +225,7 @@ impl Mpi {
         // SAFETY: MPI_Init_thread takes null for the arguments of main; the rest are out parameters of ints.
         let codes = unsafe {
             [
-                watched(Waiting::Starts, || {
+                watched(MpiPhase::Starts, || {
                     (f.init)(std::ptr::null_mut(), std::ptr::null_mut(), abi.serialized, &mut provided)
                 }),
                 (f.errhandler)(abi.world, abi.errors_return),
@@ -327,7 +327,7 @@ impl Mpi {
     fn finalize(&self) {
         let _serialised = self.serialise();
         // SAFETY: every request is complete, and nothing is called after it.
-        watched(Waiting::Ends, || unsafe { (self.opened.functions.finalize)() });
+        watched(MpiPhase::Ends, || unsafe { (self.opened.functions.finalize)() });
     }
 }
 

@@ -19,24 +19,24 @@ const LONGEST_NAME: &str = "FERRL_START_SECONDS";
 
 /// What MPI does while it waits for all ranks.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Waiting {
+pub(super) enum MpiPhase {
     Starts,
     /// However long: rank 0 may write its report before.
     Ends,
 }
 
 /// Does work in which MPI waits for all ranks.
-pub(super) fn watched<T>(waiting: Waiting, work: impl FnOnce() -> T) -> T {
+pub(super) fn watched<T>(phase: MpiPhase, work: impl FnOnce() -> T) -> T {
     let over = Arc::new(AtomicBool::new(false));
     let ends = over.clone();
     // Where no thread can be started, nobody looks.
-    let _ = std::thread::Builder::new().name("siblings".into()).spawn(move || look(waiting, &ends));
+    let _ = std::thread::Builder::new().name("siblings".into()).spawn(move || look(phase, &ends));
     let done = work();
     over.store(true, Ordering::SeqCst);
     done
 }
 
-fn look(waiting: Waiting, over: &AtomicBool) {
+fn look(phase: MpiPhase, over: &AtomicBool) {
     let longest = std::env::var(LONGEST_NAME).ok().and_then(|s| s.parse().ok()).unwrap_or(LONGEST);
     let (mut began, mut looked) = (Instant::now(), Instant::now());
     let mut stopped: HashMap<u32, Instant> = HashMap::new();
@@ -58,7 +58,7 @@ fn look(waiting: Waiting, over: &AtomicBool) {
             Some((process, _)) => {
                 format!("process {process} of this run has been stopped for {} s", SILENCE.as_secs())
             }
-            None if waiting == Waiting::Starts && began.elapsed().as_secs() >= longest => {
+            None if phase == MpiPhase::Starts && began.elapsed().as_secs() >= longest => {
                 format!("not all ranks have called MPI within {longest} s")
             }
             None => continue,
