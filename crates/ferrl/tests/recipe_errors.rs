@@ -189,7 +189,7 @@ fn rollouts_that_cannot_work() {
     );
     over(
         &["~model.path", "model.init.max_positions=64"],
-        &["answers of 256 tokens do not fit a model of 64"],
+        &["completions of 256 tokens do not fit a model of 64"],
     );
     over(
         &["algo=ppo", "rollout.samples=1", "algo.filter_equal=true"],
