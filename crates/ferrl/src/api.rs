@@ -189,7 +189,7 @@ impl Trainer {
         })?;
         let rewards = &stage.rewards;
         let look = |seen: SurveyedExample<'_>| match seen.item {
-            Item::Ask(prompt) => rewards.check(prompt, seen.place),
+            Item::Prompt(prompt) => rewards.check(prompt, seen.place),
             _ => Ok(()),
         };
         stage.source.check_with(&look, &mut |_, _| true)?;

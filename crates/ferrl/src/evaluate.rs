@@ -15,7 +15,7 @@ use crate::batch::{Update, tokens};
 use crate::experience::{ByRole, Metrics, Role};
 use crate::ranks::{Teams, each};
 use crate::recipe::Rollout;
-use crate::reward::{Completions, Graded, Rewards};
+use crate::reward::{CompletionBatch, CompletionScores, Rewards};
 use crate::rollout::{self, Actor, RolloutCompletion, Sampled};
 use crate::source::{ExampleSource, Item, Prompt};
 use crate::train::Stage;
@@ -31,11 +31,11 @@ pub struct Evaluation {
     /// Means by name, under `eval/`.
     pub metrics: Metrics,
     /// Every completion with its grade.
-    pub answers: Vec<Answered>,
+    pub completions: Vec<EvaluatedCompletion>,
 }
 
 /// A prompt, its completion, and the completion's rewards.
-pub type Answered = (Prompt, RolloutCompletion, Graded);
+pub type EvaluatedCompletion = (Prompt, RolloutCompletion, CompletionScores);
 
 /// Prompts that are checked at a time.
 const AT_ONCE: usize = 256;
@@ -78,9 +78,9 @@ pub fn check(
 /// What an item asks, where it asks something.
 fn question(item: Item) -> Option<Prompt> {
     match item {
-        Item::Ask(prompt) => Some(prompt),
-        Item::Graded(group) => Some(group.prompt),
-        Item::Given(_) => None,
+        Item::Prompt(prompt) => Some(prompt),
+        Item::Group(group) => Some(group.prompt),
+        Item::Sequences(_) => None,
     }
 }
 
@@ -96,18 +96,18 @@ pub fn evaluate(
     let prompts = prompts.min(source.epoch().unwrap_or(usize::MAX));
     let mut prompts: Vec<Prompt> = source.next(prompts)?.into_iter().filter_map(question).collect();
     let params = rollout::params(settings, actor.stops, seed);
-    let Sampled { mut experience, answers, .. } =
+    let Sampled { mut experience, completions, .. } =
         rollout::sample(actor, &mut prompts, &params, samples, u32::MAX as u64)?;
-    let completions = Completions { prompts: &prompts, answers: &answers, at };
-    let graded = rewards.score(completions, &mut experience, &mut Metrics::default())?;
+    let batch = CompletionBatch { prompts: &prompts, completions: &completions, at };
+    let scores = rewards.score(batch, &mut experience, &mut Metrics::default())?;
     let mut metrics = Metrics::default();
-    let lost = graded.iter().filter(|g| g.is_lost()).count();
+    let lost = scores.iter().filter(|g| g.is_lost()).count();
     if lost > 0 {
         metrics.add("eval/lost", lost as f64);
     }
-    for (question, graded) in graded.chunks(samples).enumerate() {
+    for (question, scores) in scores.chunks(samples).enumerate() {
         // Completions without a reward are neither right nor wrong.
-        let scored: Vec<&Graded> = graded.iter().filter(|g| !g.is_lost()).collect();
+        let scored: Vec<&CompletionScores> = scores.iter().filter(|g| !g.is_lost()).collect();
         if scored.is_empty() {
             continue;
         }
@@ -117,18 +117,18 @@ pub fn evaluate(
         metrics.add("eval/reward", rewards / scored.len() as f64);
         if samples > 1 && scored.len() == samples {
             metrics.add(&format!("eval/pass@{samples}"), f64::from(right > 0));
-            let own = &answers[question * samples..(question + 1) * samples];
-            metrics.add(&format!("eval/majority@{samples}"), f64::from(majority_is_right(own, graded)));
+            let own = &completions[question * samples..(question + 1) * samples];
+            metrics.add(&format!("eval/majority@{samples}"), f64::from(majority_is_right(own, scores)));
         }
     }
-    for a in &answers {
+    for a in &completions {
         metrics.add("eval/mean_length", a.tokens as f64);
         metrics.add("eval/clipped_ratio", f64::from(a.truncated));
     }
-    let answers: Vec<Answered> =
-        answers.into_iter().zip(graded).map(|(a, g)| (prompts[a.prompt].clone(), a, g)).collect();
-    metrics.join(calibration::metrics(&answers));
-    Ok(Evaluation { metrics, answers })
+    let completions: Vec<EvaluatedCompletion> =
+        completions.into_iter().zip(scores).map(|(a, g)| (prompts[a.prompt].clone(), a, g)).collect();
+    metrics.join(calibration::metrics(&completions));
+    Ok(Evaluation { metrics, completions })
 }
 
 impl Stage {
@@ -137,7 +137,7 @@ impl Stage {
         let items = source.next(count.min(source.epoch().unwrap_or(usize::MAX)))?;
         let mut given = StepExperience::default();
         for (i, item) in items.into_iter().enumerate() {
-            if let Item::Given(sequences) = item {
+            if let Item::Sequences(sequences) = item {
                 given.give(sequences, i);
             }
         }
@@ -178,7 +178,7 @@ impl Stage {
 }
 
 /// Whether the most frequent answer is right; ties go to the first.
-fn majority_is_right(answers: &[RolloutCompletion], graded: &[Graded]) -> bool {
-    let winner = estimate::majority(answers.iter().map(|a| estimate::vote(&a.text)));
-    winner.is_some_and(|first| graded[first].is_right())
+fn majority_is_right(completions: &[RolloutCompletion], scores: &[CompletionScores]) -> bool {
+    let winner = estimate::majority(completions.iter().map(|a| estimate::vote(&a.text)));
+    winner.is_some_and(|first| scores[first].is_right())
 }

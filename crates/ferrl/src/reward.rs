@@ -56,7 +56,7 @@ pub struct Rewards {
 
 /// Rewards of one completion.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Graded {
+pub struct CompletionScores {
     /// The reward for training; `None` if it was lost, which differs from 0.
     pub reward: Option<f64>,
     /// Named components.
@@ -71,7 +71,7 @@ pub struct Graded {
     pub extra: Map<String, Value>,
 }
 
-impl Graded {
+impl CompletionScores {
     /// Whether no source could score it.
     pub fn is_lost(&self) -> bool {
         self.reward.is_none()
@@ -85,11 +85,11 @@ impl Graded {
 
 /// Completions to be rewarded.
 #[derive(Clone, Copy)]
-pub struct Completions<'a> {
+pub struct CompletionBatch<'a> {
     /// Their prompts.
     pub prompts: &'a [Prompt],
     /// In the order of the experience's sequences.
-    pub answers: &'a [RolloutCompletion],
+    pub completions: &'a [RolloutCompletion],
     /// Progress of the run.
     pub at: Progress,
 }
@@ -288,41 +288,41 @@ impl Rewards {
     /// removed from the experience and counted; if all are, the first failure is the error.
     pub fn score(
         &self,
-        completions: Completions<'_>,
+        batch: CompletionBatch<'_>,
         experience: &mut Experience,
         metrics: &mut Metrics,
-    ) -> Result<Vec<Graded>> {
-        self.score_among(&self.ranks, completions, experience, metrics)
+    ) -> Result<Vec<CompletionScores>> {
+        self.score_among(&self.ranks, batch, experience, metrics)
     }
 
     /// The same on this rank alone, without communication.
-    pub fn score_alone(&self, completions: Completions<'_>) -> Result<Vec<Graded>> {
+    pub fn score_alone(&self, batch: CompletionBatch<'_>) -> Result<Vec<CompletionScores>> {
         let (mut experience, mut metrics) = (Experience::default(), Metrics::default());
-        self.score_among(Ranks::ALONE, completions, &mut experience, &mut metrics)
+        self.score_among(Ranks::ALONE, batch, &mut experience, &mut metrics)
     }
 
     fn score_among(
         &self,
         ranks: &Ranks,
-        completions: Completions<'_>,
+        batch: CompletionBatch<'_>,
         experience: &mut Experience,
         metrics: &mut Metrics,
-    ) -> Result<Vec<Graded>> {
-        let answers = completions.answers;
-        let mut sums: Vec<RewardSum> = answers.iter().map(RewardSum::of).collect();
+    ) -> Result<Vec<CompletionScores>> {
+        let completions = batch.completions;
+        let mut sums: Vec<RewardSum> = completions.iter().map(RewardSum::of).collect();
         let unscored = |played: &Played| self.of_tasks || played.lost.is_some();
-        let share = ranks.share(completions.prompts.len());
-        let own = |i: &usize| share.contains(&answers[*i].prompt);
-        let scored: Vec<usize> = (0..answers.len())
-            .filter(|&i| !answers[i].played.as_ref().is_some_and(unscored))
+        let share = ranks.share(batch.prompts.len());
+        let own = |i: &usize| share.contains(&completions[*i].prompt);
+        let scored: Vec<usize> = (0..completions.len())
+            .filter(|&i| !completions[i].played.as_ref().is_some_and(unscored))
             .filter(own)
             .collect();
-        let mut ids: Vec<Vec<u32>> = vec![Vec::new(); answers.len()];
+        let mut ids: Vec<Vec<u32>> = vec![Vec::new(); completions.len()];
         for s in &experience.sequences {
             ids[s.trajectory].extend(s.actions().map(|i| s.ids[i + 1]));
         }
-        let said: Vec<Cow<'_, str>> = answers.iter().map(RolloutCompletion::scored_text).collect();
-        let all = completions.samples(&ids, &said);
+        let said: Vec<Cow<'_, str>> = completions.iter().map(RolloutCompletion::scored_text).collect();
+        let all = batch.samples(&ids, &said);
         let samples: Vec<Sample<'_>> = scored.iter().map(|&i| all[i]).collect();
         // The first verifier decides whether a completion is right; without one, the first source.
         let first = self.sources.iter().position(|(_, r)| r.verifier().is_some()).unwrap_or(0);
@@ -333,7 +333,7 @@ impl Rewards {
             let steps = match rule {
                 Some(rule) => {
                     let of = |&i: &usize| {
-                        CompletionSteps::of(rule, &answers[i], &ids[i], self.tokenizer.as_deref())
+                        CompletionSteps::of(rule, &completions[i], &ids[i], self.tokenizer.as_deref())
                     };
                     scored.iter().map(of).collect::<Result<Vec<CompletionSteps>>>()?
                 }
@@ -341,21 +341,21 @@ impl Rewards {
             };
             let ends: Vec<Vec<usize>> = steps.iter().map(|s| s.ends.clone()).collect();
             let ends = rule.map(|_| &ends[..]);
-            let outcomes = outcomes(&**reward, &samples, ends, completions.at, &mut logged)?;
-            for (n, (&answer, outcome)) in scored.iter().zip(outcomes).enumerate() {
+            let outcomes = outcomes(&**reward, &samples, ends, batch.at, &mut logged)?;
+            for (n, (&row, outcome)) in scored.iter().zip(outcomes).enumerate() {
                 if let (Some(steps), Outcome::Scored(score)) = (steps.get(n), &outcome) {
-                    sums[answer].place(*weight, &steps.tokens, &score.steps);
+                    sums[row].place(*weight, &steps.tokens, &score.steps);
                 }
-                sums[answer].add(*weight, outcome, i == first)?;
+                sums[row].add(*weight, outcome, i == first)?;
             }
         }
         gather(ranks, &mut sums, scored, &mut logged)?;
         logged.iter().for_each(|(name, value)| self.log(name, *value, metrics));
-        let graded: Vec<Graded> = sums.iter().map(|s| s.graded(self.sources.is_empty())).collect();
-        self.account_for_lost(&sums, &graded, completions.at)?;
-        place(experience, &sums, &graded, metrics);
-        graded.iter().filter_map(|g| g.score).for_each(|score| metrics.add("score", score));
-        Ok(graded)
+        let scores: Vec<CompletionScores> = sums.iter().map(|s| s.scores(self.sources.is_empty())).collect();
+        self.account_for_lost(&sums, &scores, batch.at)?;
+        place(experience, &sums, &scores, metrics);
+        scores.iter().filter_map(|g| g.score).for_each(|score| metrics.add("score", score));
+        Ok(scores)
     }
 
     /// Writes what a function logged. Under a name of the run's own it would be averaged with what the run measures.
@@ -371,8 +371,8 @@ impl Rewards {
     }
 
     /// Warns once why completions have no reward; an error if none has.
-    fn account_for_lost(&self, sums: &[RewardSum], graded: &[Graded], at: Progress) -> Result<()> {
-        let (lost, all) = (graded.iter().filter(|g| g.is_lost()).count(), graded.len());
+    fn account_for_lost(&self, sums: &[RewardSum], scores: &[CompletionScores], at: Progress) -> Result<()> {
+        let (lost, all) = (scores.iter().filter(|g| g.is_lost()).count(), scores.len());
         if lost == 0 {
             return Ok(());
         }
@@ -449,7 +449,7 @@ fn outcomes(
     Ok(outcomes)
 }
 
-impl<'a> Completions<'a> {
+impl<'a> CompletionBatch<'a> {
     fn samples(&self, ids: &'a [Vec<u32>], said: &'a [Cow<'a, str>]) -> Vec<Sample<'a>> {
         let sample = |(i, a): (usize, &'a RolloutCompletion)| {
             let prompt = &self.prompts[a.prompt];
@@ -465,16 +465,21 @@ impl<'a> Completions<'a> {
                 place: &prompt.place,
             }
         };
-        self.answers.iter().enumerate().map(sample).collect()
+        self.completions.iter().enumerate().map(sample).collect()
     }
 }
 
 /// Places the rewards on tokens of their completions; removes completions without one.
-fn place(experience: &mut Experience, sums: &[RewardSum], graded: &[Graded], metrics: &mut Metrics) {
+fn place(
+    experience: &mut Experience,
+    sums: &[RewardSum],
+    scores: &[CompletionScores],
+    metrics: &mut Metrics,
+) {
     let last: HashMap<usize, usize> =
         experience.sequences.iter().enumerate().map(|(i, s)| (s.trajectory, i)).collect();
     for (i, s) in experience.sequences.iter_mut().enumerate() {
-        let (g, sum) = (&graded[s.trajectory], &sums[s.trajectory]);
+        let (g, sum) = (&scores[s.trajectory], &sums[s.trajectory]);
         // Rewards of environments have been placed on their turns.
         if last[&s.trajectory] == i
             && let (Some(last), Some(reward)) = (s.actions().last(), g.reward)
@@ -488,7 +493,7 @@ fn place(experience: &mut Experience, sums: &[RewardSum], graded: &[Graded], met
         s.components = g.components.clone();
         s.sources = sum.sources.clone();
     }
-    experience.sequences.retain(|s| !graded[s.trajectory].is_lost());
+    experience.sequences.retain(|s| !scores[s.trajectory].is_lost());
 }
 
 /// A completion of which only the text is known.
@@ -526,8 +531,8 @@ struct RewardSum {
 
 impl RewardSum {
     /// The environment's reward; 0 without one.
-    fn of(answer: &RolloutCompletion) -> Self {
-        let Some(played) = &answer.played else { return RewardSum::default() };
+    fn of(completion: &RolloutCompletion) -> Self {
+        let Some(played) = &completion.played else { return RewardSum::default() };
         if let Some(lost) = &played.lost {
             return RewardSum { failure: Some(SentError((**lost).clone().into())), ..Default::default() };
         }
@@ -584,9 +589,9 @@ impl RewardSum {
     }
 
     /// The result; lost if a source failed or all sources abstained.
-    fn graded(&self, without_sources: bool) -> Graded {
+    fn scores(&self, without_sources: bool) -> CompletionScores {
         let known = self.failure.is_none() && (self.count > 0 || without_sources);
-        Graded {
+        CompletionScores {
             reward: known.then_some(self.reward),
             components: if known { self.components.clone() } else { Vec::new() },
             score: self.score.or(without_sources.then_some(0.0)).filter(|_| known),

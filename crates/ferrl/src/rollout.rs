@@ -102,7 +102,7 @@ pub struct Sampled {
     /// Training sequences.
     pub experience: Experience,
     /// In the order of prompts and samples.
-    pub answers: Vec<RolloutCompletion>,
+    pub completions: Vec<RolloutCompletion>,
     /// Fractions of time.
     pub time: TimeShares,
     /// Metrics of a search.
@@ -163,24 +163,24 @@ pub fn sample_placed(
         for s in sampled.experience.sequences {
             by_prompt[at(s.group)?].0.push(s);
         }
-        for answer in sampled.answers {
-            by_prompt[at(answer.prompt)?].1.push(answer);
+        for completion in sampled.completions {
+            by_prompt[at(completion.prompt)?].1.push(completion);
         }
     }
     let mut all = Sampled { time, ..Default::default() };
-    for (group, (sequences, answers)) in by_prompt.into_iter().enumerate() {
-        if answers.len() != samples {
+    for (group, (sequences, completions)) in by_prompt.into_iter().enumerate() {
+        if completions.len() != samples {
             return Err(Error::rank(format!(
                 "prompt {group} has {} completions of {samples}",
-                answers.len()
+                completions.len()
             )));
         }
-        let first = all.answers.len();
+        let first = all.completions.len();
         // Trajectories are numbered in the order of the prompts.
         let moved =
             |s: Sequence| Sequence { trajectory: first + s.trajectory - s.group * samples, group, ..s };
         all.experience.sequences.extend(sequences.into_iter().map(moved));
-        all.answers.extend(answers.into_iter().map(|a| RolloutCompletion { prompt: group, ..a }));
+        all.completions.extend(completions.into_iter().map(|a| RolloutCompletion { prompt: group, ..a }));
     }
     Ok(all)
 }
@@ -198,10 +198,11 @@ pub(crate) fn gathered(
     let mut all = Sampled { time: sampled.time, ..Default::default() };
     let mut first = 0;
     for (theirs, sampled) in gather(ranks, (prompts[own].to_vec(), sampled))? {
-        all.experience.append(sampled.experience, first, all.answers.len());
+        all.experience.append(sampled.experience, first, all.completions.len());
         all.metrics.join(sampled.metrics);
-        all.answers
-            .extend(sampled.answers.into_iter().map(|a| RolloutCompletion { prompt: a.prompt + first, ..a }));
+        all.completions.extend(
+            sampled.completions.into_iter().map(|a| RolloutCompletion { prompt: a.prompt + first, ..a }),
+        );
         for prompt in theirs {
             prompts[first] = prompt; // an environment may have begun it
             first += 1;
@@ -225,7 +226,7 @@ pub(crate) fn sampled(
 ) -> Result<Sampled> {
     let completions: Vec<Completion> = episodes.iter_mut().filter_map(|e| e.completion.take()).collect();
     let mut texts = texts(actor.tokenizer, actor.stops, &completions)?.into_iter();
-    let (mut experience, mut answers) = (Experience::default(), Vec::new());
+    let (mut experience, mut completions) = (Experience::default(), Vec::new());
     for Episode { prompt, sequences, tokens, stop, played, .. } in episodes {
         let truncated = played.as_ref().map_or(stop == StopReason::Length, |p| p.truncated);
         let text = match &played {
@@ -240,9 +241,9 @@ pub(crate) fn sampled(
             temperature: Some(params.divisor()),
             ..s
         }));
-        answers.push(RolloutCompletion { prompt, text, tokens, truncated, played });
+        completions.push(RolloutCompletion { prompt, text, tokens, truncated, played });
     }
-    Ok(Sampled { experience, answers, time, metrics: Metrics::default() })
+    Ok(Sampled { experience, completions, time, metrics: Metrics::default() })
 }
 
 /// Where tokens that were sampled behind a prefix complete a stop string that begins in the prefix: how many of them stay, and

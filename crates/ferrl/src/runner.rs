@@ -688,17 +688,17 @@ impl OneStage<'_> {
 fn printed(r: &crate::train::ScoredRollout) -> crate::run::RolloutRecord {
     crate::run::RolloutRecord {
         prompt: r.prompt.text.clone(),
-        completion: r.answer.text.clone(),
-        reward: r.graded.reward,
+        completion: r.completion.text.clone(),
+        reward: r.scores.reward,
         temperature: r.temperature.map(f64::from),
-        extra: r.graded.extra.clone(),
+        extra: r.scores.extra.clone(),
         credit: r.credit.clone(),
-        turns: r.answer.played.as_ref().map_or_else(Vec::new, |played| played.turns.clone()),
-        group: r.answer.prompt,
-        lost: r.answer.played.as_ref().and_then(|played| played.lost.as_deref().cloned()),
-        components: r.graded.components.iter().map(|(n, v)| (n.clone(), f64::from(*v))).collect(),
+        turns: r.completion.played.as_ref().map_or_else(Vec::new, |played| played.turns.clone()),
+        group: r.completion.prompt,
+        lost: r.completion.played.as_ref().and_then(|played| played.lost.as_deref().cloned()),
+        components: r.scores.components.iter().map(|(n, v)| (n.clone(), f64::from(*v))).collect(),
         advantage: f64::from(r.advantage),
-        tokens: r.answer.tokens,
-        truncated: r.answer.truncated,
+        tokens: r.completion.tokens,
+        truncated: r.completion.truncated,
     }
 }

@@ -103,10 +103,10 @@ pub fn from_draft(
     let critic =
         critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir, split(&recipe, needs, ranks, 1)?));
     let critic = critic.transpose()?;
-    let samples = feed.sampled() && !source.graded();
+    let samples = feed.sampled() && !source.has_rewards();
     let generator = samples.then(|| sampler(&recipe, &policy.model, &tokenizer)).transpose()?;
     let schedules = schedules(&recipe, total)?;
-    let judged = recipe.reward.iter().any(|r| r.model.is_some()) && !source.graded();
+    let judged = recipe.reward.iter().any(|r| r.model.is_some()) && !source.has_rewards();
     let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
     let rewards = if judged { rewards(&recipe, feed, &backend, &hooks)? } else { drafted };
     let rewards = rewards.reading(&tokenizer);

@@ -45,7 +45,7 @@ pub struct StepSignal<'a> {
 impl Signal {
     /// Adds a step.
     pub fn look(&mut self, step: &StepSignal<'_>, warnings: &Warnings) {
-        let rewards: Vec<f64> = step.rollouts.iter().filter_map(|r| r.graded.reward).collect();
+        let rewards: Vec<f64> = step.rollouts.iter().filter_map(|r| r.scores.reward).collect();
         if rewards.is_empty() {
             return;
         }
@@ -82,15 +82,15 @@ impl Streak {
             return;
         }
         for r in step.rollouts {
-            let Some(reward) = r.graded.reward else { continue };
+            let Some(reward) = r.scores.reward else { continue };
             let first = self.completions == 0;
             self.lowest = if first { reward } else { self.lowest.min(reward) };
             self.highest = if first { reward } else { self.highest.max(reward) };
             self.completions += 1;
-            self.truncated += usize::from(r.answer.truncated);
-            self.right += usize::from(r.graded.is_right());
-            self.looked += usize::from(r.graded.found.is_some());
-            self.found += usize::from(r.graded.found == Some(true));
+            self.truncated += usize::from(r.completion.truncated);
+            self.right += usize::from(r.scores.is_right());
+            self.looked += usize::from(r.scores.found.is_some());
+            self.found += usize::from(r.scores.found == Some(true));
         }
         self.steps += 1;
     }
@@ -134,14 +134,19 @@ impl Streak {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reward::Graded;
+    use crate::reward::CompletionScores;
     use crate::rollout::RolloutCompletion;
 
     fn rollouts(rewards: &[f64], truncated: bool, found: Option<bool>) -> Vec<ScoredRollout> {
         let one = |&reward: &f64| ScoredRollout {
             prompt: Default::default(),
-            answer: RolloutCompletion { tokens: 4, truncated, ..Default::default() },
-            graded: Graded { reward: Some(reward), score: Some(reward), found, ..Default::default() },
+            completion: RolloutCompletion { tokens: 4, truncated, ..Default::default() },
+            scores: CompletionScores {
+                reward: Some(reward),
+                score: Some(reward),
+                found,
+                ..Default::default()
+            },
             advantage: 0.0,
             temperature: None,
             credit: None,

@@ -37,7 +37,7 @@ impl Default for StepSettings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FoundSteps {
     /// Completions looked at.
-    pub answers: usize,
+    pub completions: usize,
     /// Those with a wrong step.
     pub wrong: usize,
     /// Pairs made: wrong steps for which a right one was sampled.
@@ -91,8 +91,8 @@ impl StepPairs<'_> {
         while asked < self.settings.prompts {
             let n = PORTION.min(self.settings.prompts - asked);
             let ask = |item| match item {
-                Item::Ask(prompt) => Some(prompt),
-                Item::Given(_) | Item::Graded(_) => None,
+                Item::Prompt(prompt) => Some(prompt),
+                Item::Sequences(_) | Item::Group(_) => None,
             };
             let prompts: Vec<Prompt> = source.next(n)?.into_iter().filter_map(ask).collect();
             let mistakes = self.mistakes(&prompts, &mut found, &mut seen)?;
@@ -120,14 +120,14 @@ impl StepPairs<'_> {
         seen: &mut BTreeSet<(u64, String, String)>,
     ) -> Result<Vec<Mistake>> {
         let starts = (0..prompts.len()).map(|p| (p, String::new())).collect::<Vec<_>>();
-        let answers = self.sample(prompts, &starts, self.settings.samples, 0)?;
+        let completions = self.sample(prompts, &starts, self.settings.samples, 0)?;
         let mut mistakes = Vec::new();
-        for (i, answer) in answers.iter().enumerate() {
+        for (i, completion) in completions.iter().enumerate() {
             let prompt = i / self.settings.samples;
-            found.answers += 1;
-            let Some(step) = self.wrong_step(&prompts[prompt], answer)? else { continue };
+            found.completions += 1;
+            let Some(step) = self.wrong_step(&prompts[prompt], completion)? else { continue };
             found.wrong += 1;
-            let (before, rejected) = (answer[..step.start].to_string(), answer[step].to_string());
+            let (before, rejected) = (completion[..step.start].to_string(), completion[step].to_string());
             let new = seen.insert((prompts[prompt].index, before.clone(), rejected.clone()));
             if new && !rejected.is_empty() {
                 mistakes.push(Mistake { prompt, before, rejected });

@@ -45,8 +45,8 @@ fn raised<'a>(warnings: &'a [Warning], name: &str) -> &'a str {
 
 fn texts(stage: &Stage, items: Vec<Item>) -> Vec<String> {
     let text = |item| match item {
-        Item::Given(s) => stage.tokenizer.decode(&s[0].ids, true).unwrap(),
-        Item::Ask(prompt) => prompt.text,
+        Item::Sequences(s) => stage.tokenizer.decode(&s[0].ids, true).unwrap(),
+        Item::Prompt(prompt) => prompt.text,
         other => panic!("{other:?}"),
     };
     items.into_iter().map(text).collect()
@@ -207,7 +207,7 @@ fn doubtful_rows_are_counted_by_name() {
         checked(&model, &recipe("sft", &format!("[{ended:?}]"), "data.task.steps = 3"));
     assert!(raised(&warnings, "written-end").contains("ended.jsonl:1"));
     assert!(raised(&warnings, "unused-task-options").contains("steps"));
-    let Item::Given(sequences) = stage.source.next(1).unwrap().remove(0) else { panic!("sequences") };
+    let Item::Sequences(sequences) = stage.source.next(1).unwrap().remove(0) else { panic!("sequences") };
     assert_eq!(sequences[0].ids.len(), 3, "the end is one token");
     assert_eq!(sequences[0].ids[2], stage.tokenizer.eos()[0]);
 }
@@ -349,7 +349,7 @@ fn plain_text_for_a_model_with_a_chat_template_is_said() {
     assert!(raw.message.contains("3 of 3") && raw.fix.contains("data.apply_chat_template"), "{raw}");
     let (mut stage, warnings) = checked(&path, &recipe("sft", &train, "data.apply_chat_template = true"));
     assert!(warnings.is_empty(), "{warnings:?}");
-    let Item::Given(s) = stage.source.next(1).unwrap().remove(0) else { panic!("sequences") };
+    let Item::Sequences(s) = stage.source.next(1).unwrap().remove(0) else { panic!("sequences") };
     let text = stage.tokenizer.decode(&s[0].ids, false).unwrap();
     assert!(
         text.starts_with("<user>") && text.contains("<assistant>row ") && text.ends_with("<eos>"),

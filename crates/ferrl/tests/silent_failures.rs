@@ -160,10 +160,10 @@ fn tokens_trained_on_that_were_never_sampled() {
     let mut stage = world.stage(world.recipe("prompts.jsonl", grpo()), 1).unwrap();
     let report = stage.step().unwrap();
     let again = |text: &str| stage.tokenizer.encode_text(text).unwrap().len();
-    let differ = report.rollouts.iter().filter(|r| again(&r.answer.text) != r.answer.tokens).count();
+    let differ = report.rollouts.iter().filter(|r| again(&r.completion.text) != r.completion.tokens).count();
     assert!(differ > 0, "no answer is encoded differently: this test shows nothing");
     let prompts: usize = report.rollouts.iter().map(|r| r.prompt.ids.len()).sum();
-    let answers: usize = report.rollouts.iter().map(|r| r.answer.tokens).sum();
+    let answers: usize = report.rollouts.iter().map(|r| r.completion.tokens).sum();
     assert_eq!(report.metrics.get("num_tokens"), Some((prompts + answers) as f64));
     assert_eq!(report.metrics.get("sampling/sampling_logp_difference/max"), Some(0.0));
 }
@@ -319,12 +319,12 @@ fn rewards_given_to_another_answer() {
             assert!(group.iter().all(|r| r.prompt.ids == group[0].prompt.ids), "answers to another prompt");
             let own: Vec<f64> = group
                 .iter()
-                .map(|r| f64::from(u8::from(r.answer.text.chars().filter(|&c| vowel(c)).count() >= 2)))
+                .map(|r| f64::from(u8::from(r.completion.text.chars().filter(|&c| vowel(c)).count() >= 2)))
                 .collect();
             let mean = own.iter().sum::<f64>() / 6.0;
             let std = (own.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / 5.0).sqrt();
             for (r, own) in group.iter().zip(&own) {
-                assert_eq!(r.graded.reward, Some(*own), "{:?}", r.answer.text);
+                assert_eq!(r.scores.reward, Some(*own), "{:?}", r.completion.text);
                 both[*own as usize] += 1;
                 let want = (own - mean) / (std + 1e-4);
                 assert!((f64::from(r.advantage) - want).abs() < 1e-5, "another's advantage: {own:?} {want}");

@@ -59,7 +59,7 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
         Ok(())
     };
     let found = pairs.run(&mut *source, &mut keep, &mut |n, _| asked = n).unwrap();
-    assert_eq!((asked, found.answers, found.pairs), (100, 200, rows.len()));
+    assert_eq!((asked, found.completions, found.pairs), (100, 200, rows.len()));
     assert!(found.wrong >= found.pairs && found.pairs > 20, "{found:?}");
     rows
 }

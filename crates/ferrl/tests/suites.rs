@@ -38,7 +38,7 @@ fn sample_rows_are_graded_as_their_completions_are() {
         assert!(!row["prompt"].as_str().unwrap().is_empty(), "{}", entry.name);
         assert_eq!(row["task"], entry.name);
         match entry.rows {
-            Use::Graded { .. } => {
+            Use::Verified { .. } => {
                 let [right, wrong] = entry.completions;
                 assert!(score(entry, &row, right) >= 1.0, "{}: {right:?} is not right", entry.name);
                 assert!(score(entry, &row, wrong) < 1.0, "{}: {wrong:?} is not wrong", entry.name);

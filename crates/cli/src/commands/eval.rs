@@ -10,7 +10,7 @@ use crate::output::{JsonlOutput, finish_on_interrupt, print, visible, warn};
 use crate::progress::ProgressLine;
 use ferrl::algo::Feed;
 use ferrl::evaluate::likelihood::{Continuation, likelihood};
-use ferrl::evaluate::{self, Answered, Evaluation, Summary, calibration, evaluate};
+use ferrl::evaluate::{self, EvaluatedCompletion, Evaluation, Summary, calibration, evaluate};
 use ferrl::experience::Metrics;
 use ferrl::interrupt;
 use ferrl::recipe::{Recipe, RewardSettings, in_run};
@@ -160,7 +160,7 @@ struct EvalJob {
 
 impl EvalJob {
     fn tokens(&self) -> usize {
-        self.all.answers.iter().map(|(_, a, _)| a.tokens).sum()
+        self.all.completions.iter().map(|(_, a, _)| a.tokens).sum()
     }
 }
 
@@ -191,7 +191,7 @@ pub fn run(args: &Args) -> Result<()> {
         let rewards = setup::rewards(&recipe, Feed::Rollouts, &backend, &hooks)?;
         // Every prompt is checked before the first completion is sampled.
         evaluate::check(&mut *source, &rewards, &dir.config, (prompts, recipe.rollout.max_new_tokens))?;
-        let all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
+        let all = Evaluation { metrics: Metrics::default(), completions: Vec::new() };
         jobs.push(EvalJob {
             suite,
             recipe,
@@ -322,12 +322,12 @@ fn sample(
             Err(e) if interrupt::is_interruption(&e) => break,
             other => other?,
         };
-        for answer in &part.answers {
-            output.as_mut().map_or(Ok(()), |o| o.row(&written(answer, job.suite)))?;
+        for completion in &part.completions {
+            output.as_mut().map_or(Ok(()), |o| o.row(&written(completion, job.suite)))?;
         }
         output.as_mut().map_or(Ok(()), JsonlOutput::flush)?;
         job.all.metrics.join(part.metrics);
-        job.all.answers.extend(part.answers);
+        job.all.completions.extend(part.completions);
         job.asked += now;
         progress.add(now as u64);
     }
@@ -365,7 +365,7 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, job: &EvalJob) -> Result<()>
     let samples = recipe.eval.samples;
     let ks = ks(args, samples);
     let summary = Summary::new(all, samples, &ks);
-    let tokens: usize = all.answers.iter().map(|(_, a, _)| a.tokens).sum();
+    let tokens: usize = all.completions.iter().map(|(_, a, _)| a.tokens).sum();
     let t = recipe.rollout.temperature;
     if args.json {
         let mut line = summary.json();
@@ -374,7 +374,7 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, job: &EvalJob) -> Result<()>
         line.insert("seed".into(), json!(args.set.seed(recipe)));
         line.insert("seconds".into(), json!(seconds));
         line.insert("tokens".into(), json!(tokens));
-        let stated = calibration::metrics(&all.answers);
+        let stated = calibration::metrics(&all.completions);
         for (name, value) in job.search.iter().flat_map(Metrics::means).chain(stated.means()) {
             line.insert(name.trim_start_matches("eval/").into(), json!(value));
         }
@@ -392,14 +392,14 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, job: &EvalJob) -> Result<()>
         0 => String::new(),
         n => format!(
             "without reward, neither right nor wrong: {n} of {}\n",
-            counted(all.answers.len(), "completion")
+            counted(all.completions.len(), "completion")
         ),
     };
-    let found = calibration::stated(&all.answers);
+    let found = calibration::stated(&all.completions);
     let lost = match found.len() {
         0 => lost,
         n => {
-            let m = calibration::metrics(&all.answers);
+            let m = calibration::metrics(&all.completions);
             let get = |name: &str| m.get(name).unwrap_or(0.0);
             let (ece, brier, mean) = (get("eval/ece"), get("eval/brier"), get("eval/confidence"));
             format!(
@@ -437,17 +437,17 @@ fn usual_ks(samples: usize) -> Vec<usize> {
     ks
 }
 
-fn written((prompt, answer, graded): &Answered, suite: Option<&Entry>) -> Value {
-    let parts: Map<String, Value> = graded.components.iter().map(|(n, v)| (n.clone(), json!(v))).collect();
+fn written((prompt, completion, scores): &EvaluatedCompletion, suite: Option<&Entry>) -> Value {
+    let parts: Map<String, Value> = scores.components.iter().map(|(n, v)| (n.clone(), json!(v))).collect();
     let mut row = json!({
-        "index": prompt.index, "prompt": prompt.text, "completion": answer.text, "reward": graded.reward,
-        "score": graded.score, "components": parts, "tokens": answer.tokens, "truncated": answer.truncated,
+        "index": prompt.index, "prompt": prompt.text, "completion": completion.text, "reward": scores.reward,
+        "score": scores.score, "components": parts, "tokens": completion.tokens, "truncated": completion.truncated,
         "columns": prompt.columns,
     });
     if let Some(suite) = suite {
         row["suite"] = json!(suite.name);
     }
-    if let Some(played) = &answer.played {
+    if let Some(played) = &completion.played {
         row["turns"] = json!(played.turns);
     }
     row

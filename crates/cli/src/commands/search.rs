@@ -414,9 +414,9 @@ fn prompts(
         (count, recipe.rollout.max_new_tokens),
     )?;
     let ask = |item| match item {
-        Item::Ask(prompt) => Some(prompt),
-        Item::Graded(group) => Some(group.prompt),
-        Item::Given(_) => None,
+        Item::Prompt(prompt) => Some(prompt),
+        Item::Group(group) => Some(group.prompt),
+        Item::Sequences(_) => None,
     };
     Ok(source.next(count)?.into_iter().filter_map(ask).collect())
 }

@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> Result<()> {
     output.finish()?;
     eprintln!(
         "{}, {} with a wrong step, {} (each wrong step once, and only if a right one was sampled)",
-        counted(found.answers, "completion"),
+        counted(found.completions, "completion"),
         found.wrong,
         counted(found.pairs, "pair")
     );

@@ -326,7 +326,7 @@ fn conclude(outcome: &RunOutcome) -> Result<i32> {
         let Some(last) = last else { continue };
         println!("\n{stage}, on held-out data:");
         // Rewards other than 0 and 1 grade a completion, without a right and a wrong.
-        let judged = last.answers.iter().all(|(_, _, g)| g.score.is_none_or(|s| s == 0.0 || s == 1.0));
+        let judged = last.completions.iter().all(|(_, _, g)| g.score.is_none_or(|s| s == 0.0 || s == 1.0));
         let shown = if judged { SHOWN } else { &[("eval/reward", false)] };
         for (name, fraction) in shown {
             let Some(after) = last.metrics.get(name) else { continue };
@@ -351,13 +351,13 @@ fn conclude(outcome: &RunOutcome) -> Result<i32> {
 
 /// Prints some completions.
 fn samples(evaluation: &Evaluation, judged: bool) {
-    for (prompt, answer, graded) in evaluation.answers.iter().take(4) {
-        let mark = match graded.reward {
+    for (prompt, completion, scores) in evaluation.completions.iter().take(4) {
+        let mark = match scores.reward {
             None => "no reward".to_string(),
             Some(reward) if !judged => format!("{reward:.3}"),
-            Some(_) if graded.is_right() => "right".into(),
+            Some(_) if scores.is_right() => "right".into(),
             Some(_) => "wrong".into(),
         };
-        println!("  {mark}: {}", visible(&format!("{} {}", prompt.text.trim(), answer.text.trim())));
+        println!("  {mark}: {}", visible(&format!("{} {}", prompt.text.trim(), completion.text.trim())));
     }
 }

@@ -7,7 +7,7 @@ use crate::credit::{Continuations, StepCredit, StepSplit, Vine, credit, mean, sp
 use crate::evaluate::{calibration, evaluate};
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::recipe::{Recipe, Rollout, in_run};
-use crate::reward::Completions;
+use crate::reward::CompletionBatch;
 use crate::rollout::{self, Actor, RolloutCompletion, Sampled};
 use crate::setup;
 use crate::source::{Item, Prompt};
@@ -187,7 +187,7 @@ fn measure(
     let all = evaluate(&mut actor, &mut *source, &rewards, &settings, counts, Default::default())?;
     let mut metrics = all.metrics;
     if metrics.get("eval/ece").is_none() {
-        metrics.join(calibration::metrics(&all.answers));
+        metrics.join(calibration::metrics(&all.completions));
     }
     Ok(metrics)
 }
@@ -346,7 +346,7 @@ fn states(
     let (dir, tokenizer) = (&policy.dir, &policy.tokenizer);
     let mut source = setup::source(recipe, dir, tokenizer, Feed::Rollouts, true, &hooks.warnings)?;
     let count = effort.prompts.min(source.epoch().unwrap_or(usize::MAX));
-    let ask = |item| if let Item::Ask(prompt) = item { Some(prompt) } else { None };
+    let ask = |item| if let Item::Prompt(prompt) = item { Some(prompt) } else { None };
     let mut prompts: Vec<Prompt> = source.next(count)?.into_iter().filter_map(ask).collect();
     let stops = rollout::stops(dir, tokenizer, &recipe.rollout);
     let environments = setup::environments(recipe, dir, tokenizer, &hooks)?;
@@ -361,10 +361,10 @@ fn states(
         ranks: Ranks::ALONE,
     };
     let params = rollout::params(&recipe.rollout, &stops, recipe.seed);
-    let Sampled { mut experience, answers, .. } =
+    let Sampled { mut experience, completions, .. } =
         rollout::sample(&mut actor, &mut prompts, &params, effort.samples, 0)?;
-    let completions = Completions { prompts: &prompts, answers: &answers, at: Default::default() };
-    let graded = rewards.score(completions, &mut experience, &mut Metrics::default())?;
+    let batch = CompletionBatch { prompts: &prompts, completions: &completions, at: Default::default() };
+    let scores = rewards.score(batch, &mut experience, &mut Metrics::default())?;
     let vine = Vine {
         samples: effort.estimate + effort.truth,
         split: StepSplit::Tokens,
@@ -372,8 +372,8 @@ fn states(
         ..Default::default()
     };
     let mut continuations = Continuations { actor, params, rewards: &rewards, vine: &vine };
-    let credits = credit(&mut continuations, completions, &graded, &mut experience, &mut Metrics::default())?;
-    judge(critic, (&continuations, tokenizer, effort), &experience, &credits, &answers)
+    let credits = credit(&mut continuations, batch, &scores, &mut experience, &mut Metrics::default())?;
+    judge(critic, (&continuations, tokenizer, effort), &experience, &credits, &completions)
 }
 
 /// Adds the critic's values to those of the continuations.
@@ -382,17 +382,17 @@ fn judge(
     (continuations, tokenizer, effort): (&Continuations<'_>, &Tokenizer, Effort),
     experience: &Experience,
     credits: &[Option<StepCredit>],
-    answers: &[RolloutCompletion],
+    completions: &[RolloutCompletion],
 ) -> Result<Vec<StateValues>> {
     let mut out = Vec::new();
     for members in experience.trajectories() {
         let sequences: Vec<&Sequence> = members.iter().map(|&s| &experience.sequences[s]).collect();
         let number = sequences[0].trajectory;
-        let (Some(credit), answer) = (&credits[number], &answers[number]) else { continue };
-        let firsts = match &answer.played {
+        let (Some(credit), completion) = (&credits[number], &completions[number]) else { continue };
+        let firsts = match &completion.played {
             // Of an episode every turn is a step.
             Some(played) => continuations.turn_starts(&sequences, played)?,
-            None => step_starts(sequences[0], &answer.text, (tokenizer, effort))?,
+            None => step_starts(sequences[0], &completion.text, (tokenizer, effort))?,
         };
         let of = |s: &&Sequence| match critic {
             Some(model) => Ok(stats(model, &Batch::of([s.ids.clone()]), 1.0)?.value),
@@ -402,7 +402,7 @@ fn judge(
         for (place, ((s, first), rewards)) in firsts.into_iter().zip(&credit.rollouts).enumerate() {
             let (estimate, truth) = rewards.split_at(effort.estimate.min(rewards.len()));
             out.push(StateValues {
-                of: (answer.prompt, place),
+                of: (completion.prompt, place),
                 truth: mean(truth),
                 monte_carlo: mean(estimate),
                 // The value of a state stands where its next token is predicted.

@@ -4,7 +4,7 @@
 use super::vine::{Continuations, Continued, VineState, noise};
 use crate::episode::{Branch, Episode, EpisodeLoop, Played, Prefix, Reach};
 use crate::experience::Sequence;
-use crate::reward::Completions;
+use crate::reward::CompletionBatch;
 use crate::rollout::{Actor, RolloutCompletion};
 use ferrl_engine::generate::{Completion, SamplingParams, StopReason};
 use ferrl_engine::{Error, Result};
@@ -54,41 +54,41 @@ pub(super) fn key(state: &Prefix) -> Vec<u32> {
 /// Plays on from states to the ends of their episodes: each state with its place and the number of its continuation.
 pub(super) fn play_on(
     c: (&mut Actor<'_>, &SamplingParams),
-    completions: Completions<'_>,
+    batch: CompletionBatch<'_>,
     wanted: &[(usize, &VineState, u32)],
 ) -> Result<Vec<Continued>> {
     let (actor, params) = c;
-    let mut episodes = EpisodeLoop::new(actor, completions.prompts);
-    let played = begin_and_play(&mut episodes, params, completions, wanted);
+    let mut episodes = EpisodeLoop::new(actor, batch.prompts);
+    let played = begin_and_play(&mut episodes, params, batch, wanted);
     episodes.end();
-    let answer = |(&(place, state, _), e): (&(usize, &VineState, u32), Episode)| {
+    let completion = |(&(place, state, _), e): (&(usize, &VineState, u32), Episode)| {
         let tokens = e.branch.as_ref().map_or(0, |b| b.sampled.0) as usize;
         let played = e.played.unwrap_or_default();
         let (text, truncated) = (played.text(), played.truncated);
-        let answer = RolloutCompletion {
+        let completion = RolloutCompletion {
             prompt: state.prompt,
             text,
             tokens: e.tokens,
             truncated,
             played: Some(played),
         };
-        Continued { place, answer, ids: Vec::new(), tokens }
+        Continued { place, completion, ids: Vec::new(), tokens }
     };
-    Ok(wanted.iter().zip(played?).map(answer).collect())
+    Ok(wanted.iter().zip(played?).map(completion).collect())
 }
 
 fn begin_and_play(
     episodes: &mut EpisodeLoop<'_, '_>,
     params: &SamplingParams,
-    completions: Completions<'_>,
+    batch: CompletionBatch<'_>,
     wanted: &[(usize, &VineState, u32)],
 ) -> Result<Vec<Episode>> {
     for &(_, state, number) in wanted {
         let Some(prefix) = &state.played else { continue };
-        let prompt = &completions.prompts[state.prompt];
+        let prompt = &batch.prompts[state.prompt];
         let seed = noise(params.seed, state.noise.1, number);
         let params = Arc::new(SamplingParams { seed, ..params.clone() });
-        let stream = [completions.at.step as u32, prompt.index as u32, state.noise.0];
+        let stream = [batch.at.step as u32, prompt.index as u32, state.noise.0];
         let environment = episodes.actor.environments.open(prompt)?;
         let episode = Episode::new(state.prompt, prompt, environment, (&params, stream));
         episodes.begin(episode.branching(Branch::new(prefix.clone(), Reach::End)))?;

@@ -11,7 +11,7 @@ use crate::algo::math::mean_std;
 use crate::episode::Prefix;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::ranks::{Teams, gather};
-use crate::reward::{Completions, Graded, Rewards};
+use crate::reward::{CompletionBatch, CompletionScores, Rewards};
 use crate::rollout::{Actor, RolloutCompletion, cut_at_stop, texts};
 use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, StopReason};
 use ferrl_engine::tokenizer::Tokenizer;
@@ -101,7 +101,7 @@ enum TokenOwner {
 #[derive(Serialize, Deserialize)]
 pub(super) struct Continued {
     pub place: usize,
-    pub answer: RolloutCompletion,
+    pub completion: RolloutCompletion,
     /// Of the whole completion; none of an episode.
     pub ids: Vec<u32>,
     pub tokens: usize,
@@ -111,18 +111,18 @@ pub(super) struct Continued {
 /// the credit of each completion, by its number.
 pub(crate) fn credit(
     c: &mut Continuations<'_>,
-    completions: Completions<'_>,
-    graded: &[Graded],
+    batch: CompletionBatch<'_>,
+    scores: &[CompletionScores],
     experience: &mut Experience,
     metrics: &mut Metrics,
 ) -> Result<Vec<Option<StepCredit>>> {
-    let (mut states, paths) = find_states(c, completions.answers, experience)?;
-    sample_all(c, completions, &mut states, metrics)?;
-    let mut out = vec![None; completions.answers.len()];
+    let (mut states, paths) = find_states(c, batch.completions, experience)?;
+    sample_all(c, batch, &mut states, metrics)?;
+    let mut out = vec![None; batch.completions.len()];
     for path in paths {
         let own: Vec<&VineState> = path.states.iter().map(|&i| &states[i]).collect();
         let known = own.iter().all(|s| !s.rewards.is_empty());
-        let Some(score) = graded[path.trajectory].reward.filter(|_| known) else { continue };
+        let Some(score) = scores[path.trajectory].reward.filter(|_| known) else { continue };
         let estimated: Vec<f64> = own.iter().map(|s| mean(&s.rewards)).collect();
         let (values, advantages) = advantages(path.steps.len(), score, &estimated);
         match &path.tokens {
@@ -170,15 +170,15 @@ fn place_turns(e: &mut Experience, sequences: &[usize], turns: &[PlayedTurn], ad
 /// The distinct states to estimate, and the completions with their states.
 fn find_states(
     c: &Continuations<'_>,
-    answers: &[RolloutCompletion],
+    completions: &[RolloutCompletion],
     experience: &Experience,
 ) -> Result<(Vec<VineState>, Vec<VinePath>)> {
     let mut found = VineStates::default();
     for (sequence, s) in experience.sequences.iter().enumerate() {
-        let answer = &answers[s.trajectory];
-        let first = answers.iter().position(|a| a.prompt == answer.prompt).unwrap_or(s.trajectory);
+        let completion = &completions[s.trajectory];
+        let first = completions.iter().position(|a| a.prompt == completion.prompt).unwrap_or(s.trajectory);
         let sample = (s.trajectory - first) as u32;
-        if let Some(played) = &answer.played {
+        if let Some(played) = &completion.played {
             let same = |&i: &usize| experience.sequences[i].trajectory == s.trajectory;
             let own: Vec<usize> = (0..experience.sequences.len()).filter(same).collect();
             if own.first() == Some(&sequence) {
@@ -186,7 +186,7 @@ fn find_states(
                 let turns = c.turns_of(&sequences, played)?;
                 let count = estimated_states(turns.len(), c.vine.max_steps);
                 let states = turns[..count].iter().map(|t| (Vec::new(), 0, Some(t.state.clone())));
-                let states = found.states(answer.prompt, sample, states);
+                let states = found.states(completion.prompt, sample, states);
                 let steps = played.turns.iter().map(|t| t.action.clone()).collect();
                 let (trajectory, tokens) = (s.trajectory, TokenOwner::Turns(own, turns));
                 found.paths.push(VinePath { trajectory, steps, states, tokens });
@@ -195,13 +195,13 @@ fn find_states(
         }
         let prompt = s.trained.iter().position(|t| *t).unwrap_or(s.ids.len());
         let split = (c.vine.split, c.vine.step_tokens);
-        let Some(steps) = split::steps(split, &s.ids[prompt..], &answer.text, c.actor.tokenizer)? else {
+        let Some(steps) = split::steps(split, &s.ids[prompt..], &completion.text, c.actor.tokenizer)? else {
             continue;
         };
         let ends = [0].into_iter().chain(steps.iter().map(|s| s.end));
         let ends = ends.take(estimated_states(steps.len(), c.vine.max_steps));
         let states = ends.map(|prefix| (s.ids[..prompt + prefix].to_vec(), prefix, None));
-        let states = found.states(answer.prompt, sample, states);
+        let states = found.states(completion.prompt, sample, states);
         let texts = steps.iter().map(|s| s.text.clone()).collect();
         let (trajectory, tokens) = (s.trajectory, TokenOwner::Steps(sequence, prompt, steps));
         found.paths.push(VinePath { trajectory, steps: texts, states, tokens });
@@ -243,7 +243,7 @@ impl VineStates {
 /// Samples continuations of all states until each has the number of the settings.
 fn sample_all(
     c: &mut Continuations<'_>,
-    completions: Completions<'_>,
+    batch: CompletionBatch<'_>,
     states: &mut [VineState],
     metrics: &mut Metrics,
 ) -> Result<()> {
@@ -251,7 +251,7 @@ fn sample_all(
     let mut open: Vec<usize> = (0..states.len()).collect();
     let (mut count, mut tokens) = (c.vine.samples, 0);
     while !open.is_empty() {
-        tokens += sample_round(c, completions, states, (&open, count), metrics)?;
+        tokens += sample_round(c, batch, states, (&open, count), metrics)?;
         let Some(interval) = interval else { break };
         open.retain(|&i| states[i].drawn < interval.max && interval.wants_more(&states[i].rewards));
         count = interval.add;
@@ -270,13 +270,13 @@ fn sample_all(
 /// Samples `count` more continuations of each open state; returns the number of their tokens.
 fn sample_round(
     c: &mut Continuations<'_>,
-    completions: Completions<'_>,
+    batch: CompletionBatch<'_>,
     states: &mut [VineState],
     (open, count): (&[usize], usize),
     metrics: &mut Metrics,
 ) -> Result<usize> {
     let of: Vec<usize> = open.iter().flat_map(|&i| std::iter::repeat_n(i, count)).collect();
-    let share = Teams::of(c.actor.ranks, c.actor.policy).share(completions.prompts.len());
+    let share = Teams::of(c.actor.ranks, c.actor.policy).share(batch.prompts.len());
     // The rank that sampled a prompt's completions has their prefixes in its cache.
     let mut own: Vec<(usize, usize, u32)> = Vec::new();
     for (place, &i) in of.iter().enumerate() {
@@ -290,16 +290,16 @@ fn sample_round(
     let (plays, plain): (Vec<_>, Vec<_>) = own.into_iter().partition(|(_, s, _)| s.played.is_some());
     let params = c.params.clone();
     let sampled = c.actor.led(|actor| {
-        let mut all = complete(actor, &params, completions, &plain)?;
-        all.extend(episodes::play_on((actor, &params), completions, &plays)?);
+        let mut all = complete(actor, &params, batch, &plain)?;
+        all.extend(episodes::play_on((actor, &params), batch, &plays)?);
         Ok(all)
     })?;
     let sampled = exchange(c.actor.ranks, of.len(), sampled)?;
     for continued in &sampled {
-        metrics.add("credit/clipped_ratio", f64::from(continued.answer.truncated));
+        metrics.add("credit/clipped_ratio", f64::from(continued.completion.truncated));
     }
     let tokens = sampled.iter().map(|c| c.tokens).sum();
-    let rewards = reward(c, completions, (states, &of), sampled)?;
+    let rewards = reward(c, batch, (states, &of), sampled)?;
     of.iter().zip(rewards).for_each(|(&i, reward)| states[i].rewards.extend(reward));
     Ok(tokens)
 }
@@ -308,14 +308,14 @@ fn sample_round(
 fn complete(
     actor: &mut Actor<'_>,
     params: &SamplingParams,
-    completions: Completions<'_>,
+    batch: CompletionBatch<'_>,
     wanted: &[(usize, &VineState, u32)],
 ) -> Result<Vec<Continued>> {
     let request = |&(_, state, number): &(usize, &VineState, u32)| {
         let seed = noise(params.seed, state.noise.1, number);
         let left = params.max_new_tokens - state.prefix;
-        let prompt = completions.prompts[state.prompt].index as u32;
-        let stream = [completions.at.step as u32, prompt, state.noise.0];
+        let prompt = batch.prompts[state.prompt].index as u32;
+        let stream = [batch.at.step as u32, prompt, state.noise.0];
         let params = SamplingParams { seed, max_new_tokens: left, ..params.clone() };
         GenerationRequest { prompt: state.ids.clone(), params, stream }
     };
@@ -326,12 +326,12 @@ fn complete(
         join(prefix, completion, &params.stop_strings, actor.tokenizer)?;
     }
     let texts = texts(actor.tokenizer, actor.stops, &sampled)?;
-    let answer = |((&(place, state, _), c), text): ((&(usize, &VineState, u32), Completion), String)| {
+    let completion = |((&(place, state, _), c), text): ((&(usize, &VineState, u32), Completion), String)| {
         let (prompt, truncated) = (state.prompt, c.stop == StopReason::Length);
-        let answer = RolloutCompletion { prompt, text, tokens: c.ids.len(), truncated, played: None };
-        Continued { place, answer, tokens: c.ids.len() - state.prefix, ids: c.ids }
+        let completion = RolloutCompletion { prompt, text, tokens: c.ids.len(), truncated, played: None };
+        Continued { place, completion, tokens: c.ids.len() - state.prefix, ids: c.ids }
     };
-    Ok(wanted.iter().zip(sampled).zip(texts).map(answer).collect())
+    Ok(wanted.iter().zip(sampled).zip(texts).map(completion).collect())
 }
 
 /// The continuations of all ranks, each at its place.
@@ -363,11 +363,11 @@ fn join(prefix: &[u32], c: &mut Completion, stops: &[String], tokenizer: &Tokeni
 /// The recipe's reward of each whole completion; `None` if it was lost.
 fn reward(
     c: &Continuations<'_>,
-    completions: Completions<'_>,
+    batch: CompletionBatch<'_>,
     (states, of): (&[VineState], &[usize]),
     sampled: Vec<Continued>,
 ) -> Result<Vec<Option<f64>>> {
-    let (mut answers, mut experience) = (Vec::with_capacity(of.len()), Experience::default());
+    let (mut completions, mut experience) = (Vec::with_capacity(of.len()), Experience::default());
     for (i, (&state, continued)) in of.iter().zip(sampled).enumerate() {
         let state = &states[state];
         if state.played.is_none() {
@@ -377,9 +377,9 @@ fn reward(
             let reward = vec![0.0; ids.len()];
             experience.sequences.push(Sequence { ids, trained, reward, trajectory: i, ..Default::default() });
         }
-        answers.push(continued.answer);
+        completions.push(continued.completion);
     }
-    let whole = Completions { answers: &answers, ..completions };
-    let graded = c.rewards.score(whole, &mut experience, &mut Metrics::default())?;
-    Ok(graded.into_iter().map(|g| g.reward).collect())
+    let whole = CompletionBatch { completions: &completions, ..batch };
+    let scores = c.rewards.score(whole, &mut experience, &mut Metrics::default())?;
+    Ok(scores.into_iter().map(|g| g.reward).collect())
 }

@@ -1,6 +1,6 @@
 //! Calibration: whether completions that state a confidence of 80 % are right in 80 of 100 cases.
 
-use super::Answered;
+use super::EvaluatedCompletion;
 use crate::experience::Metrics;
 
 /// Bins of equal width.
@@ -18,19 +18,19 @@ pub fn ece(pairs: &[(f64, f64)]) -> f64 {
 }
 
 /// Confidence and correctness of completions whose reward has both as parts.
-pub fn stated(answers: &[Answered]) -> Vec<(f64, f64)> {
+pub fn stated(completions: &[EvaluatedCompletion]) -> Vec<(f64, f64)> {
     let part = |parts: &[(String, f32)], name: &str| {
         parts.iter().find(|(n, _)| n == name).map(|(_, value)| f64::from(*value))
     };
-    let both = |(_, _, graded): &Answered| {
-        Some((part(&graded.components, "confidence")?, part(&graded.components, "correct")?))
+    let both = |(_, _, scores): &EvaluatedCompletion| {
+        Some((part(&scores.components, "confidence")?, part(&scores.components, "correct")?))
     };
-    answers.iter().filter_map(both).collect()
+    completions.iter().filter_map(both).collect()
 }
 
 /// `eval/ece`, `eval/brier` and `eval/confidence`, where completions state a confidence.
-pub fn metrics(answers: &[Answered]) -> Metrics {
-    let (mut metrics, pairs) = (Metrics::default(), stated(answers));
+pub fn metrics(completions: &[EvaluatedCompletion]) -> Metrics {
+    let (mut metrics, pairs) = (Metrics::default(), stated(completions));
     if pairs.is_empty() {
         return metrics;
     }

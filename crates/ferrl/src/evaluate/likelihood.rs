@@ -4,9 +4,9 @@
 //! `acc` goes by the sum of the log-probabilities of an option's tokens, `acc_norm` by that sum over the option's length in
 //! characters, so that long options are not at a disadvantage.
 
-use super::{Answered, Evaluation, question};
+use super::{EvaluatedCompletion, Evaluation, question};
 use crate::experience::Metrics;
-use crate::reward::Graded;
+use crate::reward::CompletionScores;
 use crate::rollout::RolloutCompletion;
 use crate::source::{ExampleSource, Prompt};
 use ferrl_engine::model::Model;
@@ -56,18 +56,19 @@ pub fn likelihood(
     }
     let logps = logps(model, &sequences, &own)?;
     let mut metrics = Metrics::default();
-    let mut answers: Vec<Answered> = Vec::with_capacity(choices.len());
+    let mut completions: Vec<EvaluatedCompletion> = Vec::with_capacity(choices.len());
     let mut at = 0;
     for (k, choice) in choices.into_iter().enumerate() {
         let range = at..at + choice.options.len();
         at = range.end;
         let tokens = own[range.clone()].iter().sum();
-        let (chosen, graded) = graded(&choice, &logps[range]);
-        metrics.add("eval/pass@1", graded.reward.unwrap_or(0.0));
-        let answer = RolloutCompletion { prompt: k, text: chosen, tokens, truncated: false, played: None };
-        answers.push((choice.prompt, answer, graded));
+        let (chosen, scores) = choose(&choice, &logps[range]);
+        metrics.add("eval/pass@1", scores.reward.unwrap_or(0.0));
+        let completion =
+            RolloutCompletion { prompt: k, text: chosen, tokens, truncated: false, played: None };
+        completions.push((choice.prompt, completion, scores));
     }
-    Ok(Evaluation { metrics, answers })
+    Ok(Evaluation { metrics, completions })
 }
 
 /// The options of a row and which is right: columns `choices` and `answer`, a letter.
@@ -134,7 +135,7 @@ fn logps(model: &Model, sequences: &[Vec<u32>], own: &[usize]) -> Result<Vec<f64
 }
 
 /// What was chosen, and whether it is right.
-fn graded(choice: &MultipleChoice, logps: &[f64]) -> (String, Graded) {
+fn choose(choice: &MultipleChoice, logps: &[f64]) -> (String, CompletionScores) {
     let best = |score: &dyn Fn(usize) -> f64| {
         // The first of equals, as numpy's argmax has it.
         (1..logps.len()).fold(0, |best, k| if score(k) > score(best) { k } else { best })
@@ -146,14 +147,14 @@ fn graded(choice: &MultipleChoice, logps: &[f64]) -> (String, Graded) {
     let letters = (b'A'..=b'Z').map(char::from);
     components.extend(letters.zip(logps).map(|(letter, logp)| (format!("logp_{letter}"), *logp as f32)));
     let right = f64::from(hit(plain));
-    let graded = Graded {
+    let scores = CompletionScores {
         reward: Some(right),
         score: Some(right),
         components,
         found: Some(true),
         extra: Default::default(),
     };
-    (choice.options[plain].clone(), graded)
+    (choice.options[plain].clone(), scores)
 }
 
 #[cfg(test)]
@@ -169,10 +170,10 @@ mod tests {
     #[test]
     fn length_normalisation_may_change_the_choice() {
         let choice = choice(row("B"), Continuation::Text).unwrap();
-        let (chosen, graded) = graded(&choice, &[-3.0, -9.0]);
-        let part = |name: &str| graded.components.iter().find(|(n, _)| n == name).unwrap().1;
+        let (chosen, scores) = choose(&choice, &[-3.0, -9.0]);
+        let part = |name: &str| scores.components.iter().find(|(n, _)| n == name).unwrap().1;
         assert_eq!((chosen.as_str(), part("acc"), part("acc_norm")), ("no", 0.0, 1.0));
-        assert!(!graded.is_right() && part("logp_B") == -9.0);
+        assert!(!scores.is_right() && part("logp_B") == -9.0);
     }
 
     #[test]

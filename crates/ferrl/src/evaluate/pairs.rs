@@ -4,7 +4,7 @@
 use super::estimate::interval;
 use crate::data::{Dataset, Row};
 use crate::experience::{Experience, Metrics};
-use crate::reward::{Completions, Rewards};
+use crate::reward::{CompletionBatch, Rewards};
 use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
 use ferrl_engine::{Error, Result};
@@ -91,13 +91,13 @@ pub fn compare(rewards: &Rewards, pairs: &[EvalPair], seen: &mut dyn FnMut(usize
     let mut out = Vec::with_capacity(pairs.len());
     for part in pairs.chunks(AT_ONCE) {
         let prompts: Vec<Prompt> = part.iter().map(|p| p.prompt.clone()).collect();
-        let answer =
+        let completion =
             |prompt: usize, text: &str| RolloutCompletion { prompt, text: text.into(), ..Default::default() };
-        let both = |(i, p): (usize, &EvalPair)| [answer(i, &p.chosen), answer(i, &p.rejected)];
-        let answers: Vec<RolloutCompletion> = part.iter().enumerate().flat_map(both).collect();
-        let completions = Completions { prompts: &prompts, answers: &answers, at: Default::default() };
-        let graded = rewards.score(completions, &mut Experience::default(), &mut Metrics::default())?;
-        for pair in graded.chunks(2) {
+        let both = |(i, p): (usize, &EvalPair)| [completion(i, &p.chosen), completion(i, &p.rejected)];
+        let completions: Vec<RolloutCompletion> = part.iter().enumerate().flat_map(both).collect();
+        let batch = CompletionBatch { prompts: &prompts, completions: &completions, at: Default::default() };
+        let scores = rewards.score(batch, &mut Experience::default(), &mut Metrics::default())?;
+        for pair in scores.chunks(2) {
             let scores: Vec<f64> = pair.iter().filter_map(|g| g.reward).collect();
             let [chosen, rejected] = scores[..] else {
                 return Err(Error::data("a pair could not be scored").at("--pairs"));

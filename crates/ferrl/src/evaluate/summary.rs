@@ -1,7 +1,7 @@
 //! Summary of an evaluation, as table and JSON.
 
 use super::estimate::{interval, majority, mean, pass_at_k, vote};
-use super::{Answered, Evaluation};
+use super::{EvaluatedCompletion, Evaluation};
 use serde_json::{Map, Value, json};
 
 /// One figure, with its standard error over prompts if it has one.
@@ -33,27 +33,31 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// From graded answers, `samples` of each question in a row, with pass@k for every `k` that was drawn.
+    /// From scored completions, `samples` of each question in a row, with pass@k for every `k` that was drawn.
     pub fn new(evaluation: &Evaluation, samples: usize, ks: &[usize]) -> Self {
-        Self::of(&evaluation.answers, samples, ks)
+        Self::of(&evaluation.completions, samples, ks)
     }
 
-    /// The same of some answers, all of each question.
-    pub fn of(answers: &[Answered], samples: usize, ks: &[usize]) -> Self {
-        let questions: Vec<_> = answers.chunks(samples.max(1)).collect();
-        let lost = answers.iter().filter(|(_, _, g)| g.is_lost()).count();
+    /// The same of some completions, all of each question.
+    pub fn of(completions: &[EvaluatedCompletion], samples: usize, ks: &[usize]) -> Self {
+        let questions: Vec<_> = completions.chunks(samples.max(1)).collect();
+        let lost = completions.iter().filter(|(_, _, g)| g.is_lost()).count();
         let mut figures = Vec::new();
         let mut add = |name: String, share: bool, values: Vec<f64>| {
             if let Some((value, error)) = mean(&values) {
                 figures.push(Figure { name, value, error, share });
             }
         };
-        // Of each question the answers that could be graded; a question without any says nothing.
-        let graded = |q: &&[Answered]| q.iter().filter(|(_, _, g)| !g.is_lost()).cloned().collect::<Vec<_>>();
-        let scored: Vec<Vec<Answered>> = questions.iter().map(graded).filter(|q| !q.is_empty()).collect();
-        let right = |q: &[Answered]| q.iter().filter(|(_, _, g)| g.is_right()).count();
-        let over =
-            |f: &dyn Fn(&[Answered]) -> Option<f64>| scored.iter().filter_map(|q| f(q)).collect::<Vec<_>>();
+        // Of each question the completions that could be scored; a question without any says nothing.
+        let with_reward = |q: &&[EvaluatedCompletion]| {
+            q.iter().filter(|(_, _, g)| !g.is_lost()).cloned().collect::<Vec<_>>()
+        };
+        let scored: Vec<Vec<EvaluatedCompletion>> =
+            questions.iter().map(with_reward).filter(|q| !q.is_empty()).collect();
+        let right = |q: &[EvaluatedCompletion]| q.iter().filter(|(_, _, g)| g.is_right()).count();
+        let over = |f: &dyn Fn(&[EvaluatedCompletion]) -> Option<f64>| {
+            scored.iter().filter_map(|q| f(q)).collect::<Vec<_>>()
+        };
         let accuracy = over(&|q| Some(right(q) as f64 / q.len() as f64));
         let interval = interval(&accuracy);
         add("accuracy".into(), true, accuracy);
@@ -61,7 +65,7 @@ impl Summary {
             add(format!("pass@{k}"), true, over(&|q| pass_at_k(q.len(), right(q), k)));
         }
         if samples > 1 {
-            let wins = |q: &[Answered]| {
+            let wins = |q: &[EvaluatedCompletion]| {
                 let winner = majority(q.iter().map(|(_, a, _)| vote(&a.text)));
                 Some(f64::from(winner.is_some_and(|i| q[i].2.is_right())))
             };
@@ -72,8 +76,8 @@ impl Summary {
             false,
             over(&|q| Some(q.iter().filter_map(|(_, _, g)| g.reward).sum::<f64>() / q.len() as f64)),
         );
-        let each = |f: &dyn Fn(&Answered) -> f64| {
-            let mean = |q: &&[Answered]| q.iter().map(f).sum::<f64>() / q.len().max(1) as f64;
+        let each = |f: &dyn Fn(&EvaluatedCompletion) -> f64| {
+            let mean = |q: &&[EvaluatedCompletion]| q.iter().map(f).sum::<f64>() / q.len().max(1) as f64;
             questions.iter().map(mean).collect::<Vec<_>>()
         };
         add("mean_length".into(), false, each(&|(_, a, _)| a.tokens as f64));

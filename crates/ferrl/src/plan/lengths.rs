@@ -63,18 +63,18 @@ fn measure(recipe: &Recipe, feed: Feed, model: Option<&Path>, answer: usize) -> 
             rows = source.epoch();
             for item in source.next(rows.unwrap_or(EXAMPLES).min(EXAMPLES))? {
                 match item {
-                    Item::Ask(prompt) => {
+                    Item::Prompt(prompt) => {
                         prompts.push(prompt.ids.len());
                         sequences.push(prompt.ids.len() + answer);
                     }
-                    Item::Given(all) => {
+                    Item::Sequences(all) => {
                         let asked = |s: &Sequence| s.trained.iter().position(|t| *t).unwrap_or(s.ids.len());
                         prompts.extend(all.iter().map(asked));
                         sequences.extend(all.iter().map(|s| s.ids.len()));
                     }
-                    Item::Graded(group) => {
+                    Item::Group(group) => {
                         prompts.push(group.prompt.ids.len());
-                        sequences.extend(group.answers.iter().map(|s| s.ids.len()));
+                        sequences.extend(group.completions.iter().map(|s| s.ids.len()));
                     }
                 }
             }

@@ -40,7 +40,7 @@ impl Look {
         recipe: &Recipe,
         named: &dyn Fn(&str) -> Option<&'b StartingModel>,
     ) -> Result<Self> {
-        let sampled = draft.feed.sampled() && !draft.source.graded();
+        let sampled = draft.feed.sampled() && !draft.source.has_rewards();
         let evaluates = recipe.eval.every > 0 || recipe.eval.at_start;
         let asks = draft.feed.sampled() || setup::rewarded(recipe)?;
         let evaluated = match evaluates && !sampled && asks && !draft.needs.score {
@@ -57,9 +57,9 @@ impl Look {
     /// Refuses an example whose completions cannot be rewarded, or that exceeds the positions of a model.
     pub fn at(&self, rewards: &Rewards, seen: SurveyedExample<'_>) -> Result<()> {
         let asked = match seen.item {
-            Item::Ask(prompt) => Some(prompt),
+            Item::Prompt(prompt) => Some(prompt),
             // Its completions have rewards; evaluations sample others.
-            Item::Graded(group) if seen.held_out => Some(&group.prompt),
+            Item::Group(group) if seen.held_out => Some(&group.prompt),
             _ => None,
         };
         if let Some(prompt) = asked {
@@ -80,9 +80,9 @@ impl Limit {
             (Some(prompt), None) => (prompt.ids.len(), new),
             (None, None) => {
                 let sequences = match seen.item {
-                    Item::Given(sequences) => sequences,
-                    Item::Graded(group) => &group.answers,
-                    Item::Ask(_) => return Ok(()),
+                    Item::Sequences(sequences) => sequences,
+                    Item::Group(group) => &group.completions,
+                    Item::Prompt(_) => return Ok(()),
                 };
                 (sequences.iter().map(|s| s.ids.len()).max().unwrap_or(0), 0)
             }

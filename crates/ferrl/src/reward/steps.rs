@@ -25,13 +25,13 @@ impl CompletionSteps {
     /// Of a completion of these tokens. One that cannot be split is one step.
     pub fn of(
         rule: StepRule,
-        answer: &RolloutCompletion,
+        completion: &RolloutCompletion,
         ids: &[u32],
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Self> {
-        let text = answer.scored_text();
+        let text = completion.scored_text();
         let one = CompletionSteps { ends: vec![text.len()], tokens: Vec::new() };
-        let Some(tokenizer) = tokenizer.filter(|_| answer.played.is_none() && !ids.is_empty()) else {
+        let Some(tokenizer) = tokenizer.filter(|_| completion.played.is_none() && !ids.is_empty()) else {
             let found = split::texts(rule.0, &text).filter(|parts| !parts.is_empty());
             return Ok(found.map_or(one, |parts| CompletionSteps { ends: ends(parts), tokens: Vec::new() }));
         };
@@ -89,10 +89,10 @@ mod tests {
         let said = "1+2=3\n3-1=2\n";
         let mut ids = tokenizer.encode_text(said).unwrap();
         ids.push(tokenizer.eos()[0]);
-        let answer = RolloutCompletion { text: said.into(), tokens: ids.len(), ..Default::default() };
-        let steps = CompletionSteps::of((StepSplit::Lines, 1), &answer, &ids, Some(&tokenizer)).unwrap();
+        let completion = RolloutCompletion { text: said.into(), tokens: ids.len(), ..Default::default() };
+        let steps = CompletionSteps::of((StepSplit::Lines, 1), &completion, &ids, Some(&tokenizer)).unwrap();
         assert_eq!(steps, CompletionSteps { ends: vec![6, 12], tokens: vec![6, 13] });
-        let unread = CompletionSteps::of((StepSplit::Lines, 1), &answer, &[], None).unwrap();
+        let unread = CompletionSteps::of((StepSplit::Lines, 1), &completion, &[], None).unwrap();
         assert_eq!(unread, CompletionSteps { ends: vec![6, 12], tokens: vec![] }, "by the text alone");
         // Behind a prompt of two tokens: position i predicts token i + 1.
         let all = [vec![0, 0], ids].concat();

@@ -47,7 +47,7 @@ fn rewards(judges: Vec<(f64, Box<dyn Verifier>)>) -> Rewards {
     })
 }
 
-fn answer(text: &str) -> RolloutCompletion {
+fn completion(text: &str) -> RolloutCompletion {
     RolloutCompletion { text: text.into(), tokens: 1, ..Default::default() }
 }
 
@@ -62,10 +62,14 @@ fn experience(n: usize) -> Experience {
     Experience { sequences: (0..n).map(sequence).collect() }
 }
 
-fn score(rewards: &Rewards, answers: &[RolloutCompletion], e: &mut Experience) -> Result<Vec<Graded>> {
+fn score(
+    rewards: &Rewards,
+    completions: &[RolloutCompletion],
+    e: &mut Experience,
+) -> Result<Vec<CompletionScores>> {
     let at = Progress { steps: 5, ..Default::default() };
-    let completions = Completions { prompts: &[Prompt::default()], answers, at };
-    rewards.score(completions, e, &mut Metrics::default())
+    let batch = CompletionBatch { prompts: &[Prompt::default()], completions, at };
+    rewards.score(batch, e, &mut Metrics::default())
 }
 
 fn regex(pattern: &str) -> Box<dyn Verifier> {
@@ -77,8 +81,8 @@ fn regex(pattern: &str) -> Box<dyn Verifier> {
 fn an_answer_whose_reward_failed_is_not_learned_from() {
     let rewards = rewards(vec![(1.0, Box::new(Fragile))]);
     let mut e = experience(3);
-    let graded = score(&rewards, &["a", "bad", "b"].map(answer), &mut e).unwrap();
-    let got: Vec<_> = graded.iter().map(|g| g.reward).collect();
+    let scores = score(&rewards, &["a", "bad", "b"].map(completion), &mut e).unwrap();
+    let got: Vec<_> = scores.iter().map(|g| g.reward).collect();
     assert_eq!(got, [Some(1.0), None, Some(1.0)], "lost is not zero");
     let left: Vec<_> = e.sequences.iter().map(|s| (s.trajectory, s.total_reward())).collect();
     assert_eq!(left, [(0, 1.0), (2, 1.0)]);
@@ -90,11 +94,11 @@ fn an_answer_whose_reward_failed_is_not_learned_from() {
 #[test]
 fn a_step_without_any_reward_stops_with_the_first_failure() {
     let rewards = rewards(vec![(1.0, Box::new(Fragile))]);
-    let error = score(&rewards, &["bad", "bad"].map(answer), &mut experience(2)).unwrap_err();
+    let error = score(&rewards, &["bad", "bad"].map(completion), &mut experience(2)).unwrap_err();
     assert_eq!(error.class, ferrl_engine::Class::Device);
     assert!(error.to_string().contains("no completion of step 1 got a reward (2 lost)"), "{error}");
     assert!(error.to_string().contains("the worker died"), "{error}");
-    let error = score(&rewards, &["?", "?"].map(answer), &mut experience(2)).unwrap_err();
+    let error = score(&rewards, &["?", "?"].map(completion), &mut experience(2)).unwrap_err();
     assert!(error.to_string().contains("None"), "{error}");
 }
 
@@ -102,8 +106,8 @@ fn a_step_without_any_reward_stops_with_the_first_failure() {
 fn a_source_without_an_opinion_leaves_it_to_the_others() {
     let rewards = rewards(vec![(1.0, Box::new(Fragile)), (0.5, regex("."))]);
     let mut e = experience(2);
-    let graded = score(&rewards, &["?", "a"].map(answer), &mut e).unwrap();
-    assert_eq!(graded.iter().map(|g| g.reward).collect::<Vec<_>>(), [Some(0.5), Some(1.5)]);
+    let scores = score(&rewards, &["?", "a"].map(completion), &mut e).unwrap();
+    assert_eq!(scores.iter().map(|g| g.reward).collect::<Vec<_>>(), [Some(0.5), Some(1.5)]);
     assert_eq!(e.sequences[0].sources, [(1.0, None), (0.5, Some(1.0))]);
 }
 
@@ -111,16 +115,16 @@ fn a_source_without_an_opinion_leaves_it_to_the_others() {
 #[test]
 fn parts_of_the_same_name_are_told_apart() {
     let rewards = rewards(vec![(1.0, regex("4")), (0.5, regex("[0-9]")), (0.5, regex("x"))]);
-    let graded = score(&rewards, &["5"].map(answer), &mut experience(1)).unwrap();
-    let parts: Vec<_> = graded[0].components.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    let scores = score(&rewards, &["5"].map(completion), &mut experience(1)).unwrap();
+    let parts: Vec<_> = scores[0].components.iter().map(|(name, value)| (name.as_str(), *value)).collect();
     assert_eq!(parts, [("format", 0.0), ("format_2", 1.0), ("format_3", 0.0)]);
 }
 
 #[test]
 fn the_first_verifier_says_whether_an_answer_is_right() {
     let rewards = rewards(vec![(1.0, regex("4")), (0.5, regex("[0-9]"))]);
-    let graded = score(&rewards, &["4", "5", "x"].map(answer), &mut experience(0)).unwrap();
-    let both: Vec<_> = graded.iter().map(|g| (g.reward, g.score)).collect();
+    let scores = score(&rewards, &["4", "5", "x"].map(completion), &mut experience(0)).unwrap();
+    let both: Vec<_> = scores.iter().map(|g| (g.reward, g.score)).collect();
     let want = [(1.5, 1.0), (0.5, 0.0), (0.0, 0.0)].map(|(r, s)| (Some(r), Some(s)));
     assert_eq!(both, want, "a digit is well formed, not right");
 }
@@ -128,7 +132,7 @@ fn the_first_verifier_says_whether_an_answer_is_right() {
 #[test]
 fn as_many_scores_as_answers() {
     let rewards = rewards(vec![(1.0, Box::new(Forgetful))]);
-    let error = score(&rewards, &["a", "a"].map(answer), &mut experience(0)).unwrap_err();
+    let error = score(&rewards, &["a", "a"].map(completion), &mut experience(0)).unwrap_err();
     assert!(error.to_string().contains("forgetful gave 1 scores for 2 completions"), "{error}");
 }
 
@@ -154,16 +158,16 @@ fn a_truncated_completion_is_wrong_unless_the_recipe_says_otherwise() {
             let mut source: recipe::RewardSettings = serde_json::from_value(recipe.clone()).unwrap();
             source.truncated = Some(word.into());
             let rewards = Rewards::new(&[source]).unwrap();
-            let answers = [RolloutCompletion { truncated, ..answer(text) }];
-            let completions = Completions {
+            let completions = [RolloutCompletion { truncated, ..completion(text) }];
+            let batch = CompletionBatch {
                 prompts: std::slice::from_ref(&prompt),
-                answers: &answers,
+                completions: &completions,
                 at: Progress::default(),
             };
-            let graded = rewards.score(completions, &mut experience(1), &mut Metrics::default()).unwrap();
-            assert_eq!(graded[0].reward, Some(want), "{recipe} truncated {truncated}, {word}");
-            assert_eq!(graded[0].score, Some(want), "{recipe} truncated {truncated}, {word}");
-            assert!(graded[0].components.iter().all(|c| c.1 == want as f32), "{graded:?}");
+            let scores = rewards.score(batch, &mut experience(1), &mut Metrics::default()).unwrap();
+            assert_eq!(scores[0].reward, Some(want), "{recipe} truncated {truncated}, {word}");
+            assert_eq!(scores[0].score, Some(want), "{recipe} truncated {truncated}, {word}");
+            assert!(scores[0].components.iter().all(|c| c.1 == want as f32), "{scores:?}");
         }
     }
 }
@@ -173,11 +177,14 @@ fn a_truncated_completion_is_wrong_unless_the_recipe_says_otherwise() {
 fn the_length_of_a_completion_is_known_without_a_column() {
     let source = json!({ "verifier": "length", "options": { "max": 10, "cache": 4 } });
     let rewards = Rewards::new(&[serde_json::from_value(source).unwrap()]).unwrap();
-    let cut = RolloutCompletion { tokens: 10, truncated: true, ..answer("a") };
-    let answers =
-        [RolloutCompletion { tokens: 6, ..answer("a") }, RolloutCompletion { tokens: 8, ..answer("a") }, cut];
-    let graded = score(&rewards, &answers, &mut experience(3)).unwrap();
-    let got: Vec<_> = graded.iter().map(|g| g.reward).collect();
+    let cut = RolloutCompletion { tokens: 10, truncated: true, ..completion("a") };
+    let completions = [
+        RolloutCompletion { tokens: 6, ..completion("a") },
+        RolloutCompletion { tokens: 8, ..completion("a") },
+        cut,
+    ];
+    let scores = score(&rewards, &completions, &mut experience(3)).unwrap();
+    let got: Vec<_> = scores.iter().map(|g| g.reward).collect();
     assert_eq!(got, [Some(0.0), Some(-0.5), Some(-1.0)], "a penalty for length is felt when it is cut off");
 }
 
@@ -204,7 +211,7 @@ fn read(texts: &[&str]) -> (Vec<RolloutCompletion>, Experience, Arc<Tokenizer>) 
         crate::experience::Sequence { ids, trained, reward, trajectory, ..Default::default() }
     };
     let e = Experience { sequences: texts.iter().enumerate().map(one).collect() };
-    (texts.iter().map(|t| answer(t)).collect(), e, Arc::new(tokenizer))
+    (texts.iter().map(|t| completion(t)).collect(), e, Arc::new(tokenizer))
 }
 
 /// The rewards of tokens that have one.
@@ -216,14 +223,14 @@ fn placed(e: &Experience, i: usize) -> Vec<(usize, f32)> {
 #[test]
 fn a_step_verifier_rewards_the_steps_and_the_sum_is_the_completions_reward() {
     let source = json!({ "verifier": "chain", "steps": "lines", "weight": 2.0 });
-    let (answers, mut e, tokenizer) =
+    let (completions, mut e, tokenizer) =
         read(&["1+2=3\n3+3=6\n", "1+2=3\n3+3=7\n", "1+2=4\n4+3=7\n", "1+2=3\n"]);
     let rewards = Rewards::new(&[serde_json::from_value(source).unwrap()]).unwrap().reading(&tokenizer);
     let columns = json!({ "terms": [1, 2, 3] }).as_object().cloned().unwrap();
     let prompts = [Prompt { columns, ..Default::default() }];
-    let completions = Completions { prompts: &prompts, answers: &answers, at: Progress::default() };
-    let graded = rewards.score(completions, &mut e, &mut Metrics::default()).unwrap();
-    let total: Vec<f64> = graded.iter().filter_map(|g| g.reward).collect();
+    let batch = CompletionBatch { prompts: &prompts, completions: &completions, at: Progress::default() };
+    let scores = rewards.score(batch, &mut e, &mut Metrics::default()).unwrap();
+    let total: Vec<f64> = scores.iter().filter_map(|g| g.reward).collect();
     assert_eq!(total, [2.0, 0.0, 0.0, 0.0]);
     // Values of the prefixes 1, 1; 1, 0; 0, 0; and 0 for one line of two: what each line adds, times 2.
     assert_eq!(placed(&e, 0), [(5, 2.0)]);
@@ -246,17 +253,17 @@ fn a_python_function_rewards_steps_with_a_list() {
         let value = json!({ "python": file, "function": function, "steps": "lines", "weight": 0.5 });
         serde_json::from_value(value).unwrap()
     };
-    let (answers, mut e, tokenizer) = read(&["abc\nd\n", "x\ny"]);
+    let (completions, mut e, tokenizer) = read(&["abc\nd\n", "x\ny"]);
     let rewards = Rewards::new(&[source("reward")]).unwrap().reading(&tokenizer);
-    let graded = score(&rewards, &answers, &mut e).unwrap();
-    assert_eq!(graded.iter().filter_map(|g| g.reward).collect::<Vec<_>>(), [3.0, 1.5]);
+    let scores = score(&rewards, &completions, &mut e).unwrap();
+    assert_eq!(scores.iter().filter_map(|g| g.reward).collect::<Vec<_>>(), [3.0, 1.5]);
     assert_eq!(placed(&e, 0), [(3, 2.0), (5, 1.0)], "half the length of each line");
     assert_eq!(placed(&e, 1), [(2, 1.5)], "a number stands at the end");
     // As many rewards as there are steps, or the completion is lost.
-    let (answers, mut e, tokenizer) = read(&["a\nb", "c"]);
+    let (completions, mut e, tokenizer) = read(&["a\nb", "c"]);
     let rewards = Rewards::new(&[source("short")]).unwrap().reading(&tokenizer);
-    let graded = score(&rewards, &answers, &mut e).unwrap();
-    assert_eq!(graded.iter().map(|g| g.reward).collect::<Vec<_>>(), [None, Some(0.5)]);
+    let scores = score(&rewards, &completions, &mut e).unwrap();
+    assert_eq!(scores.iter().map(|g| g.reward).collect::<Vec<_>>(), [None, Some(0.5)]);
     let warning = rewards.hooks.warnings.take().remove(0);
     assert!(warning.message.contains("1 rewards for 2 steps"), "{}", warning.message);
 }

@@ -26,11 +26,11 @@ impl OneStage<'_> {
             let mut source = self.held_out(stage, feed)?;
             all.metrics = stage.validate(&mut **source, recipe.eval.prompts)?;
         }
-        let graded = feed.sampled() || setup::rewarded(&recipe)?;
-        if graded && !stage.algo.needs().score {
+        let scores = feed.sampled() || setup::rewarded(&recipe)?;
+        if scores && !stage.algo.needs().score {
             let asked = self.ask(stage, &recipe)?;
             all.metrics.join(asked.metrics);
-            all.answers = asked.answers;
+            all.completions = asked.completions;
         }
         Ok(all)
     }

@@ -12,7 +12,7 @@ use super::strategy::{self, Entry};
 use super::{Facts, Scorer};
 use crate::episode::{Branch, Episode, EpisodeLoop, Prefix, Reach};
 use crate::interrupt;
-use crate::reward::{Graded, Rewards};
+use crate::reward::{CompletionScores, Rewards};
 use crate::rollout::Actor;
 use crate::source::Prompt;
 use ferrl_engine::generate::SamplingParams;
@@ -270,7 +270,7 @@ impl ActiveSearch<'_, '_> {
         }
         let scores = self.scorer.score(&all)?;
         let answers = self.answers(&all, live.values().next().map(|l| l.built.extractor.as_str()))?;
-        let graded: Vec<Option<Graded>> = all.iter().map(|j| j.graded.cloned()).collect();
+        let graded: Vec<Option<CompletionScores>> = all.iter().map(|j| j.graded.cloned()).collect();
         for ((((place, id, ..), score), answer), graded) in fresh.iter().zip(scores).zip(answers).zip(graded)
         {
             let Some(l) = live.get_mut(place) else { continue };

@@ -154,11 +154,11 @@ fn take(
         let completion = Completion { ids, logp, sampled_logp, top, versions, shared: 0, stop };
         let text = texts(actor.tokenizer, actor.stops, std::slice::from_ref(&completion))?.remove(0);
         let (tokens, truncated) = (completion.ids.len(), tree.node(end).truncated);
-        let (trajectory, temperature) = (all.answers.len(), Some(params.divisor()));
+        let (trajectory, temperature) = (all.completions.len(), Some(params.divisor()));
         let path = sequence(tree, end, prompt, ends.len());
         all.metrics.add("search/weight", f64::from(path.importance.unwrap_or(1.0)));
         all.experience.sequences.push(Sequence { group: place, trajectory, temperature, truncated, ..path });
-        all.answers.push(RolloutCompletion { prompt: place, text, tokens, truncated, played: None });
+        all.completions.push(RolloutCompletion { prompt: place, text, tokens, truncated, played: None });
     }
     all.metrics.add("search/paths", ends.len() as f64);
     all.metrics.add("search/nodes", tree.nodes().len() as f64);
@@ -179,7 +179,7 @@ fn take_episode(
     let own = nodes.iter().all(|n| !n.drawn.tempered);
     let (tokens, truncated) = (tree.sampled(end).0, tree.node(end).truncated);
     let importance = (path_frequency(tree, end) * paths as f64) as f32;
-    let trajectory = all.answers.len();
+    let trajectory = all.completions.len();
     for (n, s) in reached.sequences.iter().enumerate() {
         let mut s = s.clone();
         s.credit = vec![0.0; s.ids.len()];
@@ -203,7 +203,7 @@ fn take_episode(
     }
     all.metrics.add("search/weight", f64::from(importance));
     let played = reached.played.clone();
-    all.answers.push(RolloutCompletion {
+    all.completions.push(RolloutCompletion {
         prompt: place,
         text: played.text(),
         tokens,

@@ -5,7 +5,7 @@
 
 use crate::episode::Played;
 use crate::recipe::{Recipe, RewardSettings as Source};
-use crate::reward::{Completions, Graded, Rewards};
+use crate::reward::{CompletionBatch, CompletionScores, Rewards};
 use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
 use crate::verify::Hooks;
@@ -37,7 +37,7 @@ pub struct Judged<'a> {
     /// Whether it was truncated.
     pub truncated: bool,
     /// Score of a whole completion by the task's verifier, if there is one.
-    pub graded: Option<&'a Graded>,
+    pub graded: Option<&'a CompletionScores>,
 }
 
 /// Scores prefixes and completions.
@@ -119,16 +119,16 @@ fn judged_whole(judged: &Judged<'_>, name: &str) -> Result<()> {
 }
 
 /// The score of a completion, else its reward, clipped to 0 and 1.
-pub(super) fn unit(graded: &Graded) -> f64 {
+pub(super) fn unit(graded: &CompletionScores) -> f64 {
     worth(graded).clamp(0.0, 1.0)
 }
 
-fn worth(graded: &Graded) -> f64 {
+fn worth(graded: &CompletionScores) -> f64 {
     graded.score.or(graded.reward).unwrap_or(0.0)
 }
 
 /// Warns of rewards outside of 0 to 1 in a search: clipping makes different completions equal.
-pub(super) fn warn_of_bounds(rewards: &Rewards, graded: &[Graded]) {
+pub(super) fn warn_of_bounds(rewards: &Rewards, graded: &[CompletionScores]) {
     if let Some(far) = graded.iter().map(worth).find(|w| !(0.0..=1.0).contains(w)) {
         let what =
             format!("a completion got a reward of {far}, but search clips rewards to the range from 0 to 1");
@@ -196,7 +196,7 @@ impl Scorer for RewardScorer {
             judged.iter().try_for_each(|j| judged_whole(j, &self.name))?;
         }
         let graded = grade(&self.rewards, judged, |j| (j.transcript.to_string(), None))?;
-        let value = |g: &Graded| match self.unbounded {
+        let value = |g: &CompletionScores| match self.unbounded {
             true => 1.0 / (1.0 + (-g.reward.unwrap_or(f64::NEG_INFINITY)).exp()),
             false => unit(g),
         };
@@ -209,7 +209,7 @@ impl Scorer for RewardScorer {
 }
 
 /// Rewards of whole completions and episodes, the latter with the environment's reward.
-pub(super) fn grade_whole(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Vec<Graded>> {
+pub(super) fn grade_whole(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Vec<CompletionScores>> {
     grade(rewards, judged, |j| match j.played {
         Some(played) => (played.text(), Some(played.clone())),
         None => (j.text.to_string(), None),
@@ -221,7 +221,7 @@ fn grade(
     rewards: &Rewards,
     judged: &[Judged<'_>],
     read: impl Fn(&Judged<'_>) -> (String, Option<Played>),
-) -> Result<Vec<Graded>> {
+) -> Result<Vec<CompletionScores>> {
     if judged.is_empty() {
         return Ok(Vec::new());
     }
@@ -232,7 +232,7 @@ fn grade(
         let truncated = j.truncated || !j.terminal;
         RolloutCompletion { prompt, text, tokens: j.sampled.0, truncated, played }
     };
-    let answers: Vec<RolloutCompletion> = judged.iter().enumerate().map(answer).collect();
-    let completions = Completions { prompts: &prompts, answers: &answers, at: Default::default() };
-    rewards.score_alone(completions)
+    let completions: Vec<RolloutCompletion> = judged.iter().enumerate().map(answer).collect();
+    let batch = CompletionBatch { prompts: &prompts, completions: &completions, at: Default::default() };
+    rewards.score_alone(batch)
 }

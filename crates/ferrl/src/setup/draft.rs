@@ -76,7 +76,7 @@ impl Draft {
         let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
         let source = source(&tokenizer, feed, warnings)?;
         let samples = recipe.rollout.samples;
-        if feed.sampled() && !source.graded() && samples < needs.group {
+        if feed.sampled() && !source.has_rewards() && samples < needs.group {
             let what = format!("{samples} completion per prompt cannot be compared with others");
             return Err(Error::usage(what).at("rollout.samples").fix("rollout.samples = 8"));
         }
@@ -94,10 +94,10 @@ impl Draft {
         let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
         let rewards = match rewards {
             Some(rewards) => rewards,
-            None if source.graded() => own_rewards(recipe)?,
+            None if source.has_rewards() => own_rewards(recipe)?,
             None => plain_rewards(recipe, feed, &hooks)?,
         };
-        let sampled = feed.sampled() && !source.graded();
+        let sampled = feed.sampled() && !source.has_rewards();
         if sampled {
             super::env::check(recipe, &hooks)?;
         }

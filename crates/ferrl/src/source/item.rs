@@ -40,7 +40,7 @@ fn sequence(t: MaskedTokens, kind: Evidence) -> Sequence {
 }
 
 /// The completions of a row with rewards; one without a stop token counts as truncated.
-fn graded(
+fn rewarded_sequences(
     completions: Vec<MaskedTokens>,
     rewards: &[(String, Vec<f32>)],
     is_special: impl Fn(u32) -> bool,
@@ -74,20 +74,26 @@ pub(super) fn item(sample: EncodedRow, feed: Feed, index: u64, encoder: &Encoder
     };
     Ok(match sample.example {
         Example::Text(tokens) if feed == Feed::Weighted => {
-            Item::Given(vec![sequence(tokens, Evidence::Plain).rewarded(number("advantage", 1.0)?)])
+            Item::Sequences(vec![sequence(tokens, Evidence::Plain).rewarded(number("advantage", 1.0)?)])
         }
-        Example::Text(tokens) => Item::Given(vec![sequence(tokens, Evidence::Plain)]),
+        Example::Text(tokens) => Item::Sequences(vec![sequence(tokens, Evidence::Plain)]),
         Example::Pair { chosen, rejected } => {
             let margin = number("margin", 0.0)?;
             let chosen = Sequence { margin, ..sequence(chosen, Evidence::Chosen) };
-            Item::Given(vec![chosen, sequence(rejected, Evidence::Rejected)])
+            Item::Sequences(vec![chosen, sequence(rejected, Evidence::Rejected)])
         }
-        Example::Labelled { tokens, label } => Item::Given(vec![sequence(tokens, Evidence::Labelled(label))]),
-        Example::Target { tokens, target } => Item::Given(vec![sequence(tokens, Evidence::Target(target))]),
+        Example::Labelled { tokens, label } => {
+            Item::Sequences(vec![sequence(tokens, Evidence::Labelled(label))])
+        }
+        Example::Target { tokens, target } => {
+            Item::Sequences(vec![sequence(tokens, Evidence::Target(target))])
+        }
         Example::Group { completions, rewards } if feed == Feed::Weighted => {
             let total = |i: usize| rewards.iter().map(|(_, list)| list[i]).sum();
-            let answers = completions.into_iter().enumerate();
-            Item::Given(answers.map(|(i, t)| sequence(t, Evidence::Plain).rewarded(total(i))).collect())
+            let completions = completions.into_iter().enumerate();
+            Item::Sequences(
+                completions.map(|(i, t)| sequence(t, Evidence::Plain).rewarded(total(i))).collect(),
+            )
         }
         Example::Prompt { .. } if is_group(&sample.extra) => {
             return Err(Error::data(
@@ -96,13 +102,13 @@ pub(super) fn item(sample: EncodedRow, feed: Feed, index: u64, encoder: &Encoder
             .at(sample.place)
             .fix("give either kind of row to a stage, not both"));
         }
-        Example::Prompt { ids } => Item::Ask(ask(ids, &sample.prompt, sample.extra)),
+        Example::Prompt { ids } => Item::Prompt(ask(ids, &sample.prompt, sample.extra)),
         Example::Group { completions, rewards } => {
             let is_special = |id| tokenizer.is_special(id);
-            let answers = graded(completions, &rewards, is_special);
-            let first = answers.first().and_then(|s| Some(s.ids[..=s.actions().next()?].to_vec()));
+            let completions = rewarded_sequences(completions, &rewards, is_special);
+            let first = completions.first().and_then(|s| Some(s.ids[..=s.actions().next()?].to_vec()));
             let prompt = ask(first.unwrap_or_default(), &sample.prompt, sample.extra);
-            Item::Graded(RewardedGroup { prompt, answers, place: sample.place })
+            Item::Group(RewardedGroup { prompt, completions, place: sample.place })
         }
         other => {
             return Err(Error::data(format!("no algorithm learns from {other:?} yet")).at(sample.place));

@@ -284,7 +284,7 @@ impl ExampleSource for Mixture {
     fn batches(&self, epochs: f64, batch: usize) -> Option<u64> {
         self.ends().then(|| self.loader.batches(epochs, batch))
     }
-    fn graded(&self) -> bool {
+    fn has_rewards(&self) -> bool {
         self.grouped
     }
     fn cut(&self) -> usize {

@@ -42,11 +42,11 @@ pub struct Prompt {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
     /// Given sequences: one demonstration, or both completions of a pair.
-    Given(Vec<Sequence>),
+    Sequences(Vec<Sequence>),
     /// A prompt to sample completions for.
-    Ask(Prompt),
+    Prompt(Prompt),
     /// A prompt with given completions and rewards.
-    Graded(RewardedGroup),
+    Group(RewardedGroup),
 }
 
 /// Given completions of one prompt with their rewards.
@@ -55,7 +55,7 @@ pub struct RewardedGroup {
     /// The prompt.
     pub prompt: Prompt,
     /// The completions, prompt included; rewards are in place.
-    pub answers: Vec<Sequence>,
+    pub completions: Vec<Sequence>,
     /// File and row, for messages.
     pub place: String,
 }
@@ -112,7 +112,7 @@ pub trait ExampleSource: Send {
         self.epoch().map(|rows| (epochs * rows.div_ceil(batch.max(1)) as f64).ceil() as u64)
     }
     /// Whether all prompts come with completions and rewards: nothing is sampled then.
-    fn graded(&self) -> bool {
+    fn has_rewards(&self) -> bool {
         false
     }
     /// Number of sequences truncated so far, and drawn so far.

@@ -382,9 +382,9 @@ fn print(item: &Item) -> u64 {
         ids.iter().for_each(|id| hash.update(&id.to_le_bytes()));
     };
     match item {
-        Item::Given(sequences) => sequences.iter().for_each(|s| add(&s.ids)),
-        Item::Ask(prompt) => add(&prompt.ids),
-        Item::Graded(group) => add(&group.prompt.ids),
+        Item::Sequences(sequences) => sequences.iter().for_each(|s| add(&s.ids)),
+        Item::Prompt(prompt) => add(&prompt.ids),
+        Item::Group(group) => add(&group.prompt.ids),
     }
     hash.digest()
 }
@@ -415,14 +415,14 @@ impl Survey {
             }
         };
         match item {
-            Item::Given(sequences) => {
+            Item::Sequences(sequences) => {
                 given(sequences);
                 let equal = matches!(&sequences[..], [a, b] if a.pair.is_some() && a.ids == b.ids);
                 self.doubts.equal.add(equal, place, 0);
             }
-            Item::Graded(group) => {
-                given(&group.answers);
-                let (n, least) = (group.answers.len(), room.group);
+            Item::Group(group) => {
+                given(&group.completions);
+                let (n, least) = (group.completions.len(), room.group);
                 if n < least {
                     return Err(Error::data(format!(
                         "{n} completions, expected at least {least} to compare"
@@ -431,13 +431,13 @@ impl Survey {
                     .fix("give the prompt more completions, or leave the row out"));
                 }
             }
-            Item::Ask(prompt) => {
+            Item::Prompt(prompt) => {
                 self.tokens += prompt.ids.len();
                 longest = prompt.ids.len();
             }
         }
         self.longest = self.longest.max(longest);
-        let new = if let Item::Ask(_) = item { room.new_tokens } else { 0 };
+        let new = if let Item::Prompt(_) = item { room.new_tokens } else { 0 };
         let beyond = room.context.is_some_and(|most| longest + new > most);
         self.beyond.add(beyond, place, longest + new);
         match room.context {

@@ -5,7 +5,7 @@ use ferrl_engine::Result;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-const LETTER: Use = Use::Graded { verifier: "choice", options: r#"{"column": "answer"}"# };
+const LETTER: Use = Use::Verified { verifier: "choice", options: r#"{"column": "answer"}"# };
 const SHORT: SuiteSampling = SuiteSampling { temperature: 0.0, max_new_tokens: 32, stop: &["\n"] };
 
 /// 57 subjects from elementary mathematics to law.

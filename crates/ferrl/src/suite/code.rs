@@ -6,7 +6,7 @@ use crate::verify::code::called;
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
-const TESTED: Use = Use::Graded { verifier: "code", options: "{}" };
+const TESTED: Use = Use::Verified { verifier: "code", options: "{}" };
 const PROGRAM: SuiteSampling = SuiteSampling { temperature: 0.0, max_new_tokens: 768, stop: &[] };
 
 /// Short Python problems with three assertions each.

@@ -5,7 +5,7 @@ use crate::verify::last_boxed;
 use ferrl_engine::{Error, Result};
 use serde_json::json;
 
-const MATH_VERIFIER: Use = Use::Graded { verifier: "math", options: r#"{"column": "answer"}"# };
+const MATH_VERIFIER: Use = Use::Verified { verifier: "math", options: r#"{"column": "answer"}"# };
 const LONG: SuiteSampling = SuiteSampling { temperature: 0.0, max_new_tokens: 2048, stop: &[] };
 const RIGHT_7: [&str; 2] =
     ["Adding both gives 7, so the answer is \\boxed{7}.", "So the answer is \\boxed{8}."];
@@ -20,7 +20,7 @@ pub const GSM8K: Entry = Entry {
     test: Some("test"),
     license: "MIT",
     cite: "Cobbe et al., Training Verifiers to Solve Math Word Problems, 2021, arXiv 2110.14168",
-    rows: Use::Graded { verifier: "numeric", options: r#"{"column": "answer"}"# },
+    rows: Use::Verified { verifier: "numeric", options: r#"{"column": "answer"}"# },
     groups: &[],
     sampling: SuiteSampling { temperature: 0.0, max_new_tokens: 512, stop: &[] },
     sample: r#"{"question": "Mia has 3 boxes of 12 pencils and gives 6 pencils away. How many pencils has she left?",

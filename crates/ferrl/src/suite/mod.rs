@@ -27,7 +27,7 @@ use serde_json::{Map, Value};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// Prompts whose completions a verifier scores: its name, and its options as JSON.
-    Graded {
+    Verified {
         /// A name of the verifiers' registry.
         verifier: &'static str,
         /// A JSON object.
@@ -149,7 +149,7 @@ impl Entry {
 
     /// The verifier that grades completions, where one does.
     pub fn verifier(&self) -> Option<Result<Box<dyn Verifier>>> {
-        let Use::Graded { verifier, .. } = self.rows else { return None };
+        let Use::Verified { verifier, .. } = self.rows else { return None };
         Some(
             self.options().and_then(|options| verify::build(verifier, &options)).map_err(|e| e.at(self.name)),
         )
@@ -157,7 +157,7 @@ impl Entry {
 
     /// The options of its verifier.
     pub fn options(&self) -> Result<Map<String, Value>> {
-        let Use::Graded { options, .. } = self.rows else { return Ok(Map::new()) };
+        let Use::Verified { options, .. } = self.rows else { return Ok(Map::new()) };
         serde_json::from_str(options)
             .map_err(|e| Error::usage(format!("options of suite {}: {e}", self.name)))
     }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 /// What a suite is graded by, or what else its rows are.
 fn graded(suite: &Entry) -> String {
     match suite.rows {
-        Use::Graded { verifier, .. } => format!("`{verifier}`"),
+        Use::Verified { verifier, .. } => format!("`{verifier}`"),
         Use::Pairs => "pairs".into(),
         Use::Demonstrations => "demonstrations".into(),
     }

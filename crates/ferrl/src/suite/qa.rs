@@ -4,7 +4,7 @@ use super::{Converted, Entry, Published, SuiteSampling, Use};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
-const WORDS: Use = Use::Graded { verifier: "f1", options: r#"{"column": "answers"}"# };
+const WORDS: Use = Use::Verified { verifier: "f1", options: r#"{"column": "answers"}"# };
 const SHORT: SuiteSampling = SuiteSampling { temperature: 0.0, max_new_tokens: 48, stop: &["\n"] };
 
 /// Trivia questions with aliases of the answer.

@@ -232,9 +232,9 @@ impl TaskExamples {
             Ok(all.swap_remove(turn))
         };
         let whole = |text: &str, kind: Evidence| self.sequence(&prompt, text, eos, kind);
-        Ok(Item::Given(match self.feed {
+        Ok(Item::Sequences(match self.feed {
             Feed::Rollouts => {
-                return Ok(Item::Ask(self.prompt((index, number), example, (prompt, messages))));
+                return Ok(Item::Prompt(self.prompt((index, number), example, (prompt, messages))));
             }
             Feed::Demonstrations if !example.turns.is_empty() => {
                 let chat = (!messages.is_empty()).then_some(encoder);

@@ -8,7 +8,7 @@ use crate::episode::TimeShares;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::partial::{self, Unfinished};
 use crate::place::cost;
-use crate::reward::{Completions, Graded};
+use crate::reward::{CompletionBatch, CompletionScores};
 use crate::rollout::{self, Actor, RolloutCompletion, RolloutRequest, Sampled};
 use crate::source::{Item, Prompt, RewardedGroup};
 use crate::train::{Clock, Stage};
@@ -37,9 +37,11 @@ pub struct ScoredRollout {
     /// The prompt.
     pub prompt: Prompt,
     /// The completion.
-    pub answer: RolloutCompletion,
-    /// Its score.
-    pub graded: Graded,
+    #[serde(alias = "answer")]
+    pub completion: RolloutCompletion,
+    /// Its rewards.
+    #[serde(alias = "graded")]
+    pub scores: CompletionScores,
     /// Advantage of its first token.
     pub advantage: f32,
     /// Sampling temperature; `None` if it was given.
@@ -55,7 +57,7 @@ impl ScoredRollout {
     pub(crate) fn credit(&mut self, s: &Sequence) {
         let first = |i: usize| s.advantage.get(i).copied().unwrap_or(0.0);
         let mut starts = s.actions().filter(|&i| i == 0 || !s.acts(i - 1)).map(first).peekable();
-        match &mut self.answer.played {
+        match &mut self.completion.played {
             None => self.advantage = starts.next().unwrap_or(0.0),
             Some(played) => {
                 let before = played.turns.iter().position(|t| !t.credited);
@@ -97,9 +99,9 @@ impl Stage {
         out.epoch = self.source.epochs();
         for (i, item) in items.into_iter().enumerate() {
             match item {
-                Item::Ask(prompt) => prompts.push(prompt),
-                Item::Given(sequences) => out.give(sequences, i),
-                Item::Graded(group) => out.grade(group, i, self.algo.needs().group, &self.tokenizer)?,
+                Item::Prompt(prompt) => prompts.push(prompt),
+                Item::Sequences(sequences) => out.give(sequences, i),
+                Item::Group(group) => out.grade(group, i, self.algo.needs().group, &self.tokenizer)?,
             }
         }
         clock.lap("data", metrics);
@@ -119,7 +121,7 @@ impl Stage {
         let refill = self.algo.updates().refill;
         for _ in 0..refill.map_or(0, |r| r.rounds) {
             let Some(more) = refill.and_then(|r| r.missing(&out.experience, count)) else { break };
-            let ask = |item| if let Item::Ask(prompt) = item { Some(prompt) } else { None };
+            let ask = |item| if let Item::Prompt(prompt) = item { Some(prompt) } else { None };
             let prompts: Vec<Prompt> = self.source.next(more)?.into_iter().filter_map(ask).collect();
             let before = asked;
             asked += prompts.len();
@@ -129,13 +131,13 @@ impl Stage {
             refill.cut(&mut out.experience, count);
         }
         out.measure_lengths();
-        let tokens = out.rollouts.iter().map(|r| r.answer.tokens as f64).sum();
+        let tokens = out.rollouts.iter().map(|r| r.completion.tokens as f64).sum();
         out.metrics.add("completions/total_tokens", tokens);
         if self.recipe.rollout.partial_tokens > 0 {
             let open: usize = self.unfinished.iter().map(Unfinished::open).sum();
             out.metrics.add("completions/in_flight", open as f64);
         }
-        out.metrics.add("rollouts/lost", out.rollouts.iter().filter(|r| r.graded.is_lost()).count() as f64);
+        out.metrics.add("rollouts/lost", out.rollouts.iter().filter(|r| r.scores.is_lost()).count() as f64);
         Ok(out)
     }
 
@@ -152,20 +154,21 @@ impl Stage {
         let done = |out: &StepExperience| out.rollouts.len() / samples;
         while self.recipe.rollout.partial_tokens > 0 && done(out) < count.div_ceil(2) {
             let more = self.source.next(count)?;
-            let prompts = more.into_iter().filter_map(|i| if let Item::Ask(p) = i { Some(p) } else { None });
+            let prompts =
+                more.into_iter().filter_map(|i| if let Item::Prompt(p) = i { Some(p) } else { None });
             self.round(prompts.collect(), done(out), number, out, (clock, metrics))?;
         }
         Ok(())
     }
 
     /// Warns of episodes truncated because their next turn did not fit.
-    fn look_for_outgrown(&self, answers: &[RolloutCompletion]) {
-        let outgrown = answers.iter().filter(|a| a.played.as_ref().is_some_and(|p| p.outgrown)).count();
+    fn look_for_outgrown(&self, completions: &[RolloutCompletion]) {
+        let outgrown = completions.iter().filter(|a| a.played.as_ref().is_some_and(|p| p.outgrown)).count();
         if outgrown > 0 {
             let what = format!(
                 "{outgrown} of {} episodes of step {} were cut off: their next turn does not fit into the model's context or the \
                  KV cache",
-                answers.len(),
+                completions.len(),
                 self.step + 1
             );
             let fix = "a smaller rollout.max_turns or rollout.max_new_tokens, a larger rollout.cache_mib, or a model with a longer context";
@@ -211,44 +214,43 @@ impl Stage {
         let r = &self.recipe.rollout;
         let (params, samples) = (rollout::params(r, &self.stops, self.recipe.seed), r.samples);
         clock.waits_for("rollout");
-        let Sampled { mut experience, answers, time, metrics: searched } = match r.partial_tokens {
-            0 => self.answer(&mut prompts, &params, samples, number)?,
-            piece => self.answer_partly(&mut prompts, &params, (samples, piece), number)?,
+        let Sampled { mut experience, completions, time, metrics: searched } = match r.partial_tokens {
+            0 => self.sample(&mut prompts, &params, samples, number)?,
+            piece => self.sample_partly(&mut prompts, &params, (samples, piece), number)?,
         };
         out.metrics.join(searched);
         let seconds = clock.lap("rollout", metrics);
-        let tokens: usize = answers.iter().map(|a| a.tokens).sum();
+        let tokens: usize = completions.iter().map(|a| a.tokens).sum();
         metrics.add("timing/rollout_tokens_per_second", tokens as f64 / seconds.max(1e-9));
-        if answers.is_empty() {
+        if completions.is_empty() {
             return Ok(()); // all are in flight
         }
-        out.measure_episodes(&answers, time);
-        self.look_for_outgrown(&answers);
+        out.measure_episodes(&completions, time);
+        self.look_for_outgrown(&completions);
         // Every rank has all of them; what was printed on other ranks comes to the first.
-        let logged = answers.iter().filter(|_| self.ranks.rank() == 0);
+        let logged = completions.iter().filter(|_| self.ranks.rank() == 0);
         for lost in logged.filter_map(|a| a.played.as_ref()?.lost.as_ref()) {
             self.warnings.print("env", &format!("lost episode: {lost}"));
         }
         clock.waits_for("reward");
         let at = Progress { step: number, steps: self.schedules.0.total_steps, epoch: out.epoch };
-        let completions = Completions { prompts: &prompts, answers: &answers, at };
-        let graded = self.rewards.score(completions, &mut experience, &mut out.metrics)?;
+        let batch = CompletionBatch { prompts: &prompts, completions: &completions, at };
+        let scores = self.rewards.score(batch, &mut experience, &mut out.metrics)?;
         clock.lap("reward", metrics);
-        let credits =
-            self.credit(completions, &graded, &mut experience, (&mut out.metrics, clock, metrics))?;
+        let credits = self.credit(batch, &scores, &mut experience, (&mut out.metrics, clock, metrics))?;
         out.experience.append(experience, before, out.rollouts.len());
-        let shown = |((answer, graded), credit): ((RolloutCompletion, Graded), _)| {
-            let prompt = prompts[answer.prompt].clone();
+        let shown = |((completion, scores), credit): ((RolloutCompletion, CompletionScores), _)| {
+            let prompt = prompts[completion.prompt].clone();
             let temperature = Some(params.divisor());
-            ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature, credit }
+            ScoredRollout { prompt, completion, scores, advantage: 0.0, temperature, credit }
         };
-        out.rollouts.extend(answers.into_iter().zip(graded).zip(credits).map(shown));
+        out.rollouts.extend(completions.into_iter().zip(scores).zip(credits).map(shown));
         Ok(())
     }
 
     /// Adds prompts to those in flight, continues every completion by at most `piece` tokens, and leaves in `prompts` those with
     /// finished completions.
-    fn answer_partly(
+    fn sample_partly(
         &mut self,
         prompts: &mut Vec<Prompt>,
         params: &SamplingParams,
@@ -273,7 +275,7 @@ impl Stage {
     }
 
     /// Samples completions from the current policy.
-    pub fn answer(
+    pub fn sample(
         &mut self,
         prompts: &mut [Prompt],
         params: &SamplingParams,
@@ -296,9 +298,9 @@ impl Stage {
         let wanted = RolloutRequest { params, samples, step };
         let sampled = rollout::sample_placed(&mut actor, prompts, wanted, &costs)
             .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))?;
-        for (ids, answers) in keys.iter().zip(sampled.answers.chunks(samples.max(1))) {
-            let tokens: usize = answers.iter().map(|a| a.tokens).sum();
-            self.lengths.note(ids, tokens / answers.len().max(1));
+        for (ids, completions) in keys.iter().zip(sampled.completions.chunks(samples.max(1))) {
+            let tokens: usize = completions.iter().map(|a| a.tokens).sum();
+            self.lengths.note(ids, tokens / completions.len().max(1));
         }
         Ok(sampled)
     }
@@ -316,9 +318,9 @@ impl StepExperience {
     }
 
     /// Metrics of episodes.
-    fn measure_episodes(&mut self, answers: &[RolloutCompletion], time: TimeShares) {
+    fn measure_episodes(&mut self, completions: &[RolloutCompletion], time: TimeShares) {
         let mut any = false;
-        for played in answers.iter().filter_map(|a| a.played.as_ref()) {
+        for played in completions.iter().filter_map(|a| a.played.as_ref()) {
             any = true;
             self.metrics.add("episodes/lost", f64::from(played.lost.is_some()));
             if played.lost.is_none() {
@@ -345,12 +347,12 @@ impl StepExperience {
             }
         };
         let of = |keep: &dyn Fn(&RolloutCompletion) -> bool| -> Vec<usize> {
-            self.rollouts.iter().map(|r| &r.answer).filter(|a| keep(a)).map(|a| a.tokens).collect()
+            self.rollouts.iter().map(|r| &r.completion).filter(|a| keep(a)).map(|a| a.tokens).collect()
         };
         lengths("length", of(&|_| true));
         lengths("terminated_length", of(&|a| !a.truncated));
         for r in &self.rollouts {
-            self.metrics.add("completions/clipped_ratio", f64::from(r.answer.truncated));
+            self.metrics.add("completions/clipped_ratio", f64::from(r.completion.truncated));
         }
     }
 
@@ -362,31 +364,35 @@ impl StepExperience {
         least: usize,
         tokenizer: &Tokenizer,
     ) -> Result<()> {
-        if given.answers.len() < least {
-            let n = given.answers.len();
+        if given.completions.len() < least {
+            let n = given.completions.len();
             return Err(Error::data(format!("{n} completions, expected at least {least} to compare"))
                 .at(given.place)
                 .fix("give the prompt more completions, or leave the row out"));
         }
-        for s in &given.answers {
+        for s in &given.completions {
             let said: Vec<u32> = s.actions().map(|i| s.ids[i + 1]).collect();
             let (tokens, truncated) = (said.len(), s.truncated);
             let text = tokenizer.decode(&said, true)?;
-            let answer = RolloutCompletion { prompt: group, text, tokens, truncated, played: None };
+            let completion = RolloutCompletion { prompt: group, text, tokens, truncated, played: None };
             let (reward, components) = (s.total_reward(), s.components.clone());
-            let graded =
-                Graded { reward: Some(reward), components, score: Some(reward), ..Default::default() };
+            let scores = CompletionScores {
+                reward: Some(reward),
+                components,
+                score: Some(reward),
+                ..Default::default()
+            };
             let prompt = given.prompt.clone();
             self.rollouts.push(ScoredRollout {
                 prompt,
-                answer,
-                graded,
+                completion,
+                scores,
                 advantage: 0.0,
                 temperature: None,
                 credit: None,
             });
         }
-        self.give(given.answers, group);
+        self.give(given.completions, group);
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use super::Clock;
 use crate::algo::no_step_values;
 use crate::credit::{self, Continuations, StepCredit};
 use crate::experience::{Experience, Metrics};
-use crate::reward::{Completions, Graded};
+use crate::reward::{CompletionBatch, CompletionScores};
 use crate::rollout::{self, Actor};
 use crate::train::Stage;
 use ferrl_engine::Result;
@@ -13,14 +13,14 @@ impl Stage {
     /// Fills the `credit` column by continuing every step of the completions, with the policy that sampled them.
     pub(super) fn credit(
         &mut self,
-        completions: Completions<'_>,
-        graded: &[Graded],
+        batch: CompletionBatch<'_>,
+        scores: &[CompletionScores],
         experience: &mut Experience,
         (own, clock, timing): (&mut Metrics, &mut Clock, &mut Metrics),
     ) -> Result<Vec<Option<StepCredit>>> {
         // Trees have the advantages of their steps already.
         let vine = self.algo.vine().filter(|_| !self.recipe.search.train);
-        let Some(vine) = vine else { return Ok(vec![None; completions.answers.len()]) };
+        let Some(vine) = vine else { return Ok(vec![None; batch.completions.len()]) };
         clock.waits_for("credit");
         let params = rollout::params(&self.recipe.rollout, &self.stops, self.recipe.seed);
         let given = || no_step_values("given completions cannot be continued");
@@ -34,7 +34,7 @@ impl Stage {
             ranks: &self.ranks,
         };
         let mut continuations = Continuations { actor, params, rewards: &self.rewards, vine };
-        let credits = credit::credit(&mut continuations, completions, graded, experience, own)
+        let credits = credit::credit(&mut continuations, batch, scores, experience, own)
             .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))?;
         clock.lap("credit", timing);
         Ok(credits)

@@ -69,7 +69,7 @@ impl WorkerCall<'_> {
             "state": self.arguments.state, "steps": self.arguments.steps,
         });
         match self.pool.attempt(&mut self.slot, &request, range.len()) {
-            Tried::Answered(answer) => {
+            Tried::EvaluatedCompletion(answer) => {
                 self.costly = 0;
                 self.take(&answer, range, attempt)
             }

@@ -157,7 +157,7 @@ struct WorkerSlot {
 
 /// What one try gave: an answer, or what went wrong and the worker's last words.
 enum Tried {
-    Answered(Value),
+    EvaluatedCompletion(Value),
     Failed(FailureKind, Vec<String>),
 }
 
@@ -247,7 +247,7 @@ impl WorkerPool {
         let arguments: Map<String, Value> = names.map(|name| (name.to_string(), Value::Null)).collect();
         let request = json!({ "function": function, "bind": true, "count": 0, "arguments": arguments });
         match self.attempt(&mut self.free_slot(), &request, 0) {
-            Tried::Answered(answer) => {
+            Tried::EvaluatedCompletion(answer) => {
                 let absent = answer["absent"].as_array().into_iter().flatten();
                 Ok(absent.filter_map(Value::as_str).map(String::from).collect())
             }
@@ -282,7 +282,7 @@ impl WorkerPool {
             Ok(answer) => match check_answer(&answer, count) {
                 Ok(()) => {
                     slot.process = Some(process);
-                    return Tried::Answered(answer);
+                    return Tried::EvaluatedCompletion(answer);
                 }
                 // The function raised or broke its contract in a process that is sound.
                 Err(

@@ -125,7 +125,7 @@ fn turns_of_episodes_are_credited_as_the_enumerated_game_says() {
         let mut known = HashMap::new();
         for rollout in &report.rollouts {
             let credit = rollout.credit.as_ref().expect("every episode is credited");
-            let turns = &rollout.answer.played.as_ref().unwrap().turns;
+            let turns = &rollout.completion.played.as_ref().unwrap().turns;
             assert_eq!((credit.steps.len(), credit.rollouts.len()), (2, 2));
             assert_eq!(credit.steps, turns.iter().map(|t| t.action.clone()).collect::<Vec<_>>());
             let encode = |text: &str| start.tokenizer.encode_text(text).unwrap();
@@ -202,9 +202,9 @@ fn trees_of_episodes_are_rollouts() {
                     assert_eq!(get("search/paths"), 6.0);
                 }
                 for rollout in &report.rollouts {
-                    let played = rollout.answer.played.as_ref().unwrap();
+                    let played = rollout.completion.played.as_ref().unwrap();
                     let earned: f64 = played.turns.iter().map(|t| 0.5 * good(&t.action)).sum();
-                    assert_eq!((played.turns.len(), rollout.graded.reward), (2, Some(earned)));
+                    assert_eq!((played.turns.len(), rollout.scores.reward), (2, Some(earned)));
                 }
             }
         }

@@ -72,11 +72,11 @@ fn every_policy_gradient_learns_from_episodes_with_exact_log_probabilities() {
         let report = step(&mut stage);
         assert!(weights(&stage) != before, "{algo}");
         for rollout in &report.rollouts {
-            let played = rollout.answer.played.as_ref().expect("an environment played");
+            let played = rollout.completion.played.as_ref().expect("an environment played");
             assert_eq!(played.turns.len(), 3, "{algo}");
             let total: f64 = played.turns.iter().map(|t| t.reward).sum();
-            assert_eq!(rollout.graded.reward, Some(total), "{algo}");
-            assert_eq!(rollout.answer.tokens, played.turns.iter().map(|t| t.tokens).sum::<usize>());
+            assert_eq!(rollout.scores.reward, Some(total), "{algo}");
+            assert_eq!(rollout.completion.tokens, played.turns.iter().map(|t| t.tokens).sum::<usize>());
             assert_eq!(rollout.advantage, played.turns[0].advantage);
         }
     }
@@ -90,7 +90,7 @@ fn the_order_in_which_episodes_go_on_changes_no_bit() {
     let run = |cache: usize| {
         let mut stage = playing(&model, &recipe("grpo", cache), 10, || Box::new(Letters(0)));
         let texts: Vec<String> =
-            (0..2).flat_map(|_| step(&mut stage).rollouts).map(|r| r.answer.text).collect();
+            (0..2).flat_map(|_| step(&mut stage).rollouts).map(|r| r.completion.text).collect();
         (texts, weights(&stage))
     };
     assert!(run(8) == run(1));
@@ -120,15 +120,15 @@ fn a_state_that_continues_nothing_opens_a_new_sequence_of_the_trajectory() {
     let mut stage = playing(&model(dir.path()), &recipe("reinforce", 8), 10, || Box::new(Forgetful(0)));
     let report = stage.step().unwrap();
     for rollout in &report.rollouts {
-        let played = rollout.answer.played.as_ref().unwrap();
+        let played = rollout.completion.played.as_ref().unwrap();
         let places: Vec<(usize, f64)> = played.turns.iter().map(|t| (t.sequence, t.reward)).collect();
         assert_eq!(places, [(0, 1.0), (0, 2.0), (1, 3.0)]);
         assert_eq!(
-            (rollout.graded.reward, rollout.graded.score),
+            (rollout.scores.reward, rollout.scores.score),
             (Some(6.0), Some(0.5)),
             "the return sums all turns"
         );
-        assert!(!rollout.answer.truncated);
+        assert!(!rollout.completion.truncated);
     }
 }
 
@@ -152,8 +152,8 @@ fn an_episode_that_outgrows_the_context_is_cut_off_and_said() {
     let task: Arc<dyn Task> = Arc::new(Played(|| Box::new(Endless)));
     stage.environments = Environments::new(vec![("guess".into(), task)], 1000);
     for rollout in stage.step().unwrap().rollouts {
-        let played = rollout.answer.played.as_ref().unwrap();
-        assert!(played.outgrown && rollout.answer.truncated && played.turns.len() < 4);
+        let played = rollout.completion.played.as_ref().unwrap();
+        assert!(played.outgrown && rollout.completion.truncated && played.turns.len() < 4);
     }
     assert!(stage.warnings.take().iter().any(|w| w.name == "outgrown-episodes"));
 }
@@ -163,7 +163,7 @@ fn the_limit_of_turns_cuts_an_episode_off() {
     let dir = tempfile::tempdir().unwrap();
     let mut stage = playing(&model(dir.path()), &recipe("reinforce", 8), 2, || Box::new(Forgetful(0)));
     for rollout in stage.step().unwrap().rollouts {
-        assert_eq!(rollout.answer.played.as_ref().unwrap().turns.len(), 2);
-        assert!(rollout.answer.truncated);
+        assert_eq!(rollout.completion.played.as_ref().unwrap().turns.len(), 2);
+        assert!(rollout.completion.truncated);
     }
 }

@@ -26,7 +26,7 @@ fn held_out_rows_are_never_trained_on() {
     let (recipe, tokenizer) = (stage.recipe.clone(), stage.tokenizer.clone());
     let texts = |items: Vec<Item>| -> Vec<String> {
         let given = items.into_iter().map(|i| match i {
-            Item::Given(s) => tokenizer.decode(&s[0].ids, true).unwrap(),
+            Item::Sequences(s) => tokenizer.decode(&s[0].ids, true).unwrap(),
             other => panic!("{other:?}"),
         });
         given.collect()

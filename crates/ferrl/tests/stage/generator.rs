@@ -87,9 +87,9 @@ fn a_step_of_grpo_learns_from_any_generator() {
     let mut stage = with(false);
     let before = weights(&stage);
     let report = stage.step().unwrap();
-    let texts: Vec<&str> = report.rollouts.iter().map(|r| r.answer.text.as_str()).collect();
+    let texts: Vec<&str> = report.rollouts.iter().map(|r| r.completion.text.as_str()).collect();
     assert_eq!(texts, ["2", "3", "17", "2", "3", "17"], "in the order of prompts and samples");
-    let rewards: Vec<Option<f64>> = report.rollouts.iter().map(|r| r.graded.reward).collect();
+    let rewards: Vec<Option<f64>> = report.rollouts.iter().map(|r| r.scores.reward).collect();
     assert_eq!(rewards[..3], [Some(1.0), Some(0.0), Some(0.0)]);
     assert!(report.rollouts[0].advantage > 0.0 && report.rollouts[1].advantage < 0.0);
     assert!(weights(&stage) != before, "learned");

@@ -48,7 +48,7 @@ fn every_method_that_compares_answers_learns_from_given_ones() {
         assert_eq!(first.rollouts.len(), 5, "{}", entry.name);
         assert!(first.metrics.get("sampling/sampling_logp_difference/max").is_none());
         assert_eq!(first.metrics.get("policy/ratio").unwrap_or(1.0), 1.0, "{}: old is now", entry.name);
-        assert!(first.rollouts.iter().any(|r| r.answer.text == "two" && r.graded.reward == Some(1.0)));
+        assert!(first.rollouts.iter().any(|r| r.completion.text == "two" && r.scores.reward == Some(1.0)));
         for _ in 1..12 {
             stage.step().unwrap();
         }
@@ -69,9 +69,9 @@ fn named_rewards_are_added_and_kept_apart() {
     )
     .unwrap();
     let report = stage.step().unwrap();
-    let first = report.rollouts.iter().find(|r| r.answer.text == "b").unwrap();
-    assert_eq!(first.graded.reward, Some(1.5));
-    assert_eq!(first.graded.components, [("right".to_string(), 1.0), ("short".to_string(), 0.5)]);
+    let first = report.rollouts.iter().find(|r| r.completion.text == "b").unwrap();
+    assert_eq!(first.scores.reward, Some(1.5));
+    assert_eq!(first.scores.components, [("right".to_string(), 1.0), ("short".to_string(), 0.5)]);
     assert_eq!(report.metrics.get("reward"), Some((1.5 + 0.25) / 2.0));
     assert_eq!(report.metrics.get("rewards/right/mean"), Some(0.5));
 }

@@ -107,7 +107,7 @@ fn the_end_of_the_turn_is_trained() {
     let eos = stage.tokenizer.token_id("<|endoftext|>").unwrap();
     assert_eq!(stage.stops.ids(), [eos, end]);
     for item in stage.source.next(12).unwrap() {
-        let ferrl::source::Item::Given(sequences) = item else { panic!("a demonstration") };
+        let ferrl::source::Item::Sequences(sequences) = item else { panic!("a demonstration") };
         let s = &sequences[0];
         assert_eq!((s.ids.last(), s.trained.last()), (Some(&end), Some(&true)));
     }
@@ -126,8 +126,8 @@ fn rewards_see_the_text_before_the_stop_string() {
         );
         let mut stage = stage(&model, &recipe).unwrap();
         let report = stage.step().unwrap();
-        let ended: Vec<_> = report.rollouts.iter().filter(|r| !r.answer.truncated).collect();
-        assert!(report.rollouts.iter().any(|r| r.answer.text.ends_with('e')) == want);
-        assert!(ended.len() > 4 && report.rollouts.iter().all(|r| want || !r.answer.text.contains('e')));
+        let ended: Vec<_> = report.rollouts.iter().filter(|r| !r.completion.truncated).collect();
+        assert!(report.rollouts.iter().any(|r| r.completion.text.ends_with('e')) == want);
+        assert!(ended.len() > 4 && report.rollouts.iter().all(|r| want || !r.completion.text.contains('e')));
     }
 }

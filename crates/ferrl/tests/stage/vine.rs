@@ -156,7 +156,7 @@ fn rows(model: &str, data: &str, samples: usize) -> (Usage, f64, f64, usize) {
     let report = stage.step().unwrap();
     let metric = |name: &str| report.metrics.get(name).unwrap();
     let usage = sampler.lock().unwrap().usage();
-    let tokens: usize = report.rollouts.iter().map(|r| r.answer.tokens).sum();
+    let tokens: usize = report.rollouts.iter().map(|r| r.completion.tokens).sum();
     (usage, metric("credit/tokens"), metric("credit/states"), tokens)
 }
 

@@ -41,7 +41,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn value(s: &Entry) -> Result<Value> {
     let (verifier, kind) = match s.rows {
-        Use::Graded { verifier, .. } => (Some(verifier), "prompts"),
+        Use::Verified { verifier, .. } => (Some(verifier), "prompts"),
         Use::Pairs => (None, "pairs"),
         Use::Demonstrations => (None, "demonstrations"),
     };
@@ -65,7 +65,7 @@ fn detail(s: &Entry) -> Result<String> {
     line("license", s.license.into());
     line("cite", s.cite.into());
     line("download", s.download());
-    if let Use::Graded { verifier, .. } = s.rows {
+    if let Use::Verified { verifier, .. } = s.rows {
         line("verifier", format!("{verifier} {}", Value::Object(s.options()?)));
         line(
             "sampling",

@@ -5,8 +5,8 @@
 
 use super::EvalJob;
 use ferrl::data::lines::json_lines;
-use ferrl::evaluate::Answered;
-use ferrl::reward::Graded;
+use ferrl::evaluate::EvaluatedCompletion;
+use ferrl::reward::CompletionScores;
 use ferrl::rollout::RolloutCompletion;
 use ferrl::source::{Item, Prompt};
 use ferrl_engine::{Error, Result};
@@ -101,7 +101,7 @@ pub fn restore(jobs: &mut [EvalJob], rows: Vec<Map<String, Value>>) -> Result<Ve
             job.source.next(done)?.iter().zip(own_rows.iter().step_by(samples)).try_for_each(same_prompt)?;
         }
         for row in own_rows {
-            job.all.answers.push(answered(&row)?);
+            job.all.completions.push(answered(&row)?);
             kept.push(Value::Object(row));
         }
         job.asked = done;
@@ -115,7 +115,7 @@ pub fn restore(jobs: &mut [EvalJob], rows: Vec<Map<String, Value>>) -> Result<Ve
 
 /// Whether a row answers the prompt that is in its place now. An environment may have begun with another text.
 fn same_prompt((item, row): (&Item, &Map<String, Value>)) -> Result<()> {
-    let Item::Ask(prompt) = item else { return Ok(()) };
+    let Item::Prompt(prompt) = item else { return Ok(()) };
     let was = row.get("prompt").and_then(Value::as_str).filter(|_| !row.contains_key("turns"));
     let was = was.filter(|was| *was != prompt.text && row.get("index") == Some(&json!(prompt.index)));
     let Some(was) = was else { return Ok(()) };
@@ -126,23 +126,23 @@ fn same_prompt((item, row): (&Item, &Map<String, Value>)) -> Result<()> {
 }
 
 /// Parses a written row.
-fn answered(row: &Map<String, Value>) -> Result<Answered> {
+fn answered(row: &Map<String, Value>) -> Result<EvaluatedCompletion> {
     let bad = |e: serde_json::Error| Error::data(format!("a row of the .part file cannot be read: {e}"));
     let get = |name: &str| row.get(name).cloned().unwrap_or_default();
     let prompt: Prompt = serde_json::from_value(json!({
         "index": get("index"), "ids": [], "text": get("prompt"), "messages": [], "columns": get("columns"),
     }))
     .map_err(bad)?;
-    let answer: RolloutCompletion = serde_json::from_value(json!({
+    let completion: RolloutCompletion = serde_json::from_value(json!({
         "prompt": 0, "text": get("completion"), "tokens": get("tokens"), "truncated": get("truncated"),
     }))
     .map_err(bad)?;
     let components: Map<String, Value> = serde_json::from_value(get("components")).map_err(bad)?;
-    let graded = Graded {
+    let scores = CompletionScores {
         reward: get("reward").as_f64(),
         score: get("score").as_f64(),
         components: components.into_iter().map(|(n, v)| (n, v.as_f64().unwrap_or(f64::NAN) as f32)).collect(),
         ..Default::default()
     };
-    Ok((prompt, answer, graded))
+    Ok((prompt, completion, scores))
 }

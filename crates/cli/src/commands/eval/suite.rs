@@ -4,7 +4,7 @@ use super::{Args, EvalJob};
 use ferrl::data::hub::HubCache;
 use ferrl::data::overlap::{WORDS, between};
 use ferrl::data::{DataSource, Dataset};
-use ferrl::evaluate::{Answered, Summary};
+use ferrl::evaluate::{EvaluatedCompletion, Summary};
 use ferrl::recipe::{Recipe, RewardSettings};
 use ferrl::suite::{self, Entry, SEVERAL, Use};
 use ferrl::warnings::Warnings;
@@ -37,9 +37,9 @@ pub fn recipes(args: &Args, base: &Recipe, dir: &ModelDir) -> Result<Vec<(&'stat
 }
 
 fn recipe(args: &Args, base: &Recipe, dir: &ModelDir, entry: &Entry, path: Option<&str>) -> Result<Recipe> {
-    if args.likelihood.is_some() && !matches!(entry.rows, Use::Graded { verifier: "choice", .. }) {
+    if args.likelihood.is_some() && !matches!(entry.rows, Use::Verified { verifier: "choice", .. }) {
         let choice =
-            suite::SUITES.iter().filter(|s| matches!(s.rows, Use::Graded { verifier: "choice", .. }));
+            suite::SUITES.iter().filter(|s| matches!(s.rows, Use::Verified { verifier: "choice", .. }));
         let names: Vec<&str> = choice.map(|s| s.name).collect();
         return Err(Error::usage(format!(
             "{} has no options whose log-probabilities could be compared",
@@ -48,9 +48,9 @@ fn recipe(args: &Args, base: &Recipe, dir: &ModelDir, entry: &Entry, path: Optio
         .at("--likelihood")
         .fix(format!("--suite with one of {}", names.join(", "))));
     }
-    let Use::Graded { verifier, .. } = entry.rows else {
-        let graded = suite::SUITES.iter().filter(|s| matches!(s.rows, Use::Graded { .. }));
-        let names: Vec<&str> = graded.map(|s| s.name).collect();
+    let Use::Verified { verifier, .. } = entry.rows else {
+        let verified = suite::SUITES.iter().filter(|s| matches!(s.rows, Use::Verified { .. }));
+        let names: Vec<&str> = verified.map(|s| s.name).collect();
         return Err(Error::usage(format!(
             "{} has demonstrations to train on and no answers to grade: data.train = [\"suite:{}\"]",
             entry.name, entry.name
@@ -140,8 +140,8 @@ impl<'a> SuiteResult<'a> {
     fn new(entry: &'static Entry, job: &'a EvalJob, ks: &[usize]) -> Self {
         let samples = job.recipe.eval.samples;
         let by = |column: &'static str| {
-            let mut parts: BTreeMap<String, Vec<Answered>> = BTreeMap::new();
-            for question in job.all.answers.chunks(samples.max(1)) {
+            let mut parts: BTreeMap<String, Vec<EvaluatedCompletion>> = BTreeMap::new();
+            for question in job.all.completions.chunks(samples.max(1)) {
                 let value = question.first().and_then(|(prompt, ..)| prompt.columns.get(column));
                 let Some(value) = value.filter(|v| !v.is_null()) else { continue };
                 let name = value.as_str().map_or_else(|| value.to_string(), String::from);
@@ -151,8 +151,8 @@ impl<'a> SuiteResult<'a> {
             (column, parts.collect::<BTreeMap<_, _>>())
         };
         let groups = entry.groups.iter().map(|c| by(c)).filter(|(_, parts)| parts.len() > 1).collect();
-        let normed = job.all.answers.iter().filter_map(|(_, _, graded)| {
-            graded.components.iter().find(|(name, _)| name == "acc_norm").map(|(_, hit)| f64::from(*hit))
+        let normed = job.all.completions.iter().filter_map(|(_, _, scores)| {
+            scores.components.iter().find(|(name, _)| name == "acc_norm").map(|(_, hit)| f64::from(*hit))
         });
         let normed: Vec<f64> = normed.collect();
         let acc_norm = (!normed.is_empty()).then(|| normed.iter().sum::<f64>() / normed.len() as f64);

@@ -216,7 +216,7 @@ fn other_tokens(want: &[ScoredRollout], got: &[ScoredRollout]) -> f64 {
     }
     let (mut all, mut other) = (0, 0);
     for (w, g) in want.iter().zip(got) {
-        let (w, g) = (&w.answer, &g.answer);
+        let (w, g) = (&w.completion, &g.completion);
         let tokens = w.tokens.max(g.tokens);
         all += tokens;
         if (&w.text, w.tokens) != (&g.text, g.tokens) {
@@ -229,7 +229,7 @@ fn other_tokens(want: &[ScoredRollout], got: &[ScoredRollout]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ferrl::reward::Graded;
+    use ferrl::reward::CompletionScores;
     use ferrl::rollout::RolloutCompletion;
     use ferrl::source::Prompt;
 
@@ -248,12 +248,12 @@ mod tests {
         };
         let answer = |text: &&str| ScoredRollout {
             prompt: Prompt::default(),
-            answer: RolloutCompletion {
+            completion: RolloutCompletion {
                 text: text.to_string(),
                 tokens: text.len() + 1,
                 ..Default::default()
             },
-            graded: Graded::default(),
+            scores: CompletionScores::default(),
             advantage: 0.0,
             temperature: None,
             credit: None,

@@ -127,7 +127,8 @@ pub fn trace(case: &GroupCase, start: &Path, device: &Arc<dyn Backend>, ranks: &
     for _ in 1..stage.schedules.0.total_steps {
         gaps.push(gap(&stage.step()?.metrics));
     }
-    let completions = first.rollouts.iter().map(|r| (r.answer.text.clone(), r.answer.tokens)).collect();
+    let completions =
+        first.rollouts.iter().map(|r| (r.completion.text.clone(), r.completion.tokens)).collect();
     let bits = |name: &str| first.metrics.get(name).map(f64::to_bits);
     let none = if case.index > 0 { f64::NAN } else { 0.0 };
     Ok(GroupTrace {
