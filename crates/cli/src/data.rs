@@ -23,7 +23,6 @@ pub fn files_read(recipe: &Recipe) -> Vec<PathBuf> {
 pub struct PlacedRow {
     /// `file:line`
     pub place: String,
-    /// Its fields.
     pub fields: Map<String, Value>,
 }
 
@@ -111,7 +110,6 @@ pub fn rows_or_errors(path: &Path) -> Result<Vec<Result<PlacedRow>>> {
 }
 
 impl PlacedRow {
-    /// An error about this row.
     pub fn error(&self, what: impl Into<String>) -> Error {
         Error::data(what).at(&self.place)
     }

@@ -272,7 +272,6 @@ impl Tokenizer {
         &self.eos
     }
 
-    /// The padding token, if any.
     pub fn pad(&self) -> Option<u32> {
         self.pad
     }

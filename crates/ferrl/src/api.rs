@@ -3,6 +3,8 @@
 //! A thin layer over [`Stage`]; [`Config::settings`] takes any other setting of a recipe.
 //! `examples/reward.rs`, `examples/dpo.rs` and `examples/grpo.rs` are whole programs.
 
+#![warn(missing_docs)]
+
 use crate::algo;
 use crate::data::{self, Row};
 use crate::experience::Metrics;

@@ -25,7 +25,6 @@ use ferrl_engine::model::ModelConfig;
 use ferrl_engine::train;
 use ferrl_engine::{Error, Result};
 
-/// Results of an evaluation.
 #[derive(Default)]
 pub struct Evaluation {
     /// Means by name, under `eval/`.

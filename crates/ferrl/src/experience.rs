@@ -127,7 +127,6 @@ impl Sequence {
             ..Default::default()
         }
     }
-    /// Sum of the rewards.
     pub fn total_reward(&self) -> f64 {
         self.reward.iter().map(|&r| r as f64).sum()
     }
@@ -174,11 +173,8 @@ impl Experience {
 pub struct UpdateCounts {
     /// Trained tokens.
     pub tokens: f64,
-    /// Sequences.
     pub sequences: f64,
-    /// Trajectories.
     pub trajectories: f64,
-    /// Pairs.
     pub pairs: f64,
     /// Trained tokens of the better completions of pairs.
     pub chosen_tokens: f64,
@@ -232,7 +228,6 @@ impl MicroBatch<'_> {
     pub fn len(&self) -> usize {
         self.sequences.iter().map(|s| s.ids.len()).sum()
     }
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.sequences.is_empty()
     }
@@ -334,7 +329,6 @@ impl Metrics {
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.get(name).filter(|s| s.1 > 0.0).map(|s| s.0 / s.1)
     }
-    /// All means, by name.
     pub fn means(&self) -> impl Iterator<Item = (&str, f64)> + '_ {
         self.0.iter().filter(|(_, s)| s.1 > 0.0).map(|(n, s)| (n.as_str(), s.0 / s.1))
     }
@@ -354,11 +348,9 @@ pub enum Role {
 pub struct ByRole<T>([Option<T>; 2]);
 
 impl<T> ByRole<T> {
-    /// Those of a role.
     pub fn get(&self, role: Role) -> Option<&T> {
         self.0[role as usize].as_ref()
     }
-    /// Sets those of a role.
     pub fn set(&mut self, role: Role, value: T) {
         self.0[role as usize] = Some(value);
     }

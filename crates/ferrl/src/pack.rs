@@ -12,7 +12,6 @@ use ferrl_engine::{Error, Result};
 /// Token budget of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBudget {
-    /// Tokens.
     pub tokens: usize,
     /// Its setting, for messages.
     pub setting: &'static str,

@@ -26,15 +26,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Results of the check of a stage.
 pub struct Checked {
-    /// Its name.
     pub name: String,
-    /// Its algorithm.
     pub algorithm: String,
     /// Its data.
     pub summary: SourceSummary,
     /// Whether its data is endless.
     pub endless: bool,
-    /// Its steps.
     pub steps: u64,
     /// Weights of the policy, and how many of them are trained.
     pub weights: usize,

@@ -86,11 +86,9 @@ impl Graded {
 /// Completions to be rewarded.
 #[derive(Clone, Copy)]
 pub struct Completions<'a> {
-    /// Their prompts.
     pub prompts: &'a [Prompt],
     /// In the order of the experience's sequences.
     pub answers: &'a [RolloutCompletion],
-    /// Progress of the run.
     pub at: Progress,
 }
 
@@ -152,12 +150,10 @@ impl Rewards {
         Rewards { of_tasks: true, ..self }
     }
 
-    /// The receiver of warnings.
     pub(crate) fn warnings(&self) -> &Warnings {
         &self.hooks.warnings
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
     }

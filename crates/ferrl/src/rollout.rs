@@ -19,7 +19,6 @@ use std::path::Path;
 /// Tokens to decode per thread.
 const THREAD_TOKENS: usize = 4096;
 
-/// A sampled completion.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RolloutCompletion {
     /// Index of the prompt.
@@ -47,13 +46,9 @@ impl RolloutCompletion {
 
 /// A policy with its generator.
 pub struct Actor<'a> {
-    /// The generator.
     pub generator: &'a mut dyn Generator,
-    /// The current policy.
     pub policy: &'a Model,
-    /// The policy's.
     pub tokenizer: &'a Tokenizer,
-    /// Stop tokens and stop strings.
     pub stops: &'a Stops,
     /// Environments of prompts with several turns.
     pub environments: &'a Environments,
@@ -112,7 +107,6 @@ pub struct Sampled {
 /// A request for completions of each prompt.
 #[derive(Clone, Copy)]
 pub struct RolloutRequest<'a> {
-    /// Sampling parameters.
     pub params: &'a SamplingParams,
     /// Completions per prompt.
     pub samples: usize,

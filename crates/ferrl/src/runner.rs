@@ -70,9 +70,7 @@ pub trait RunWatch {
     fn interrupted(&self) -> bool;
 }
 
-/// How a run ended.
 pub struct RunOutcome {
-    /// The folder.
     pub folder: PathBuf,
     /// The trained model.
     pub model: Option<PathBuf>,
@@ -342,7 +340,6 @@ struct OneStage<'a> {
     folder: &'a RunFolder,
     /// Steps of all stages before.
     before: u64,
-    /// Its warnings.
     warnings: Warnings,
     options: &'a RunOptions,
     /// The whole recipe.
@@ -507,7 +504,6 @@ impl OneStage<'_> {
         self.folder.event("stage", &format!("{} begins: {algorithm}, {total} steps", self.name), fields);
     }
 
-    /// Logs an evaluation.
     fn log_evaluation(&self, step: u64, evaluation: &Evaluation) {
         let metrics: Map<String, Value> =
             evaluation.metrics.means().map(|(name, value)| (name.to_string(), number(value))).collect();

@@ -244,7 +244,6 @@ pub fn sampled_context(recipe: &Recipe) -> usize {
     recipe.data.max_length + recipe.rollout.max_new_tokens
 }
 
-/// Cache options of a run.
 pub fn cache_options(rollout: &Rollout, backend: &dyn Backend) -> CacheOptions {
     CacheOptions {
         bytes: rollout.cache_mib << 20,

@@ -33,7 +33,6 @@ impl Default for StepSettings {
     }
 }
 
-/// The result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FoundSteps {
     /// Completions looked at.
@@ -69,13 +68,9 @@ pub fn judge(recipe: &Recipe) -> Result<Box<dyn Verifier>> {
 
 /// Samples from a model and its source of prompts, and hands on each row as it is found.
 pub struct StepPairs<'a> {
-    /// Completes prompts.
     pub actor: Actor<'a>,
-    /// Finds wrong steps.
     pub verifier: &'a dyn Verifier,
-    /// Says how to sample.
     pub recipe: &'a Recipe,
-    /// How much to look for.
     pub settings: StepSettings,
 }
 

@@ -24,7 +24,6 @@ pub struct Args {
     figures: Option<PathBuf>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(name) = &args.name {
         return print(&settings(named(name, "ferrl algorithms")?));

@@ -164,7 +164,6 @@ impl EvalJob {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(source) = &args.pairs {
         return pairs::run(args, source);

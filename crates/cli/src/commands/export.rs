@@ -34,7 +34,6 @@ pub struct Args {
     overwrite: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let dir = open_model(&args.model)?;
     if std::fs::canonicalize(&args.out).is_ok_and(|out| {

@@ -125,7 +125,6 @@ pub struct Args {
     list: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if args.list {
         return print(&if args.json { show::list_json() } else { show::list() });
@@ -337,7 +336,6 @@ fn truth(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, hooks: &Hooks
     setup::rewards(recipe, Feed::Rollouts, backend, hooks).map(Some)
 }
 
-/// The scorer of the search.
 fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool) -> Result<Box<dyn Scorer>> {
     let Some(name) = args.verifier.as_deref() else {
         return Ok(if known { Box::new(Oracle) } else { Box::new(LogpScorer) });

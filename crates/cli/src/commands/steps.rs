@@ -51,7 +51,6 @@ pub struct Args {
     separator: String,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if args.separator.is_empty() {
         return Err(Error::usage("is empty")

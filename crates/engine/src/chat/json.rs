@@ -18,7 +18,6 @@ pub(super) struct Style {
 }
 
 impl Style {
-    /// The text of `value`.
     pub fn dump(&self, value: &Value) -> String {
         let mut out = String::new();
         self.write(value, 0, &mut out);

@@ -61,7 +61,6 @@ pub struct Usage {
     pub rows: u64,
     /// Prompt tokens found in the prefix cache.
     pub reused: u64,
-    /// Number of preemptions.
     pub preemptions: u64,
     /// Number of copy-on-write copies.
     pub copies: u64,
@@ -142,7 +141,6 @@ impl Sampler {
         Ok(new)
     }
 
-    /// Current state and counters.
     pub fn usage(&self) -> Usage {
         Usage {
             blocks: self.cache.total(),

@@ -61,7 +61,6 @@ impl Sampler {
         Ok(())
     }
 
-    /// Schedules the next step.
     pub(super) fn schedule(&mut self) {
         self.schedule_once();
         // If every running sequence was preempted, a second pass admits waiting ones.

@@ -56,7 +56,6 @@ impl Stops {
         &self.ids
     }
 
-    /// Stop strings.
     pub fn strings(&self) -> &[String] {
         &self.strings
     }

@@ -10,7 +10,6 @@ pub struct ParamId {
     pub layer: Option<usize>,
     /// Module within the layer (or model).
     pub slot: Slot,
-    /// Weight or bias.
     pub kind: ParamKind,
 }
 
@@ -69,7 +68,6 @@ pub enum ParamKind {
 }
 
 impl Slot {
-    /// Whether it is a norm.
     pub fn is_norm(self) -> bool {
         use Slot::*;
         matches!(self, AttnNorm | AttnPostNorm | MlpNorm | MlpPostNorm | QNorm | KNorm | FinalNorm)
@@ -190,7 +188,6 @@ impl fmt::Debug for ParamId {
 /// A parameter as the decoder stores it: q, k and v fused in one matrix, gate and up in one, every linear layer `[out, in]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamShape {
-    /// Which parameter.
     pub id: ParamId,
     /// Output features, or 1 for a vector.
     pub rows: usize,
@@ -203,11 +200,9 @@ impl ParamShape {
     pub fn name(&self) -> String {
         self.id.to_string()
     }
-    /// Number of elements.
     pub fn len(&self) -> usize {
         self.rows * self.cols
     }
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -40,7 +40,6 @@ pub struct ExpertLoad {
     /// Sum over sequences of the load-balance loss, as an integer in units of 2^-32, so that it does not depend on the order of
     /// summation.
     pub balance: i64,
-    /// Number of sequences.
     pub sequences: u64,
 }
 

@@ -48,7 +48,6 @@ impl Team {
         (tp * sp > 1).then(|| Team { ranks: all.team(tp * sp), tp, sp, backward })
     }
 
-    /// Its ranks.
     pub fn ranks(&self) -> &Ranks {
         &self.ranks
     }

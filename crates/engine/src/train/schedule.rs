@@ -7,7 +7,6 @@ use crate::{Error, Result, nearest};
 pub enum Decay {
     /// No decay.
     Constant,
-    /// Linear.
     Linear,
     /// Half a cosine.
     Cosine,
@@ -17,7 +16,6 @@ impl Decay {
     const ALL: [(&'static str, Decay); 3] =
         [("constant", Decay::Constant), ("linear", Decay::Linear), ("cosine", Decay::Cosine)];
 
-    /// The decay with this name.
     pub fn named(name: &str) -> Result<Decay> {
         let names = Decay::ALL.map(|(n, _)| n);
         Decay::ALL.iter().find(|(n, _)| *n == name).map(|&(_, d)| d).ok_or_else(|| {
@@ -33,18 +31,15 @@ impl Decay {
 pub struct Schedule {
     /// Peak learning rate.
     pub lr: f64,
-    /// Warm-up steps.
     pub warmup_steps: u64,
     /// Steps of the whole run, including warm-up.
     pub total_steps: u64,
-    /// Shape of the decay.
     pub decay: Decay,
     /// Final learning rate as a fraction of the peak.
     pub min_ratio: f64,
 }
 
 impl Schedule {
-    /// A constant learning rate.
     pub fn constant(lr: f64) -> Self {
         Schedule { lr, warmup_steps: 0, total_steps: 0, decay: Decay::Constant, min_ratio: 0.0 }
     }

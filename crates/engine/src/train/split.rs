@@ -46,7 +46,6 @@ impl Gathered<'_> {
         self.backward || layer + 1 == self.model.config.layers
     }
 
-    /// The layer that comes next.
     fn next(&self, layer: usize) -> Option<usize> {
         match self.backward {
             true => layer.checked_sub(1),
@@ -75,7 +74,6 @@ impl Gathered<'_> {
         f(&GradientExchange::new(self.model, split.ranks(), &parts), self.totals)
     }
 
-    /// Waits for gradients in transfer.
     fn wait_for_reduce(&mut self) -> Result<()> {
         let Some(pending_reduce) = self.pending_reduce.take() else { return Ok(()) };
         self.exchanged(|exchange, totals| exchange.finish(pending_reduce, totals))

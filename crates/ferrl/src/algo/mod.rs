@@ -57,17 +57,14 @@ use serde_json::{Map, Value};
 pub struct Entry {
     /// The name in recipes.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
     /// Authors, title, year, identifier.
     pub paper: &'static str,
     /// Its source file, whose module comment is the manual's text.
     pub source: &'static str,
-    /// What it learns from.
     pub feed: Feed,
     /// Its metrics, in groups, without those of every run.
     pub metrics: &'static [&'static [Metric]],
-    /// Its default settings.
     pub defaults: fn() -> Value,
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
@@ -92,7 +89,6 @@ impl Entry {
     }
 }
 
-/// All algorithms.
 pub const ALGORITHMS: &[&Entry] = &[
     &sft::ENTRY,
     &mle::ENTRY,
@@ -181,7 +177,6 @@ pub struct Refusal {
     pub key: &'static str,
     /// The reason, after the algorithm's name.
     pub why: &'static str,
-    /// The fix.
     pub fix: &'static str,
 }
 
@@ -228,7 +223,6 @@ pub struct Misfit {
     pub key: &'static str,
     /// What does not fit.
     pub what: String,
-    /// The fix.
     pub fix: String,
 }
 
@@ -293,7 +287,6 @@ pub trait Algorithm: Send {
     fn state(&self) -> Value {
         Value::Null
     }
-    /// Restores what [`Algorithm::state`] returned.
     fn restore(&mut self, _state: &Value) -> Result<()> {
         Ok(())
     }
@@ -304,7 +297,6 @@ pub(crate) fn no_step_values(why: &str) -> Error {
     Error::usage(why).at("algo.advantage.baseline").fix("algo.advantage.baseline = \"group\" or \"critic\"")
 }
 
-/// The algorithm of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     ALGORITHMS.iter().copied().find(|e| e.name == name).ok_or_else(|| {
         unknown("algorithm", name, ALGORITHMS.iter().map(|e| e.name), |near| format!("algo.name = {near:?}"))

@@ -32,9 +32,7 @@ impl PairSide {
 /// A chosen and a rejected completion of the same prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
-    /// The chosen one.
     pub chosen: PairSide,
-    /// The rejected one.
     pub rejected: PairSide,
     /// Weight of the pair in a mean over the update's pairs.
     pub share: f64,
@@ -64,7 +62,6 @@ impl Term {
     }
 }
 
-/// The loss of a micro-batch of pairs.
 pub(super) fn loss(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, term: impl Fn(&Pair) -> Term) -> Loss {
     let stats = stats.get(Role::Policy).expect("the policy was computed");
     let mut grads = Loss::zeros(batch.len());

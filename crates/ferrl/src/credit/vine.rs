@@ -53,11 +53,8 @@ impl Vine {
 pub(crate) struct Continuations<'a> {
     /// The policy that sampled the completions.
     pub actor: Actor<'a>,
-    /// Sampling parameters of the completions.
     pub params: SamplingParams,
-    /// The rewards.
     pub rewards: &'a Rewards,
-    /// The settings.
     pub vine: &'a Vine,
 }
 

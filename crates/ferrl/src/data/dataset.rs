@@ -127,12 +127,10 @@ impl Dataset {
         })
     }
 
-    /// Number of rows.
     pub fn len(&self) -> usize {
         self.spans.len()
     }
 
-    /// Whether there is no row.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }

@@ -80,7 +80,6 @@ impl Encoder {
         &self.columns.0
     }
 
-    /// Maximum length of sequences.
     pub fn max_length(&self) -> Option<usize> {
         self.settings.max_length
     }

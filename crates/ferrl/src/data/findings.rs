@@ -5,7 +5,6 @@ use super::RowCounts;
 /// A finding in some rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Finding {
-    /// How many.
     pub rows: usize,
     /// Where it was found first, and how long the row is.
     pub first: String,
@@ -35,7 +34,6 @@ impl Finding {
     }
 }
 
-/// All kinds of findings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Findings {
     /// Cut to `data.max_length`.

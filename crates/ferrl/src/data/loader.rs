@@ -72,7 +72,6 @@ pub struct LoaderState {
     pub cursor: usize,
     /// Rows and weight of each dataset, to notice that the data changed.
     pub sizes: Vec<(usize, f64)>,
-    /// Whether rows are shuffled.
     pub shuffle: bool,
     /// Whether rows are drawn with replacement.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -102,7 +101,6 @@ const MIX: u32 = 0x6d69_7865;
 const DRAW: u32 = 0x6472_6177;
 
 impl Loader {
-    /// A loader over datasets.
     pub fn new(sizes: Vec<Size>, options: Options) -> Result<Self> {
         if let Some(size) = sizes.iter().find(|s| !(s.weight > 0.0 && s.weight <= MAX_WEIGHT)) {
             let what =
@@ -124,7 +122,6 @@ impl Loader {
         Ok(loader)
     }
 
-    /// How rows are drawn.
     pub fn options(&self) -> Options {
         self.options
     }
@@ -247,7 +244,6 @@ impl Loader {
         }
     }
 
-    /// Rows of an epoch.
     fn rows_of(&self, epoch: u64) -> u64 {
         let rows = |d: usize| self.share(d, epoch);
         (0..self.sizes.len()).map(|d| rows(d).end - rows(d).start).sum()

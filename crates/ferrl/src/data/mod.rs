@@ -51,7 +51,6 @@ pub type Row = serde_json::Map<String, Value>;
 /// Longest row, in bytes of JSON.
 pub const MAX_ROW: usize = 8 << 20;
 
-/// One row of a file.
 pub struct FileRow {
     /// Its number, from 1: the line of a JSONL file, the row of any other.
     pub number: usize,

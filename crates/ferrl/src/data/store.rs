@@ -110,7 +110,6 @@ impl RowStore {
         Ok(())
     }
 
-    /// The text of a row.
     pub fn text(&self, span: RowSpan) -> Result<Vec<u8>> {
         if let Some(Some(original)) = self.originals.get(span.file as usize) {
             return original.text(span);

@@ -9,9 +9,7 @@ use serde::Serialize;
 pub struct Violation {
     /// Name of the rule.
     pub rule: &'static str,
-    /// What happened.
     pub problem: String,
-    /// How to fix it.
     pub fix: &'static str,
 }
 

@@ -35,7 +35,6 @@ pub(crate) struct Prefix {
 
 /// Task and progress of a branch.
 pub(crate) struct Branch {
-    /// Where it ends.
     pub reach: Reach,
     /// Its prefix at the start, later its current prefix.
     pub prefix: Prefix,

@@ -22,10 +22,8 @@ use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The episode of a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EpisodeKey {
-    /// Its task.
     pub task: String,
     /// Its number there.
     pub index: u64,
@@ -116,11 +114,9 @@ pub struct TimeShares {
 /// One turn of an episode, for logs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TurnRecord {
-    /// The action's text.
     pub action: String,
     /// The observation after it; empty after the last turn.
     pub observation: String,
-    /// The reward of the action.
     pub reward: f64,
     /// Tokens of the action.
     pub tokens: usize,

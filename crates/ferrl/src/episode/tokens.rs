@@ -32,7 +32,6 @@ pub(crate) struct Episode {
     pub tokens: usize,
     /// Tokens of the last action.
     pub(super) action_tokens: usize,
-    /// Why the last completion ended.
     pub stop: StopReason,
     /// The completion of an episode without an environment, decoded at the end.
     pub completion: Option<Completion>,
@@ -92,7 +91,6 @@ impl Episode {
         self.sequences.last().map_or(&[], |s| &s.ids)
     }
 
-    /// The next generation request.
     pub fn request(&mut self) -> GenerationRequest {
         let (prompt, params) = (self.context().to_vec(), SamplingParams::clone(&self.params));
         if let Some(branch) = &mut self.branch {

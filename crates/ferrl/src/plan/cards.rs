@@ -24,7 +24,6 @@ pub struct Card {
 
 const GB: u64 = 1_000_000_000;
 
-/// Every card.
 pub const CARDS: &[Card] = &[
     card("A100-40GB", (40, 312.0, 19.5), (1555.0, 300.0), "NVIDIA A100 Tensor Core GPU data sheet (SXM4)"),
     card("A100-80GB", (80, 312.0, 19.5), (2039.0, 300.0), "NVIDIA A100 Tensor Core GPU data sheet (SXM4)"),

@@ -25,7 +25,6 @@ const FOLDED: f64 = 12.0;
 /// Bytes that ranks exchange in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exchange {
-    /// Its name.
     pub name: &'static str,
     /// Bytes that a rank receives in a step.
     pub bytes: f64,

@@ -31,7 +31,6 @@ pub struct Cluster {
 /// A stage on a cluster, in one layout.
 #[derive(Clone, Debug)]
 pub struct RankPlan {
-    /// The layout.
     pub layout: RankLayout,
     /// Memory of a rank, part by part.
     pub parts: Vec<MemoryPart>,
@@ -93,7 +92,6 @@ impl Cluster {
 }
 
 impl RankPlan {
-    /// Of a stage in a layout.
     pub fn new(stage: &StagePlan, l: RankLayout, cluster: &Cluster) -> Self {
         let (i, rates) = (&stage.inputs, cluster.rates(&stage.inputs));
         let (batches, _, rounds) = rounds(i, l);

@@ -32,7 +32,6 @@ pub fn difference(before: &Recipe, now: &Recipe) -> Option<Difference> {
     differences(before, now).into_iter().next()
 }
 
-/// All settings that differ.
 pub fn differences(before: &Recipe, now: &Recipe) -> Vec<Difference> {
     let value = |r: &Recipe| serde_json::to_value(r).unwrap_or(Value::Null);
     let mut out = Vec::new();

@@ -61,7 +61,6 @@ pub fn verifiers_text() -> String {
     all.collect::<Vec<_>>().join("\n")
 }
 
-/// The same for machines.
 pub fn verifiers_json() -> Value {
     VERIFIERS.iter().map(|e| json(e.name, e.about, &option_keys(e.schema, ""))).collect()
 }
@@ -72,7 +71,6 @@ pub fn tasks_text() -> String {
     all.collect::<Vec<_>>().join("\n")
 }
 
-/// The same for machines.
 pub fn tasks_json() -> Value {
     TASKS.iter().map(|e| json(e.name, e.about, &option_keys(e.schema, ""))).collect()
 }

@@ -54,14 +54,12 @@ pub use warn::warn;
 use ferrl_engine::Error;
 use ferrl_kernels::DType;
 
-/// The default algorithm.
 pub const DEFAULT_ALGORITHM: &str = crate::algo::DEFAULT.name;
 
 /// The value that unsets a setting.
 pub const OFF: &str = "off";
 
 impl Recipe {
-    /// The algorithm's name.
     pub fn algorithm_name(&self) -> &str {
         self.algo.get("name").and_then(|n| n.as_str()).unwrap_or(DEFAULT_ALGORITHM)
     }

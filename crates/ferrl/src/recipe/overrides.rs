@@ -9,7 +9,6 @@ use super::tree::{KeyPath, Place, ValueTree, dotted};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 
-/// Applies one override.
 pub(super) fn apply(tree: &mut ValueTree, word: &str, order: usize) -> Result<()> {
     let place = Place { order: latest(order), text: format!("override {word}"), reference: None };
     let wrong = |what: &str, fix: String| Error::usage(what).at(&place.text).fix(fix);

@@ -6,9 +6,7 @@ use std::fmt;
 /// An interval of numbers, each end included (`[`, `]`) or excluded (`(`, `)`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
-    /// The smallest number.
     pub low: f64,
-    /// The largest number.
     pub high: f64,
     /// Whether the smallest is excluded.
     pub above: bool,

@@ -58,7 +58,6 @@ pub struct TrainedModel<'a> {
 pub struct Best {
     /// The metric's name, such as `eval/pass@1`.
     pub metric: String,
-    /// Its value.
     pub value: f64,
     /// Whether lower is better.
     pub lower: bool,
@@ -67,7 +66,6 @@ pub struct Best {
 /// A checkpoint that was made.
 #[derive(Clone, Debug)]
 pub struct Saved {
-    /// Where it is.
     pub path: PathBuf,
     /// What went wrong afterwards, while old checkpoints were removed.
     pub problems: Vec<Error>,

@@ -32,7 +32,6 @@ pub enum FaultKind {
 pub struct FileFault {
     /// Which operation, counted from 1.
     pub at: u64,
-    /// What happens there.
     pub kind: FaultKind,
     /// Whether it happens at every later operation too.
     pub lasting: bool,
@@ -161,7 +160,6 @@ impl Files {
         done.map_err(|e| error("cannot sync", path, &e))
     }
 
-    /// Removes a file.
     pub fn remove_file(&self, path: &Path) -> Result<()> {
         let done = self.gate().and_then(|()| fs::remove_file(path));
         done.map_err(|e| error("cannot remove", path, &e))
@@ -197,7 +195,6 @@ pub struct OutFile {
 }
 
 impl OutFile {
-    /// Writes all of the bytes.
     pub fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.write_all(bytes).map_err(|e| error("cannot write", &self.path, &e))
     }

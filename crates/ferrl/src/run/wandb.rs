@@ -19,7 +19,6 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Where `wandb sync` is to put a run.
 #[derive(Clone, Debug)]
 pub struct Destination {
-    /// The project.
     pub project: String,
     /// The user or team; the account's own where absent.
     pub entity: Option<String>,

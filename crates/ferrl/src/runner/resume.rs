@@ -11,7 +11,6 @@ use ferrl_engine::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
-/// Position of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunPosition {
     pub(super) found: ResumePoint,
@@ -25,7 +24,6 @@ pub struct RunPosition {
 }
 
 impl RunPosition {
-    /// The position of the run in a folder.
     pub fn of(folder: &RunFolder) -> Result<RunPosition> {
         let found = latest(&folder.checkpoints())?;
         if let (None, Some((path, problem))) = (&found.path, found.skipped.first()) {
@@ -75,7 +73,6 @@ fn no_checkpoint_left(run: &Path, stage: usize) -> Error {
 
 /// The recipe of a resumed run, and what changed in it.
 pub struct Accepted {
-    /// The recipe.
     pub resolved: Resolved,
     /// Differences from the run's recipe, as text.
     pub changes: Vec<String>,

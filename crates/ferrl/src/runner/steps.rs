@@ -46,7 +46,6 @@ pub(super) struct Steps<'a> {
     pub saved_at: Instant,
 }
 
-/// How the steps ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StageEnd {
     /// All steps are done, or stopped early.

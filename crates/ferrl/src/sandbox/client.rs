@@ -28,9 +28,7 @@ pub(super) struct SupervisorClient {
     base: PathBuf,
 }
 
-/// Why an exchange failed.
 pub(super) enum ExchangeFailed {
-    /// The process was interrupted.
     Interrupted,
     /// The supervisor does not work.
     Broken(String),

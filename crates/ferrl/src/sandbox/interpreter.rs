@@ -10,7 +10,6 @@ use std::process::{Command, Stdio};
 /// A Python interpreter.
 #[derive(Clone, Debug)]
 pub struct Interpreter {
-    /// The executable.
     pub executable: String,
     /// Where it finds modules.
     pub path: Vec<String>,

@@ -38,7 +38,6 @@ pub type WithSystem<'a> = &'a dyn Fn(&Prompt, &str) -> Result<Vec<u32>>;
 
 /// Searches for many prompts.
 pub struct Driver<'a> {
-    /// The policy.
     pub actor: Actor<'a>,
     /// The rewards that decide whether a completion is right, if any.
     pub rewards: Option<&'a Rewards>,
@@ -48,7 +47,6 @@ pub struct Driver<'a> {
     pub settings: SearchBudget,
     /// The strategy.
     pub entry: &'static Entry,
-    /// Its options.
     pub options: Map<String, Value>,
     /// For expanders that try several system messages.
     pub with_system: Option<WithSystem<'a>>,
@@ -97,7 +95,6 @@ impl Driver<'_> {
     }
 }
 
-/// A running search.
 struct ActiveSearch<'s, 'a> {
     episodes: EpisodeLoop<'s, 'a>,
     prompts: &'s [Prompt],

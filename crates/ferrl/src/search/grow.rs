@@ -344,7 +344,6 @@ fn params(
     params
 }
 
-/// A node from a sampled completion.
 fn node(tree: &Tree, parent: usize, mut c: Completion, sampling: Sampling<'_>) -> Result<Node> {
     cut_at_stop(&tree.tokens(parent), &mut c, &sampling.params.stop_strings, sampling.tokenizer)?;
     let (used, _) = tree.sampled(parent);

@@ -236,7 +236,6 @@ fn unused_options(recipe: &Recipe, warnings: &Warnings) {
     }
 }
 
-/// Steps of a stage.
 pub fn total_steps(recipe: &Recipe, source: &dyn ExampleSource, feed: Feed) -> Result<u64> {
     if let Some(steps) = recipe.train.steps {
         return Ok(steps);

@@ -20,21 +20,16 @@ const HOT: f64 = 2.0;
 
 /// Parts of a stage, without models.
 pub struct Draft {
-    /// The algorithm.
     pub algo: Box<dyn Algorithm>,
     /// Its kind of training data.
     pub feed: Feed,
-    /// What its algorithm needs.
     pub needs: Needs,
-    /// The policy's.
     pub tokenizer: Arc<Tokenizer>,
-    /// The source of examples.
     pub source: Box<dyn ExampleSource>,
     /// Its steps.
     pub total: u64,
     /// The rewards, without reward models.
     pub rewards: Rewards,
-    /// Warnings.
     pub warnings: Warnings,
 }
 

@@ -66,9 +66,7 @@ pub struct ReadingPurpose<'a> {
     pub data: &'a DataSettings,
     /// The directory of the model, for its chat template.
     pub model: &'a Path,
-    /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
-    /// What the algorithm learns from.
     pub feed: algo::Feed,
     /// Seed of the order.
     pub seed: u64,
@@ -78,7 +76,6 @@ pub struct ReadingPurpose<'a> {
     pub encoding: PromptSettings,
     /// What the model can take.
     pub room: ModelRoom,
-    /// Where warnings go.
     pub warnings: &'a Warnings,
 }
 

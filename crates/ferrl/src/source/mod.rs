@@ -38,7 +38,6 @@ pub struct Prompt {
     pub episode: Option<EpisodeKey>,
 }
 
-/// One example.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
     /// Given sequences: one demonstration, or both completions of a pair.
@@ -52,7 +51,6 @@ pub enum Item {
 /// Given completions of one prompt with their rewards.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RewardedGroup {
-    /// The prompt.
     pub prompt: Prompt,
     /// The completions, prompt included; rewards are in place.
     pub answers: Vec<Sequence>,
@@ -66,7 +64,6 @@ pub type SurveyProgress<'a> = &'a mut dyn FnMut(usize, usize) -> bool;
 /// An example in the check before the first step.
 #[derive(Clone, Copy)]
 pub struct SurveyedExample<'a> {
-    /// The example.
     pub item: &'a Item,
     /// File and row, or the number in a generated task.
     pub place: &'a str,

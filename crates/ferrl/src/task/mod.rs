@@ -33,7 +33,6 @@ use std::sync::Arc;
 pub struct Entry {
     /// The name in recipes, after `task:`.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
@@ -58,7 +57,6 @@ const LISTS: [&[&Entry]; 5] = [
     questions::QUESTIONS,
 ];
 
-/// Every generated task.
 pub const TASKS: &[&Entry] = &joined::<{ total(&LISTS) }>(&LISTS);
 
 const fn total(lists: &[&[&Entry]]) -> usize {
@@ -148,16 +146,12 @@ impl DemonstrationKind {
 pub struct StepPair {
     /// The prefix, without mistakes.
     pub before: String,
-    /// A right step.
     pub chosen: String,
-    /// A wrong step.
     pub rejected: String,
 }
 
-/// One example.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TaskExample {
-    /// The prompt.
     pub prompt: String,
     /// The completion of a demonstration; with noise it may be wrong.
     pub answer: String,
@@ -167,7 +161,6 @@ pub struct TaskExample {
     pub turns: Vec<(String, String)>,
 }
 
-/// The task of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     TASKS.iter().copied().find(|t| t.name == name).ok_or_else(|| {
         let fix = |near: &str| format!("data.train = [\"task:{near}\"]");

@@ -42,7 +42,6 @@ struct Options {
 }
 }
 
-/// A kind of question.
 struct QuestionKind {
     name: &'static str,
     verifier: &'static str,

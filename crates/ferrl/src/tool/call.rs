@@ -28,14 +28,12 @@ pub enum CallFormat {
 pub struct ToolCall {
     /// Index of the tool.
     pub tool: usize,
-    /// Its arguments.
     pub arguments: Map<String, Value>,
 }
 
 /// A call as it stands in an action.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WrittenCall {
-    /// Its format.
     pub format: CallFormat,
     /// Where it begins, in bytes.
     pub at: usize,

@@ -23,7 +23,6 @@ use std::sync::Arc;
 /// Prefix of the result of a failed call.
 pub const ERROR: &str = "error";
 
-/// A tool.
 pub trait Tool: Send + Sync {
     /// The name in calls.
     fn name(&self) -> &str;
@@ -43,7 +42,6 @@ pub trait Tool: Send + Sync {
 pub struct Entry {
     /// The name in recipes and calls.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
     /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
@@ -54,10 +52,8 @@ pub struct Entry {
 /// Builds a tool from its settings.
 pub type BuildTool = fn(&Map<String, Value>) -> Result<Arc<dyn Tool>>;
 
-/// Every tool.
 pub const TOOLS: &[&Entry] = &[&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
 
-/// The tool of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     TOOLS.iter().copied().find(|tool| tool.name == name).ok_or_else(|| {
         let fix = |near: &str| format!("env.tools = [{near:?}]");

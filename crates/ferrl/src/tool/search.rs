@@ -45,12 +45,9 @@ pub(crate) struct Options {
 }
 }
 
-/// One document.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Document {
-    /// Its title.
     pub title: String,
-    /// Its text.
     pub text: String,
 }
 
@@ -90,7 +87,6 @@ pub struct SearchIndex {
 }
 
 impl SearchIndex {
-    /// Of these documents.
     pub fn new(documents: Vec<Document>) -> Self {
         let (mut postings, mut lengths) = (HashMap::<String, Vec<(u32, u32)>>::new(), Vec::new());
         for (number, document) in documents.iter().enumerate() {
@@ -154,7 +150,6 @@ enum SearchBackend {
     Service { url: Url, timeout: Duration },
 }
 
-/// The tool.
 pub(crate) struct SearchTool {
     backend: SearchBackend,
     topk: usize,

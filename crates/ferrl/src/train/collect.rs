@@ -34,11 +34,9 @@ pub struct StepExperience {
 /// A completion of a step with its prompt, score and advantage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScoredRollout {
-    /// The prompt.
     pub prompt: Prompt,
     /// The completion.
     pub answer: RolloutCompletion,
-    /// Its score.
     pub graded: Graded,
     /// Advantage of its first token.
     pub advantage: f32,

@@ -10,7 +10,6 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "calibration",
     about: "a proper scoring rule on answers with stated probabilities (calibration)",

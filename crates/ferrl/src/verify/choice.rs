@@ -11,7 +11,6 @@ use schemars::schema_for;
 use serde_json::Value;
 use std::sync::LazyLock;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "choice",
     about: "1 if the completion chooses the right option (multiple choice), otherwise 0",

@@ -10,7 +10,6 @@ use schemars::schema_for;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "f1",
     about: "F1 of the answer's words with the best expected answer (SQuAD), from 0 to 1",

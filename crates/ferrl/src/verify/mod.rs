@@ -34,11 +34,9 @@ use std::path::Path;
 pub struct Sample<'a> {
     /// The rollout's number, for messages.
     pub id: u64,
-    /// The prompt's text.
     pub prompt: &'a str,
     /// The messages of the prompt, if it is a conversation.
     pub messages: &'a [Value],
-    /// The completion's text.
     pub completion: &'a str,
     /// Its tokens with the stop token; empty if only the text is known.
     pub ids: &'a [u32],
@@ -81,7 +79,6 @@ impl<'a> From<&'a Map<String, Value>> for RowColumns<'a> {
 }
 
 impl<'a> RowColumns<'a> {
-    /// All names.
     pub fn names(&self) -> Vec<&'a str> {
         let own = self.row.into_iter().flat_map(|row| row.keys().map(String::as_str));
         let old = self.renamed.iter().filter(|(new, _)| self.row.is_some_and(|r| r.contains_key(new)));
@@ -150,7 +147,6 @@ impl Score {
 /// The result of scoring one completion.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// Its score.
     Scored(Score),
     /// No reward from this source; the other sources decide.
     Abstained,
@@ -301,7 +297,6 @@ pub trait Verifier: Send + Sync {
 pub struct Entry {
     /// The name a recipe uses.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
     /// The JSON Schema of its options.
     pub schema: fn() -> Schema,
@@ -309,7 +304,6 @@ pub struct Entry {
     pub build: fn(&Given<'_>) -> Result<Box<dyn Verifier>>,
 }
 
-/// All verifiers.
 pub const VERIFIERS: &[Entry] = &[
     countdown::ENTRY,
     chain::ENTRY,

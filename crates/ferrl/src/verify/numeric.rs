@@ -7,7 +7,6 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "numeric",
     about: "1 if the final number equals the column's (GSM8K), otherwise 0",

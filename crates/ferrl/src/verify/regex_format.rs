@@ -5,7 +5,6 @@ use ferrl_engine::{Error, Result};
 use regex::{Regex, RegexBuilder};
 use schemars::schema_for;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "regex",
     about: "1 if the completion matches a regular expression, otherwise 0",
@@ -23,7 +22,6 @@ struct Options {
 }
 }
 
-/// The verifier.
 pub struct RegexFormat {
     regex: Regex,
 }

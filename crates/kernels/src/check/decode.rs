@@ -14,7 +14,6 @@ const ON_CARDS: [(usize, usize); 6] =
 const MANY: usize = 300;
 const ROWS: [usize; 13] = [1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 48, 64, 65];
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     let b = check.card;
     let larger = if b.runs_async() { &ON_CARDS[..] } else { &[] };

@@ -57,7 +57,6 @@ fn new_tokens(b: &dyn Backend, rows: usize) -> (PagedRows, Vec<u32>, usize) {
     (PagedRows { sequences: sequences.collect() }, positions, rows * each)
 }
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     let b = check.card;
     for &(hidden, heads, ffn, centred, biased, op) in SHAPES {

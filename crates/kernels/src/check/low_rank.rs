@@ -14,7 +14,6 @@ const SHAPES: [([usize; 2], [[usize; 3]; 2]); 3] = [
 /// Rows of a batch: few, and enough for split-k.
 const TOKENS: [usize; 2] = [37, 2200];
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     for ([n, k], parts) in SHAPES {
         for (dtype, base) in [

@@ -30,7 +30,6 @@ fn shared(b: &dyn Backend) -> Result<Option<(Weight, Buffer)>> {
     Ok(b.master(&weight)?.map(|master| (weight, master)))
 }
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     let (b, values) = (check.card, numbers());
     let (Some((mut form, mut master)), Some((beside, mut other))) = (shared(b)?, shared(b)?) else {

@@ -8,7 +8,6 @@ use crate::backend::{
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     cases().iter().try_for_each(|case| run_case(check, &**case))
 }

@@ -487,7 +487,6 @@ const CASES: &[Case] = &[
     }),
 ];
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     for dtype in [DType::F32, DType::Bf16] {
         for (name, case) in CASES {

@@ -7,7 +7,6 @@ use crate::buffer::{Buffer, DType};
 use crate::codes::{BLOCK, decode_nf4, encode_nf4};
 use crate::error::Result;
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     cases().iter().try_for_each(|case| run_case(check, &**case))
 }

@@ -82,7 +82,6 @@ fn lost(error: Error) -> Error {
     fix.map_or(lost.clone(), |fix| lost.fix(fix.clone()))
 }
 
-/// Result of an exchange.
 pub(super) struct Delivery {
     pub arrived: Vec<Arrived>,
     /// Its device-to-device transfers.

@@ -41,13 +41,11 @@ use std::time::Instant;
 pub struct Arrived {
     /// Whether it is an error.
     pub failed: bool,
-    /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
 /// Message transport between the ranks of a group.
 pub trait Comm: Send + Sync {
-    /// This process's rank.
     fn rank(&self) -> usize;
     /// Number of ranks.
     fn size(&self) -> usize;
@@ -104,7 +102,6 @@ struct Cost {
     waited: AtomicU64,
     /// Bytes sent.
     sent: AtomicU64,
-    /// Number of exchanges.
     exchanges: AtomicU64,
 }
 
@@ -112,7 +109,6 @@ impl Ranks {
     /// A single process.
     pub const ALONE: &Ranks = &Ranks(None);
 
-    /// A single process.
     pub fn alone() -> Self {
         Ranks(None)
     }
@@ -275,7 +271,6 @@ impl Ranks {
         group.read(completed)
     }
 
-    /// Broadcast from rank 0.
     pub fn broadcast(&self, from_first: &[u8]) -> Result<Vec<u8>> {
         let own: &[u8] = if self.rank() == 0 { from_first } else { &[] };
         Ok(self.all_gather(own)?.swap_remove(0))

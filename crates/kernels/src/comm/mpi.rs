@@ -69,11 +69,9 @@ struct Functions {
 /// An MPI library on this machine.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The file's name.
     pub file: String,
     /// Its ABI.
     pub interface: &'static str,
-    /// Its version string.
     pub version: String,
 }
 

@@ -4,7 +4,6 @@ use crate::backend::{Attention, AttentionOps, AttentionSaved, RowShard};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
-/// See [`AttentionOps::attention_shard`].
 pub fn attention_shard<B: AttentionOps + ?Sized>(
     b: &B,
     op: Attention,
@@ -31,7 +30,6 @@ pub fn attention_shard<B: AttentionOps + ?Sized>(
     pick(b, shard, &all_lse, heads.heads, lse)
 }
 
-/// See [`AttentionOps::attention_shard_backward`].
 pub fn attention_shard_backward<B: AttentionOps + ?Sized>(
     b: &B,
     op: Attention,

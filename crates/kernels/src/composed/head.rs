@@ -237,7 +237,6 @@ pub fn kl_backward<B: LinearOps + ?Sized>(
     })
 }
 
-/// See [`SampleOps::sample`].
 pub fn sample<B: MemoryOps + ?Sized>(
     b: &B,
     logits: &Buffer,
@@ -262,14 +261,12 @@ pub fn sample<B: MemoryOps + ?Sized>(
     Ok(rows.map(draw).collect())
 }
 
-/// See [`SampleOps::argmax`].
 pub fn argmax<B: MemoryOps + ?Sized>(b: &B, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
     let (values, mut kept) = (download(b, logits)?, Truncation::default());
     let vocab = (logits.len() / rows.max(1)).max(1);
     Ok(values.chunks(vocab).map(|row| kept.choose(row, &SampleSpec::plain(None)).0).collect())
 }
 
-/// See [`SampleOps::choose`].
 pub fn choose<B: SampleOps + ?Sized>(
     b: &B,
     logits: &Buffer,

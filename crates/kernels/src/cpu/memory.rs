@@ -286,13 +286,11 @@ impl Memory {
     pub(super) fn has_room(&self, len: usize, size: usize) -> bool {
         len.checked_mul(size).is_some_and(|bytes| bytes <= self.bytes)
     }
-    /// The first `len` elements.
     pub fn slice<T: Plain>(&self, len: usize) -> &[T] {
         self.check::<T>(len);
         // SAFETY: initialised (allocated zeroed), aligned, long enough, and T is plain.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr().cast(), len) }
     }
-    /// The first `len` elements.
     pub fn slice_mut<T: Plain>(&mut self, len: usize) -> &mut [T] {
         self.check::<T>(len);
         // SAFETY: as above, and access is exclusive.
@@ -303,7 +301,6 @@ impl Memory {
 /// A buffer's elements, by storage type.
 #[derive(Clone, Copy)]
 pub enum Slice<'a> {
-    /// 32-bit floats
     F32(&'a [f32]),
     /// bf16 bits
     Bf16(&'a [u16]),
@@ -311,7 +308,6 @@ pub enum Slice<'a> {
 
 /// A buffer's elements, by storage type.
 pub enum SliceMut<'a> {
-    /// 32-bit floats
     F32(&'a mut [f32]),
     /// bf16 bits
     Bf16(&'a mut [u16]),

@@ -45,7 +45,6 @@ pub fn open(index: usize, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
 pub struct Cpu {
     /// Instruction set of every kernel.
     level: Level,
-    /// Runs tasks.
     pool: ThreadPool,
     /// Allocates buffers and scratch.
     arena: Arena,

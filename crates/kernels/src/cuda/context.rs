@@ -39,11 +39,8 @@ pub struct CardInfo {
 
 /// An open GPU.
 pub struct Cuda {
-    /// Its properties.
     pub card: CardInfo,
-    /// Caching allocator.
     pub(super) arena: CardArena,
-    /// Compiled kernels.
     pub(super) modules: KernelModules,
     /// GEMM through cuBLASLt.
     pub(super) products: Products,

@@ -93,7 +93,6 @@ fn id(device: CUdevice) -> Result<CardId> {
 }
 
 impl StreamEvent {
-    /// Whether the event has completed.
     pub(crate) fn has_happened(&self) -> Result<bool> {
         self.context.bind()?;
         // SAFETY: made by `new`; the context is current.

@@ -50,7 +50,6 @@ impl CudaContext {
         Ok(context)
     }
 
-    /// Its device.
     pub(super) fn device(&self) -> CUdevice {
         self.device
     }

@@ -391,7 +391,6 @@ pub(super) fn on_host(b: &Buffer, at: usize, len: usize) -> Option<*mut u8> {
     data(b).memory.as_ref()?.host.as_ref().map(|host| host.at(at * size, len * size))
 }
 
-/// A buffer's device address.
 pub fn ptr(b: &Buffer) -> u64 {
     let Data { memory, upper, .. } = data(b);
     let whole = memory.as_ref().filter(|_| upper.is_none());

@@ -49,7 +49,6 @@ struct Measured {
     peak: usize,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let ranks = Ranks::open()?;
     let done = ranks.together(|| measure(args, &ranks));

@@ -19,7 +19,6 @@ pub struct TimedWork<'a> {
     pub tokens: usize,
     /// FLOPs per repetition, known after the first.
     pub flops: &'a dyn Fn() -> f64,
-    /// Device.
     pub device: &'a dyn Backend,
     /// Compute type.
     pub dtype: DType,

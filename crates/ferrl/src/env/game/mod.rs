@@ -102,7 +102,6 @@ trait Rules: Send {
 struct Move {
     /// The observation.
     pub shown: String,
-    /// Its reward.
     pub reward: f64,
     /// Whether the game is over, and whether it was won.
     pub over: Option<bool>,
@@ -224,7 +223,6 @@ fn numbers(action: &str) -> Option<Vec<usize>> {
     words.map(|word| word.parse().ok()).collect()
 }
 
-/// One of the four directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Up,

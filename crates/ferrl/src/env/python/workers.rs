@@ -19,16 +19,12 @@ const GRACE: Duration = Duration::from_secs(1);
 /// The run stops after this many lost episodes if no turn has succeeded.
 const HOPELESS: u64 = 16;
 
-/// Counts of calls and failures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpisodeCounts {
-    /// Calls.
     pub calls: u64,
-    /// Retried calls.
     pub retries: u64,
     /// Replaced processes.
     pub restarts: u64,
-    /// Lost episodes.
     pub lost: u64,
     /// Discarded replies: late or duplicate.
     pub stale: u64,
@@ -53,7 +49,6 @@ struct EpisodeSlot {
     turn: Mutex<()>,
 }
 
-/// A running process.
 pub(super) type RunningWorker = Arc<Process>;
 
 /// An episode in a process.
@@ -81,7 +76,6 @@ impl OpenEpisode {
     }
 }
 
-/// A failed call.
 pub(super) struct CallFailed {
     pub lost: Lost,
     /// Whether a retry in another process may succeed.
@@ -125,12 +119,10 @@ impl Workers {
         self.slots.len() / 2
     }
 
-    /// The environment.
     pub fn name(&self) -> String {
         self.settings.what.name()
     }
 
-    /// Counts of calls and failures.
     pub fn counts(&self) -> EpisodeCounts {
         let running = self.slots.iter().filter_map(|slot| lock(&slot.process).clone());
         let stale: u64 = running.map(|process| process.new_stale()).sum();

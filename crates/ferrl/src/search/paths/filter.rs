@@ -5,7 +5,6 @@ use super::{Entry, TreePath};
 /// Whether a path is kept.
 type Filter = fn(&TreePath) -> bool;
 
-/// Every filter.
 pub const FILTERS: &[Entry<Filter>] = &[
     Entry { name: "none", about: "all paths", apply: |_| true },
     Entry { name: "successful", about: "paths whose completion is right", apply: |p| p.correct },

@@ -94,7 +94,6 @@ impl<'a> LiteralParser<'a> {
         }
     }
 
-    /// One literal.
     pub(super) fn literal(&mut self) -> Result<Object, String> {
         self.depth += 1;
         if self.depth > DEEPEST {
@@ -384,7 +383,6 @@ impl<'a> LiteralParser<'a> {
     }
 }
 
-/// The members without duplicates.
 fn distinct(members: Vec<Object>) -> Vec<Object> {
     let mut kept: Vec<Object> = Vec::new();
     for member in members {

@@ -17,7 +17,6 @@ pub struct Fraction {
 }
 
 impl Fraction {
-    /// A whole number.
     pub fn whole(number: i64) -> Self {
         Fraction { top: i128::from(number), bottom: 1 }
     }
@@ -57,18 +56,13 @@ impl fmt::Display for Fraction {
 /// An operation on two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CountdownOp {
-    /// Addition.
     Add,
-    /// Subtraction.
     Sub,
-    /// Multiplication.
     Mul,
-    /// Division.
     Div,
 }
 
 impl CountdownOp {
-    /// All of them.
     pub const ALL: [CountdownOp; 4] =
         [CountdownOp::Add, CountdownOp::Sub, CountdownOp::Mul, CountdownOp::Div];
 
@@ -84,7 +78,6 @@ impl CountdownOp {
             .collect()
     }
 
-    /// Its sign.
     pub fn sign(self) -> char {
         match self {
             CountdownOp::Add => '+',
@@ -114,12 +107,9 @@ impl CountdownOp {
     }
 }
 
-/// An expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CountdownExpr {
-    /// A whole number.
     Number(i64),
-    /// An operation on two expressions.
     Binary(CountdownOp, Box<CountdownExpr>, Box<CountdownExpr>),
 }
 

@@ -17,7 +17,6 @@ pub enum PuzzleSplit {
     All,
 }
 
-/// Options of generated puzzles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CountdownOptions {
     /// Minimum and maximum count of numbers in a puzzle, 2 to 6.

@@ -85,7 +85,6 @@ pub struct Schema {
     patterns: HashMap<String, Regex>,
 }
 
-/// Where a check stands.
 struct SchemaCheck<'a> {
     schema: &'a Schema,
     steps: usize,

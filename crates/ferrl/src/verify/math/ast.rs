@@ -4,7 +4,6 @@ use super::arith::rational::Rational;
 use super::language::units::Unit;
 use super::lexer::number::Digits;
 
-/// Constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Const {
     /// The ratio of a circle's circumference to its diameter.
@@ -96,7 +95,6 @@ impl Rel {
         }
     }
 
-    /// Whether this orders its sides.
     pub fn is_order(self) -> bool {
         matches!(self, Rel::Lt | Rel::Le | Rel::Gt | Rel::Ge)
     }
@@ -111,7 +109,6 @@ pub enum Join {
     Or,
 }
 
-/// Operations on sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetOp {
     Union,
@@ -171,12 +168,10 @@ pub enum Expr {
 }
 
 impl Expr {
-    /// An integer.
     pub fn int(value: i64) -> Expr {
         Expr::Num(value.into(), None)
     }
 
-    /// Boxed.
     pub fn boxed(self) -> Box<Expr> {
         Box::new(self)
     }
@@ -268,7 +263,6 @@ impl Expr {
         }
     }
 
-    /// Whether a variable occurs.
     pub fn mentions(&self, name: &str) -> bool {
         self.any(&|e| matches!(e, Expr::Var(found) if found == name))
     }

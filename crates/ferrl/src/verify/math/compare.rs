@@ -36,9 +36,7 @@ impl CompareRules {
 
 /// Compares trees within a budget.
 pub struct Compare<'a> {
-    /// Steps.
     pub budget: &'a Budget,
-    /// Rules.
     pub rules: CompareRules,
     /// How deep the comparison has gone.
     depth: Cell<usize>,
@@ -48,7 +46,6 @@ pub struct Compare<'a> {
 const MOST_DEPTH: usize = 24;
 
 impl<'a> Compare<'a> {
-    /// A comparison by some rules.
     pub fn new(rules: CompareRules, budget: &'a Budget) -> Self {
         Compare { budget, rules, depth: Cell::new(0) }
     }

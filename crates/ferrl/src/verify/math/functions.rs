@@ -193,7 +193,6 @@ pub fn factorial(n: &Num, step: i64, budget: &Budget) -> MathResult<Num> {
     Ok(out.into())
 }
 
-/// The binomial coefficient.
 pub fn binomial(n: &Num, k: &Num, budget: &Budget) -> MathResult<Num> {
     let (n, k) = (n.integer().ok_or(Stop::Undefined)?, k.integer().ok_or(Stop::Undefined)?);
     if k < 0 || n >= 0 && k > n {

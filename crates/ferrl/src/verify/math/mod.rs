@@ -47,7 +47,6 @@ use modes::Mode;
 use schemars::schema_for;
 use serde_json::Value;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "math",
     about: "1 when the answer equals the column's as mathematics (MATH, AIME), otherwise 0",

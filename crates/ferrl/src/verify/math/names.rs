@@ -14,7 +14,6 @@ pub struct VariableNames {
 }
 
 impl VariableNames {
-    /// The variables of some expressions.
     pub fn of(exprs: &[&Expr]) -> VariableNames {
         let (mut all, mut integers) = (BTreeSet::new(), BTreeSet::new());
         for expr in exprs {

@@ -49,7 +49,6 @@ impl RealSet {
         RealSet(vec![Piece { low: end.clone(), high: end }])
     }
 
-    /// Whether this has no members.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -99,7 +98,6 @@ impl RealSet {
         Some(self.complement().union(other.complement())?.complement())
     }
 
-    /// No numbers.
     pub(super) fn empty() -> RealSet {
         RealSet(Vec::new())
     }

@@ -9,9 +9,7 @@ use std::collections::BTreeSet;
 pub struct Peeled {
     /// The value.
     pub core: Expr,
-    /// Its unit.
     pub unit: Unit,
-    /// Whether it is a percentage.
     pub percent: bool,
     /// Whether it is an angle in degrees.
     pub degree: bool,

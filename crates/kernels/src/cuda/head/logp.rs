@@ -75,7 +75,6 @@ impl WantedLogits {
     }
 }
 
-/// Raw logits of some rows.
 #[derive(Clone, Copy)]
 pub(crate) struct RawLogits {
     pub at: u64,

@@ -91,7 +91,6 @@ impl GroupStart {
         Ok(GroupStart { folder: ScratchDir::new("groups")? })
     }
 
-    /// Its directory.
     pub fn path(&self) -> Result<PathBuf> {
         let dir = self.folder.0.join("start");
         if dir.join("config.json").exists() {

@@ -60,7 +60,6 @@ impl Float {
         Float { neg, exp, man, err: err.max(exp - BITS), lost }
     }
 
-    /// An integer.
     pub fn int(value: i64) -> Float {
         Float { err: EXACT, ..Float::normal(value < 0, &[value.unsigned_abs()], 64, EXACT, false) }
     }
@@ -112,7 +111,6 @@ impl Float {
         Float { err, lost, ..self }
     }
 
-    /// `-self`.
     pub fn neg(self) -> Float {
         Float { neg: !self.neg && !self.is_zero(), ..self }
     }
@@ -126,7 +124,6 @@ impl Float {
         }
     }
 
-    /// `self + other`.
     pub fn add(self, other: Float) -> Float {
         let (a, b) = if self.is_zero() || !other.is_zero() && other.exp > self.exp {
             (other, self)
@@ -184,12 +181,10 @@ impl Float {
         Float::normal(neg, &wide, a.exp + 64, err, lost)
     }
 
-    /// `self - other`.
     pub fn sub(self, other: Float) -> Float {
         self.add(other.neg())
     }
 
-    /// `self * other`.
     pub fn mul(self, other: Float) -> Float {
         let lost = self.lost || other.lost;
         if self.is_zero() || other.is_zero() {

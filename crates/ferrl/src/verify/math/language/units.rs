@@ -5,7 +5,6 @@ use super::super::arith::rational::Rational;
 /// Powers of length, mass, time, money, current and temperature.
 pub type Dims = [i8; 6];
 
-/// A unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unit {
     /// How many base units (metre, kilogram, second, dollar) it is.
@@ -158,7 +157,6 @@ pub fn is_filler(word: &str) -> bool {
 }
 
 impl Unit {
-    /// No unit.
     pub fn none() -> Unit {
         Unit { factor: Rational::ONE, dims: NONE, words: Vec::new(), letter: None }
     }

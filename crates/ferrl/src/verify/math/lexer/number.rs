@@ -16,7 +16,6 @@ pub struct Digits {
 /// A number as it is written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Literal {
-    /// Its value.
     pub value: Rational,
     /// The precision of a decimal.
     pub digits: Option<Digits>,
