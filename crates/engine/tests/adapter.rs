@@ -280,7 +280,7 @@ fn what_is_sampled_is_what_is_trained_with_an_adapter() {
 }
 
 #[test]
-fn the_start_is_the_base_and_comes_for_nothing() {
+fn at_its_start_an_adapter_equals_its_base() {
     for dtype in [DType::F32, DType::Bf16] {
         let init = tiny("llama");
         let options = Options { dtype, training: true, context: 0 };

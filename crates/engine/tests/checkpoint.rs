@@ -297,7 +297,7 @@ fn tensors_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn headless_names_buffers_and_tied_copies_are_understood() {
+fn names_without_prefix_buffers_and_tied_copies_are_loaded() {
     for (family, prefix, buffer) in [
         ("llama", "model.", "layers.0.self_attn.rotary_emb.inv_freq"),
         ("gpt2", "transformer.", "h.0.attn.masked_bias"),

@@ -75,7 +75,7 @@ fn a_folder_is_made_once_and_opened_by_one() {
 }
 
 #[test]
-fn names_that_lead_elsewhere_are_refused() {
+fn run_names_with_path_components_are_refused() {
     let temp = Temp::new();
     let long = "x".repeat(101);
     let bad = [

@@ -178,7 +178,7 @@ fn a_report_holds_the_run_and_needs_no_network() {
 }
 
 #[test]
-fn hostile_texts_stay_texts() {
+fn html_in_rollouts_is_escaped() {
     let temp = Temp::new("hostile");
     let plain = fs::read_to_string(report(&run(&temp.0, "a", 12, false), None).unwrap()).unwrap();
     let html = fs::read_to_string(report(&run(&temp.0, "b", 12, true), None).unwrap()).unwrap();

@@ -221,7 +221,7 @@ fn old_log_probabilities_that_are_stale_or_follow_along() {
 }
 
 #[test]
-fn a_mask_of_nothing() {
+fn an_empty_loss_mask_is_an_error() {
     let blind = Sequence { ids: vec![1; 5], trained: vec![false; 5], weight: 1.0, ..Default::default() };
     let e = Experience { sequences: vec![blind.clone(), Sequence { trajectory: 1, group: 1, ..blind }] };
     let error = updates(&e, UpdatePlan::default(), 0, 0)[0].micro_batches(&e, 100).err().unwrap();

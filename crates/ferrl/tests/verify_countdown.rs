@@ -79,7 +79,7 @@ const ANSWERS: &[(&str, CountdownVerdict)] = &[
 ];
 
 #[test]
-fn tricky_answers_earn_nothing() {
+fn adversarial_answers_get_no_reward() {
     let numbers = [3, 5, 5, 20];
     assert!(ANSWERS.len() >= 60, "{}", ANSWERS.len());
     for (answer, want) in ANSWERS {
@@ -88,7 +88,7 @@ fn tricky_answers_earn_nothing() {
 }
 
 #[test]
-fn right_answers_in_many_dresses() {
+fn equivalent_notations_of_a_right_answer_are_correct() {
     let numbers = [3, 5, 5, 20];
     for (answer, target) in [
         ("20+5*5-3", 42),
@@ -149,7 +149,7 @@ fn modes_give_the_verdicts_of_other_graders() {
 }
 
 #[test]
-fn formats_find_the_answer_or_nothing() {
+fn formats_extract_the_answer_or_none() {
     let right = "20+5*5-3";
     let reward = |format: &str, completion: &str| score(json!({"format": format}), completion).reward;
     for (format, completion, want) in [

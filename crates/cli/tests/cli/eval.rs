@@ -95,7 +95,7 @@ fn models_are_graded_on_tasks_and_files() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_inputs_are_named() {
     let folder = Folder::new("eval-errors");
     let run = tiny_run(&folder);
     let model = format!("{run}/stages/0");

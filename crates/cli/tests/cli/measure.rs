@@ -115,7 +115,7 @@ fn the_doctor_lists_what_there_is() {
 }
 
 #[test]
-fn exactness_is_not_for_sale_where_it_costs_nothing() {
+fn inexact_is_refused_where_it_changes_nothing() {
     let why = ["--inexact", "changes nothing", "fix: "];
     fails(&[&["bench", "train", "--inexact"], &SMALL[..]].concat(), 2, &why);
 }

@@ -260,7 +260,7 @@ fn every_strategy_searches_games_and_environments_of_users() {
 }
 
 #[test]
-fn what_chose_again_is_said_and_one_is_singular() {
+fn the_replay_table_names_the_rule_and_uses_the_singular() {
     let folder = Folder::new("search-words");
     let run = tiny_run(&folder);
     let dir = folder.path("four");

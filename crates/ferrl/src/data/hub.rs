@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_that_play_tricks_are_refused() {
+    fn repository_ids_with_path_tricks_are_refused() {
         for good in ["gpt2", "Qwen/Qwen2.5-0.5B", "a/b_c", "open-r1/x.y"] {
             assert!(is_id(good), "{good}");
         }

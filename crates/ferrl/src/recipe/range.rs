@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_remedy_lies_inside() {
+    fn the_suggested_value_is_within_the_range() {
         let range = Range::split("x [1, 1024]").1.unwrap();
         assert_eq!(range.remedy(&json!(8), 1e18).as_deref(), Some("8"));
         assert_eq!(range.remedy(&json!(0), 1e18).as_deref(), Some("1024"));

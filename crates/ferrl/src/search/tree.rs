@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn priors_are_shares_of_one() {
+    fn priors_sum_to_one() {
         let mut tree = Tree::new(0);
         let step = |logprob: f64, n: usize| Node { logprob, tokens: vec![0; n], ..Default::default() };
         let (a, b) = (tree.add(0, step(-2.0, 2)), tree.add(0, Node { samples: 3, ..step(-6.0, 2) }));

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_lose_their_dress() {
+    fn numbers_are_parsed_without_currency_and_separators() {
         for (text, want) in [
             ("the total is $1,250.50.", Some("1250.5")),
             ("5 - 3", Some("3")),

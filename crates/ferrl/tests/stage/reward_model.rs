@@ -73,7 +73,7 @@ fn a_stage_rewards_the_next_and_scores_are_those_of_the_engine() {
 }
 
 #[test]
-fn what_cannot_judge_is_refused() {
+fn models_that_cannot_judge_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let text = pipeline(dir.path());
     let error = |text: &str| run(&dir.path().join("runs"), text, false, 1).err().unwrap().to_string();

@@ -367,7 +367,7 @@ mod tests {
 
     /// The CPU against itself by parts, and against f64.
     #[test]
-    fn results_are_near_those_in_f64() {
+    fn results_agree_with_f64() {
         let b = &*crate::open("cpu", Some(2)).unwrap();
         for &(rows, vocab, k, _, _, op) in SHAPES {
             let p = HeadCaseInputs::new(DType::F32, rows, vocab, k, 0);

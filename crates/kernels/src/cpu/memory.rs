@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_memory_is_zeroed_apart_and_given_back() {
+    fn lasting_memory_is_zeroed_disjoint_and_returned() {
         let arena = Arena::default();
         let mut held: Vec<Memory> = Vec::new();
         for i in 0..60usize {

@@ -174,7 +174,7 @@ mod tests {
 
     /// Needs NVRTC; elsewhere it says so. Its cache is the user's, as for every program.
     #[test]
-    fn what_is_begun_is_what_the_compiler_gives() {
+    fn background_compilation_gives_the_compilers_machine_code() {
         if let Err(e) = version() {
             return eprintln!("skipped: {e}");
         }

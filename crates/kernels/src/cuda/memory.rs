@@ -443,7 +443,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stays_is_not_rounded_and_what_goes_is_by_a_32nd_at_most() {
+    fn lasting_allocations_are_exact_and_temporary_ones_round_up_by_a_32nd() {
         // Gate and up of a 7B model in bf16.
         let bytes = 2 * 37888 * 3584;
         assert_eq!(rounded(bytes, Purpose::Weights), bytes);

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_used() {
+    fn none_uses_all_paths() {
         assert_eq!(kept("none", 0.0).len(), 4);
     }
     #[test]

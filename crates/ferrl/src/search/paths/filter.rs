@@ -41,11 +41,11 @@ mod tests {
     }
 
     #[test]
-    fn all_stay() {
+    fn none_keeps_all_paths() {
         assert_eq!(kept("none").len(), 4);
     }
     #[test]
-    fn right_ones_stay() {
+    fn successful_keeps_right_paths() {
         assert_eq!(kept("successful"), ["step good", "step good"]);
     }
     #[test]

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn learning_from_answers_can_go_wrong_in_five_ways() {
+    fn learning_curves_detect_five_failures() {
         const GAP: &str = "sampling/sampling_logp_difference/max";
         let right = [("score", 0.3, 0.5), ("grad_norm", 1.0, 1.0), (GAP, 0.0, 0.0)];
         let with = |at: usize, first: f64, end: f64| {

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn field_laws_hold_to_the_last_bits() {
+    fn field_axioms_hold_to_the_last_bits() {
         let values: Vec<Float> = [(1, 3), (-7, 5), (1_000_003, 7), (3, 1_000_003), (1, 1), (-2, 1)]
             .iter()
             .map(|(n, d)| Float::from_rational(&Rational::new(*n, *d).expect("fine")))
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_vanishes_is_remembered() {
+    fn additions_record_an_absorbed_summand() {
         let tiny = Float::int(3).scale(-300);
         assert!(Float::int(1).add(tiny).lost);
         assert!(!Float::int(1).add(tiny.scale(200)).lost);

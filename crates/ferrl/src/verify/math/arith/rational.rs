@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn small_and_big_agree() {
+    fn small_and_big_rationals_agree() {
         let values = [0, 1, -1, 7, -12, i64::MAX, i64::MIN, i64::MAX - 1];
         for a in values {
             for b in values.into_iter().filter(|b| *b != 0) {
