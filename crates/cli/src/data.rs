@@ -78,7 +78,6 @@ pub fn lines(path: &Path) -> Result<impl Iterator<Item = Result<(String, String)
     }))
 }
 
-/// One line as JSON.
 pub fn parse(place: &str, line: &str) -> Result<Value> {
     lines::json(line.as_bytes()).map_err(|e| e.at(place))
 }
@@ -185,7 +184,6 @@ impl PlacedRow {
     }
 }
 
-/// The kind of a JSON value, in words.
 pub fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -33,7 +33,6 @@ pub struct Evaluation {
     pub answers: Vec<Answered>,
 }
 
-/// A prompt, its completion, and the completion's rewards.
 pub type Answered = (Prompt, RolloutCompletion, Graded);
 
 /// Prompts that are checked at a time.

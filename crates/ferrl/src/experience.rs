@@ -24,7 +24,6 @@ pub struct Sequence {
     pub kind: Evidence,
     /// Weight of its data set.
     pub weight: f32,
-    /// Margin of the pair.
     pub margin: f32,
     /// Trained tokens of the whole trajectory, all its sequences together.
     pub trajectory_tokens: usize,
@@ -181,7 +180,6 @@ pub struct UpdateCounts {
 }
 
 impl UpdateCounts {
-    /// Of the sequences of one update.
     pub fn of<'a>(sequences: impl IntoIterator<Item = &'a Sequence>) -> Self {
         let mut counts = UpdateCounts::default();
         let (mut trajectories, mut pairs) = (Vec::new(), Vec::new());
@@ -313,7 +311,6 @@ impl Metrics {
         let slot = self.0.entry(name.into()).or_insert((value, 1.0));
         slot.0 = slot.0.max(value);
     }
-    /// All observations of the other.
     pub fn join(&mut self, other: Metrics) {
         for (name, (sum, weight)) in other.0 {
             if name.ends_with("/max") {

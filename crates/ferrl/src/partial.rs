@@ -99,7 +99,6 @@ impl Unfinished {
         Ok(waits)
     }
 
-    /// Whether all its completions are finished.
     fn is_finished(&self) -> bool {
         self.samples.iter().all(|s| s.end.is_some())
     }

@@ -83,7 +83,6 @@ impl Graded {
     }
 }
 
-/// Completions to be rewarded.
 #[derive(Clone, Copy)]
 pub struct Completions<'a> {
     pub prompts: &'a [Prompt],
@@ -502,7 +501,6 @@ fn sample<'a>(prompt: &'a Prompt, completion: &'a str, place: &'a str) -> Sample
     }
 }
 
-/// Sum of the sources' rewards of one completion.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct RewardSum {
     reward: f64,
@@ -601,7 +599,6 @@ fn unused(name: String, components: &[(String, f32)]) -> String {
     (2..).map(|n| format!("{name}_{n}")).find(|name| !taken(name)).unwrap_or(name)
 }
 
-/// Parses `truncated`.
 fn truncated(word: Option<&str>) -> Result<Truncated> {
     match word {
         None | Some("wrong") => Ok(Truncated::Wrong),

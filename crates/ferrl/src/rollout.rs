@@ -25,7 +25,6 @@ pub struct RolloutCompletion {
     pub prompt: usize,
     /// Text up to the stop, without special tokens.
     pub text: String,
-    /// Tokens of the completion.
     pub tokens: usize,
     /// Whether it was truncated: by the length limit, or the limit of turns.
     pub truncated: bool,
@@ -91,7 +90,6 @@ pub fn params(r: &Rollout, stops: &Stops, seed: u64) -> SamplingParams {
     }
 }
 
-/// Sampled completions.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Sampled {
     /// Training sequences.

@@ -80,7 +80,6 @@ pub struct RunOutcome {
     pub evaluations: Vec<(String, Option<Evaluation>, Option<Evaluation>)>,
 }
 
-/// Options of a run besides its recipe.
 #[derive(Default)]
 pub struct RunOptions {
     /// Position of the run, if known already.
@@ -232,7 +231,6 @@ fn renewed_recipe(
     Ok(Some((accepted.resolved.toml.clone(), before + at.step)))
 }
 
-/// Steps of a finished stage.
 fn finished_steps(index: usize, name: &str, at: &RunPosition, watch: &mut dyn RunWatch) -> u64 {
     if index != at.stage {
         return at.state["steps"][index].as_u64().unwrap_or(0);
@@ -306,7 +304,6 @@ fn with_directories(recipe: &Recipe, resolved: &Resolved, folder: &RunFolder) ->
     Ok(recipe)
 }
 
-/// The model a stage starts from.
 fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<PathBuf> {
     let own = recipe.model.path.is_some() || recipe.model.init.is_some();
     if index > 0 && !own {
@@ -492,7 +489,6 @@ impl OneStage<'_> {
         })
     }
 
-    /// Logs the start of the stage.
     fn log_stage(&self, stage: &Stage, total: u64) {
         let checked = self.options.checked.get(&self.index).map(|c| c.summary);
         let (algorithm, data) = (stage.recipe.algorithm_name(), checked.unwrap_or(stage.source.summary()));

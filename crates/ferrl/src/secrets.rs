@@ -37,7 +37,6 @@ pub fn get(name: &str) -> Result<Option<String>> {
     Ok(value)
 }
 
-/// Whether a variable of that name holds a secret.
 pub fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     SECRET.iter().any(|word| name.ends_with(word) || name.ends_with(&format!("{word}S")))

@@ -28,7 +28,6 @@ struct Streak {
     highest: f64,
 }
 
-/// Results of a step.
 pub struct StepSignal<'a> {
     /// Counted from 1.
     pub number: u64,

@@ -71,7 +71,6 @@ pub fn run(args: &Args) -> Result<()> {
     print(&format!("{}: {what}\n", args.out.display()))
 }
 
-/// The format that `config.json` names.
 fn stored(config: &Value) -> StorageFormat {
     let name = config["dtype"].as_str().or(config["torch_dtype"].as_str()).unwrap_or_default();
     match name {

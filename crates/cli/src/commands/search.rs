@@ -283,7 +283,6 @@ fn pipeline(args: &Args) -> Result<Pipeline> {
     Ok(pipeline)
 }
 
-/// Writes every path that passes the pipeline.
 fn write_paths(mut output: JsonlOutput, pipeline: &Pipeline, records: &[Record]) -> Result<()> {
     for record in records {
         for path in pipeline.run(&record.nodes)? {

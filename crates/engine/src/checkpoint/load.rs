@@ -299,7 +299,6 @@ impl ModelDir {
         self.base.as_deref().unwrap_or(&self.path)
     }
 
-    /// Opens an adapter with its base.
     fn open_adapter(path: &Path) -> Result<ModelDir> {
         let adapter = AdapterDir::open(path)?;
         let base = adapter.base()?;

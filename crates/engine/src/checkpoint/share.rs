@@ -26,7 +26,6 @@ pub struct FileHead {
     pub bytes: u64,
 }
 
-/// A stored tensor with its data.
 pub struct StoredTensor {
     /// Index of its file.
     pub file: usize,

@@ -56,7 +56,6 @@ fn block_bytes(model: &Model) -> usize {
     model.backend.cache_len(heads(model), 1) * model.config.layers * model.dtype.size()
 }
 
-/// The block table of a sequence.
 #[derive(Default)]
 pub(super) struct BlockTable {
     pub blocks: Vec<u32>,

@@ -51,9 +51,7 @@ pub struct Usage {
     pub used: usize,
     /// Unreferenced cache blocks whose contents can still be shared (prefix cache).
     pub cached: usize,
-    /// Running sequences.
     pub running: usize,
-    /// Waiting sequences.
     pub waiting: usize,
     /// Forward passes.
     pub steps: u64,

@@ -133,7 +133,6 @@ impl Sampler {
         }
     }
 
-    /// Frees the blocks of a waiting sequence.
     fn free_blocks(&mut self, w: usize) {
         let s = &mut self.waiting[w];
         self.cache.release(&mut s.table, &s.ids, s.computed);

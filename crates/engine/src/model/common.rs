@@ -269,7 +269,6 @@ pub(crate) fn start_json(family: &Family, config: &ModelConfig) -> Map<String, V
     out
 }
 
-/// transformers' name of an activation.
 pub(crate) fn activation_name(activation: FfnActivation) -> &'static str {
     match activation {
         FfnActivation::SiluGated => "silu",

@@ -102,7 +102,6 @@ impl Family {
     /// The family that others override.
     const LLAMA: Family = llama::FAMILY;
 
-    /// Name in [`FAMILIES`].
     pub fn name(&self) -> &'static str {
         self.name
     }

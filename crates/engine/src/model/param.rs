@@ -138,7 +138,6 @@ impl ParamId {
         ParamId { layer: None, slot, kind: ParamKind::Weight }
     }
 
-    /// A weight of a layer.
     pub const fn layer(layer: usize, slot: Slot) -> Self {
         ParamId { layer: Some(layer), slot, kind: ParamKind::Weight }
     }
@@ -153,7 +152,6 @@ impl ParamId {
         self.kind == ParamKind::Bias || self.slot.is_norm()
     }
 
-    /// Whether it belongs to an adapter.
     pub fn is_adapter(self) -> bool {
         matches!(self.kind, ParamKind::LoraA(_) | ParamKind::LoraB(_))
     }

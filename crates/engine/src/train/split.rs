@@ -29,7 +29,6 @@ struct Gathered<'a> {
     backward: bool,
     /// Whether communication overlaps with computation.
     overlap: bool,
-    /// The prefetched layer.
     prefetched: Option<(usize, PendingGather)>,
     /// The previous layer's gradients in transfer.
     pending_reduce: Option<PendingReduce>,

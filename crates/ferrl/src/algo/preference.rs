@@ -7,14 +7,12 @@ use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role, Sequence};
 use ferrl_engine::math::{exp, ln};
 use ferrl_engine::train::Stats;
 
-/// One completion of a pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PairSide {
     /// Log-probability of the completion: the sum over its tokens.
     pub logp: f64,
     /// The same under the reference; 0 without a reference.
     pub reference: f64,
-    /// Tokens of the completion.
     pub tokens: f64,
 }
 

@@ -80,7 +80,6 @@ pub(super) struct VineState {
 /// A completion or an episode with its steps and states.
 struct VinePath {
     trajectory: usize,
-    /// Texts of the steps.
     steps: Vec<String>,
     states: Vec<usize>,
     tokens: TokenOwner,

@@ -26,7 +26,6 @@ impl Default for ReportLimits {
     }
 }
 
-/// A problem of some rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowProblem {
     /// Message and fix, without a place.

@@ -70,7 +70,6 @@ impl Encoder {
         Ok(Encoder { broken, ..Self::new(tokenizer, chat, settings)? })
     }
 
-    /// The tokenizer it was made with.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }

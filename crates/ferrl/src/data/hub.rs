@@ -79,7 +79,6 @@ impl HubCache {
             .or_else(|error| self.fetched(repo, id, revision).unwrap_or(Err(error)))
     }
 
-    /// The folder of a repository.
     pub(super) fn folder(&self, repo: Repo, id: &str) -> PathBuf {
         self.root.join(format!("{}--{}", repo.folder(), id.replace('/', "--")))
     }

@@ -43,10 +43,8 @@ impl Size {
     }
 }
 
-/// A row of one of the datasets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PickedRow {
-    /// Which dataset.
     pub dataset: u32,
     /// Which row of it, counted from where the epoch begins if the dataset is endless.
     row: u32,
@@ -64,7 +62,6 @@ pub struct DrawnRows {
 /// Everything a checkpoint needs to resume with the next row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoaderState {
-    /// The seed of the order.
     pub seed: u64,
     /// The epoch under way, from 0.
     pub epoch: u64,
@@ -169,7 +166,6 @@ impl Loader {
         self.cursor >= self.order.len()
     }
 
-    /// Rows in the epoch under way.
     pub fn epoch_rows(&self) -> usize {
         self.order.len()
     }

@@ -138,7 +138,6 @@ pub(crate) fn each_row(path: &Path, mut take: impl FnMut(&str, Row) -> Result<()
     })
 }
 
-/// The columns of a row, for messages.
 pub(crate) fn columns_of(row: &Row) -> String {
     row.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
 }

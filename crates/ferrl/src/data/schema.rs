@@ -125,15 +125,19 @@ pub enum RowFields {
     Text(String),
     /// A conversation whose assistant turns are imitated.
     Conversation(Vec<Value>),
-    /// A prompt and a completion to imitate.
-    Completion { prompt: Content, completion: Content },
-    /// A chosen and a rejected completion.
-    Pair { prompt: Content, chosen: Content, rejected: Content },
+    Completion {
+        prompt: Content,
+        completion: Content,
+    },
+    Pair {
+        prompt: Content,
+        chosen: Content,
+        rejected: Content,
+    },
     /// A right and a wrong step.
     StepPair {
         /// What is asked.
         prompt: Content,
-        /// The steps before.
         before: String,
         /// The right step.
         chosen: String,

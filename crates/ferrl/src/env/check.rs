@@ -7,7 +7,6 @@ use serde::Serialize;
 /// A violated rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Violation {
-    /// Name of the rule.
     pub rule: &'static str,
     pub problem: String,
     pub fix: &'static str,

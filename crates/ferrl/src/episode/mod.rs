@@ -38,7 +38,6 @@ pub trait RowEpisodes: Send + Sync {
     fn open(&self, prompt: &Prompt, state: &str) -> Result<Box<dyn Environment>>;
 }
 
-/// The environments of a stage.
 #[derive(Clone, Default)]
 pub struct Environments {
     tasks: Vec<(String, Arc<dyn Task>)>,
@@ -75,7 +74,6 @@ impl Environments {
         Environments { encoder: Some(encoder), ..self }
     }
 
-    /// The encoder of conversations, if any.
     pub fn encoder(&self) -> Option<&Encoder> {
         self.encoder.as_deref()
     }

@@ -42,7 +42,6 @@ pub(super) fn rounds(i: &Inputs, l: RankLayout) -> (usize, usize, usize) {
     (batches, (i.updates.epochs * i.updates.minibatches).max(1), batches.div_ceil(l.dp()))
 }
 
-/// What ranks exchange in a step.
 pub(super) fn exchanges(i: &Inputs, l: RankLayout, cluster: &Cluster) -> Vec<Exchange> {
     // Activations travel as weights do, from card to card; numbers that the host needs are messages between the machines.
     let slow = cluster.card.through_host();

@@ -36,7 +36,6 @@ pub struct RankPlan {
     pub parts: Vec<MemoryPart>,
     /// Bytes of the machine's memory beside a card's, for a rank.
     pub host: u64,
-    /// Exchanges of a step.
     pub exchanges: Vec<Exchange>,
     /// Seconds of forward and backward.
     pub train: f64,

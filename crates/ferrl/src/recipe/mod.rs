@@ -74,7 +74,6 @@ impl Recipe {
         })
     }
 
-    /// The algorithm with its settings.
     pub fn algorithm(&self) -> ferrl_engine::Result<Box<dyn crate::algo::Algorithm>> {
         let mut values = self.algo.clone();
         values.shift_remove("name");

@@ -317,7 +317,6 @@ pub const MODEL_KINDS: [&str; 3] = ["generative", "implicit", "decision"];
 /// Options of `[[reward]]` that name a model.
 pub(crate) const OPTION_MODELS: [&str; 2] = ["extractor", "reference"];
 
-/// Default tokens per step.
 const STEP_TOKENS: usize = 16;
 
 impl RewardSettings {

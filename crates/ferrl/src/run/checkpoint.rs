@@ -40,7 +40,6 @@ impl Default for CheckpointOptions {
     }
 }
 
-/// One trained model of a run.
 #[derive(Clone, Copy)]
 pub struct TrainedModel<'a> {
     /// `policy`, `critic` and the like.

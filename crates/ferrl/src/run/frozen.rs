@@ -162,13 +162,11 @@ fn unique(taken: &Map<String, Value>, name: &str) -> String {
     names.find(|n| !taken.contains_key(n)).unwrap_or_default()
 }
 
-/// The Python file of a reward.
 fn python_file(reward: &crate::recipe::RewardSettings) -> Option<PathBuf> {
     let option = reward.options.get("file").and_then(Value::as_str).map(PathBuf::from);
     reward.python.clone().or(option.filter(|_| reward.verifier.as_deref() == Some("python")))
 }
 
-/// The Python file of an environment.
 fn environment_file(recipe: &Recipe) -> Option<PathBuf> {
     match PythonEnv::file(recipe.env.path.as_deref()?) {
         PythonEnv::File(path, _) => Some(path),

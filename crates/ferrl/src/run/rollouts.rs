@@ -73,7 +73,6 @@ impl RolloutRecord {
     }
 }
 
-/// Rollouts as the lines of their file.
 pub(crate) fn lines(rollouts: &[RolloutRecord]) -> String {
     rollouts.iter().map(|rollout| format!("{}\n", rollout.to_json())).collect()
 }

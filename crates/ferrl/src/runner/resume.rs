@@ -19,7 +19,6 @@ pub struct RunPosition {
     pub stage: usize,
     /// Steps of this stage; 0 without a checkpoint.
     pub step: u64,
-    /// Whether this stage is finished.
     pub finished: bool,
 }
 

@@ -7,7 +7,6 @@ use serde::Deserialize;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// A Python interpreter.
 #[derive(Clone, Debug)]
 pub struct Interpreter {
     pub executable: String,

@@ -94,7 +94,6 @@ impl ConfinementReport {
         }
     }
 
-    /// Whether a layer is in force.
     pub fn has(&self, layer: Confinement) -> bool {
         self.in_force.contains(&layer)
     }

@@ -22,7 +22,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Sampling parameters and budget of a search.
 #[derive(Clone, Debug)]
 pub struct SearchBudget {
     /// Of a whole completion, or of an action of an episode: its length, temperature, stops and seed.

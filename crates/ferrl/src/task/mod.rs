@@ -40,7 +40,6 @@ pub struct Entry {
     pub build: BuildTask,
 }
 
-/// Builds a task from its settings and the run's seed.
 pub type BuildTask = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 
 /// The settings of a task, checked: `data.task` of the recipe.

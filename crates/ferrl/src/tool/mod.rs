@@ -49,7 +49,6 @@ pub struct Entry {
     pub build: BuildTool,
 }
 
-/// Builds a tool from its settings.
 pub type BuildTool = fn(&Map<String, Value>) -> Result<Arc<dyn Tool>>;
 
 pub const TOOLS: &[&Entry] = &[&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
@@ -61,7 +60,6 @@ pub fn find(name: &str) -> Result<&'static Entry> {
     })
 }
 
-/// The tool of that name with these settings.
 pub fn build(name: &str, options: &Map<String, Value>) -> Result<Arc<dyn Tool>> {
     (find(name)?.build)(options)
 }

@@ -57,7 +57,6 @@ pub fn stated(text: &str) -> Vec<(String, f64)> {
     all
 }
 
-/// Whether a name is one of the right answers.
 pub(crate) fn is_answer(name: &str, truth: &Value) -> bool {
     match truth {
         Value::Array(all) => all.iter().any(|one| is_answer(name, one)),

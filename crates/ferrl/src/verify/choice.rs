@@ -155,7 +155,6 @@ impl Listed {
         if others || joined || comma { None } else { self.letter(letter) }
     }
 
-    /// The only option of that text.
     fn by_text(&self, text: &str) -> Option<char> {
         let text = plain(text);
         let mut same = self.options.iter().filter(|(_, option)| !text.is_empty() && plain(option) == text);
@@ -241,7 +240,6 @@ fn places(completion: &str) -> Vec<&str> {
     places
 }
 
-/// The option that a completion chooses.
 fn chosen(completion: &str, listed: &Listed) -> Option<char> {
     // Only the last 16 KiB are searched for the answer.
     let mut from = completion.len().saturating_sub(16 << 10);

@@ -322,7 +322,6 @@ pub const VERIFIERS: &[Entry] = &[
     python::ENTRY,
 ];
 
-/// The verifier of that name with these options.
 pub fn build(name: &str, options: &Map<String, Value>) -> Result<Box<dyn Verifier>> {
     build_with(name, options, &Hooks::default())
 }

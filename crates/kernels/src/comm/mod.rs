@@ -393,7 +393,6 @@ pub fn part(count: usize, rank: usize, size: usize) -> Range<usize> {
 /// Separates the fields of a serialised error.
 const FIELD: char = '\u{1f}';
 
-/// Serialises an error.
 pub fn pack_error(error: &Error) -> String {
     let (what, place, fix) = error.parts();
     let class = CLASSES.iter().position(|c| *c == error.class).unwrap_or_default();
@@ -402,7 +401,6 @@ pub fn pack_error(error: &Error) -> String {
     fields.join(&FIELD.to_string())
 }
 
-/// Deserialises an error.
 pub fn unpack_error(text: &str) -> Error {
     let fields: Vec<&str> = text.split(FIELD).collect();
     let [class, what, place, fix] = fields[..] else { return Error::rank("an error that cannot be read") };

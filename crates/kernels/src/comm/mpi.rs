@@ -276,7 +276,6 @@ impl Mpi {
         Request { request, done: false, failed: code != 0 }
     }
 
-    /// Whether a request is complete.
     pub fn is_done(&self, r: &mut Request) -> bool {
         if !r.done && !r.failed {
             let (f, abi, mut flag) = (self.opened.functions, self.opened.abi, 0);

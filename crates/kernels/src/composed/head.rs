@@ -148,7 +148,6 @@ fn clear<B: MemoryOps + ?Sized>(b: &B, to: &mut HeadGrads<'_>) -> Result<()> {
     written.map_or(Ok(()), |dw| b.fill(dw, 0.0))
 }
 
-/// See [`HeadOps::logp_backward`](crate::backend::HeadOps::logp_backward).
 pub fn logp_backward<B: LinearOps + ?Sized>(
     b: &B,
     head: HeadInput<'_>,
@@ -216,7 +215,6 @@ pub fn kl<B: LinearOps + ?Sized>(
     })
 }
 
-/// See [`DivergenceOps::kl_backward`](crate::backend::DivergenceOps::kl_backward).
 pub fn kl_backward<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,

@@ -188,7 +188,6 @@ impl CardArena {
         std::mem::replace(&mut self.state().books.purpose, purpose)
     }
 
-    /// Memory use.
     pub(super) fn report(&self) -> MemoryReport {
         let state = self.state();
         let (used, total) = state.card();
@@ -405,7 +404,6 @@ pub(super) fn split_parts(b: &Buffer, at: usize) -> Option<[u64; 2]> {
     upper.as_ref().map(|upper| [memory.as_ref().map_or(0, from), from(upper)])
 }
 
-/// The address of an f32 buffer.
 pub fn f32_ptr(b: &Buffer) -> u64 {
     assert_eq!(b.dtype(), DType::F32);
     ptr(b)

@@ -42,7 +42,6 @@ use crate::error::Result;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Opens the GPU with this index.
 pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(Cuda::new(index)?))
 }

@@ -122,7 +122,6 @@ impl Move {
     }
 }
 
-/// Settings of all games.
 #[derive(Clone, Copy)]
 struct GameLimits {
     turns: usize,

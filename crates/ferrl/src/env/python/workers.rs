@@ -51,7 +51,6 @@ struct EpisodeSlot {
 
 pub(super) type RunningWorker = Arc<Process>;
 
-/// An episode in a process.
 pub(super) struct OpenEpisode {
     process: Weak<Process>,
     number: u64,

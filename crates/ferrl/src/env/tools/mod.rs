@@ -106,7 +106,6 @@ impl ToolEpisode {
     }
 }
 
-/// Results as an observation.
 fn observation(results: &[String], format: CallFormat) -> String {
     match format {
         CallFormat::Tag => format!("\n\n<information>{}</information>\n\n", results.join("\n")),

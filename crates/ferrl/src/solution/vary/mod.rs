@@ -90,7 +90,6 @@ enum TextPiece {
     Number(WrittenNumber, Vec<Origin>),
 }
 
-/// A number of the question that may vary.
 struct VaryingNumber {
     value: Rational,
     percent: bool,
@@ -111,7 +110,6 @@ struct ExerciseTemplate {
     solution: Vec<Vec<TextPiece>>,
 }
 
-/// The numbers of a variant.
 struct VariantNumbers {
     inputs: Vec<Rational>,
     steps: Vec<Rational>,

@@ -15,7 +15,6 @@ pub fn equal(gold: &str, answer: &str, budget: &Budget) -> bool {
     equal_by(CompareRules::EQUAL, gold, answer, budget)
 }
 
-/// Whether an answer equals the expected one by some rules.
 pub fn equal_by(rules: CompareRules, gold: &str, answer: &str, budget: &Budget) -> bool {
     let (gold, answer) = (clean(gold), clean(answer));
     if gold.is_empty() || answer.is_empty() {

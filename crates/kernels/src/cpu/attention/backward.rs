@@ -23,7 +23,6 @@ const SPAN: usize = 512;
 /// Maximum spans per sequence: each needs a buffer for the gradients of all keys and values before it.
 const MAX_SPANS: usize = 4;
 
-/// See [`AttentionOps::attention_backward`](crate::backend::AttentionOps::attention_backward).
 pub fn attention_backward(
     cpu: &Cpu,
     op: Attention,

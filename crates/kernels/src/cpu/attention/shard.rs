@@ -23,7 +23,6 @@ use std::ops::Range;
 /// Maximum tokens per task.
 const TOKENS: usize = 512;
 
-/// See [`AttentionOps::attention_shard`](crate::backend::AttentionOps::attention_shard).
 pub fn attention_shard(
     cpu: &Cpu,
     op: Attention,
@@ -69,7 +68,6 @@ fn forward<T: Storage + Default>(
     Ok(())
 }
 
-/// See [`AttentionOps::attention_shard_backward`](crate::backend::AttentionOps::attention_shard_backward).
 pub fn attention_shard_backward(
     cpu: &Cpu,
     op: Attention,

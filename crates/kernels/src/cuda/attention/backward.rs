@@ -140,7 +140,6 @@ struct BackwardCall<'a> {
     delta: CardMemory,
 }
 
-/// See [`AttentionOps::attention_backward`](crate::backend::AttentionOps::attention_backward).
 pub fn attention_backward(
     cuda: &Cuda,
     op: Attention,

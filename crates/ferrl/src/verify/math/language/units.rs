@@ -161,7 +161,6 @@ impl Unit {
         Unit { factor: Rational::ONE, dims: NONE, words: Vec::new(), letter: None }
     }
 
-    /// The unit that a word names.
     pub fn named(word: &str) -> Unit {
         let word = match word {
             "€" | "EUR" | "eur" => "euro",

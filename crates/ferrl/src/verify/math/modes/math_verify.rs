@@ -11,7 +11,6 @@ const RULES: CompareRules =
 /// Letters that it takes for units where they follow a number.
 const UNIT_LETTERS: &str = "acdghlmstv";
 
-/// Whether two answers are equal by its rules.
 pub fn equal(gold: &str, answer: &str, budget: &Budget) -> bool {
     let tight = |text: &str| text.chars().filter(|c| !c.is_whitespace()).collect::<String>();
     if !answer.trim().is_empty() && tight(gold) == tight(answer) {

@@ -27,7 +27,6 @@ static HARD: LazyLock<Option<Regex>> = LazyLock::new(|| {
         .ok()
 });
 
-/// Whether two answers are equal by its rules.
 pub fn equal(gold: &str, answer: &str, problem: &str, budget: &Budget) -> bool {
     let golds = unique(parts(&normal(gold), problem));
     let answers = unique(parts(&normal(answer), problem));

@@ -226,7 +226,6 @@ fn symbols(expr: &Expr) -> Expr {
     }
 }
 
-/// Whether the difference of two formulas is zero.
 pub fn difference_is_zero(gold: &str, answer: &str, budget: &Budget) -> bool {
     match (formula(gold, budget), formula(answer, budget)) {
         (Some(gold), Some(answer)) => scalar::identical(&gold, &answer, budget),

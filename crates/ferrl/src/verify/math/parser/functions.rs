@@ -7,7 +7,6 @@ use super::super::lexer::number::Literal;
 use super::Parser;
 use super::products::times;
 
-/// The function of a name.
 fn named(name: &str) -> Option<Func> {
     use Func::*;
     Some(match name {
