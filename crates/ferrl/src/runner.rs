@@ -47,13 +47,13 @@ use xxhash_rust::xxh3::xxh3_128;
 /// Observer of a run.
 pub trait RunWatch {
     /// A stage starts.
-    fn stage(&mut self, name: &str, steps: u64);
+    fn stage(&mut self, _name: &str, _steps: u64) {}
     /// A step is complete.
-    fn step(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord);
+    fn step(&mut self, _stage: &str, _step: u64, _steps: u64, _record: &StepRecord) {}
     /// An evaluation is complete, after this number of steps of the stage.
     fn evaluated(&mut self, _stage: &str, _step: u64, _evaluation: &Evaluation) {}
     /// A message.
-    fn note(&mut self, text: &str);
+    fn note(&mut self, _text: &str) {}
     /// A warning.
     fn warn(&mut self, warning: &Warning) {
         self.note(&format!("warning: {warning}"));
@@ -67,7 +67,9 @@ pub trait RunWatch {
         false
     }
     /// Whether to finish this step, save and stop.
-    fn interrupted(&self) -> bool;
+    fn interrupted(&self) -> bool {
+        false
+    }
 }
 
 pub struct RunOutcome {

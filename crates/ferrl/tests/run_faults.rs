@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::recipe::{Recipe, Resolved};
-use ferrl::run::{FaultKind, FileFault, Files, RunFolder, StepRecord, files::FAULT_EXIT, latest};
+use ferrl::run::{FaultKind, FileFault, Files, RunFolder, files::FAULT_EXIT, latest};
 use ferrl::runner::{self, RunWatch};
 use ferrl::warnings::Warning;
 use ferrl_engine::{Class, Result};
@@ -43,14 +43,8 @@ fn temp() -> TempDir {
 struct Silent(Vec<Warning>);
 
 impl RunWatch for Silent {
-    fn stage(&mut self, _: &str, _: u64) {}
-    fn step(&mut self, _: &str, _: u64, _: u64, _: &StepRecord) {}
-    fn note(&mut self, _: &str) {}
     fn warn(&mut self, warning: &Warning) {
         self.0.push(warning.clone());
-    }
-    fn interrupted(&self) -> bool {
-        false
     }
 }
 

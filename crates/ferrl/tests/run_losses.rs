@@ -60,7 +60,6 @@ fn tell(told: &AtomicUsize, panics_at: usize) {
 }
 
 impl RunWatch for Saboteur {
-    fn stage(&mut self, _: &str, _: u64) {}
     fn step(&mut self, _: &str, _: u64, _: u64, record: &StepRecord) {
         if let Some((_, folder)) = self.removes.as_ref().filter(|r| r.0 == record.step) {
             fs::remove_dir_all(folder).unwrap();
@@ -75,9 +74,6 @@ impl RunWatch for Saboteur {
     }
     fn disk_full(&mut self, _: &Error, _: Duration) -> bool {
         self.waits_for_disk
-    }
-    fn interrupted(&self) -> bool {
-        false
     }
 }
 

@@ -400,11 +400,9 @@ fn an_order_of_data_that_begins_again_after_a_restart() {
 struct Steps(usize);
 
 impl RunWatch for Steps {
-    fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, _step: u64, _steps: u64, _record: &StepRecord) {
         self.0 -= 1;
     }
-    fn note(&mut self, _text: &str) {}
     fn interrupted(&self) -> bool {
         self.0 == 0
     }

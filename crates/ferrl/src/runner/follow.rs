@@ -307,14 +307,7 @@ static PROGRAM: LazyLock<String> = LazyLock::new(|| {
 /// Followers show nothing.
 struct Silent;
 
-impl RunWatch for Silent {
-    fn stage(&mut self, _: &str, _: u64) {}
-    fn step(&mut self, _: &str, _: u64, _: u64, _: &crate::run::StepRecord) {}
-    fn note(&mut self, _: &str) {}
-    fn interrupted(&self) -> bool {
-        false
-    }
-}
+impl RunWatch for Silent {}
 
 #[cfg(test)]
 mod tests {
