@@ -378,9 +378,7 @@ fn choices_of_modules_mean_what_they_mean_in_peft() {
     assert_eq!(
         got,
         [
-            "0.self_attn.q_proj:4:2",
-            "0.mlp.down_proj:4:0.25",
-            "1.self_attn.q_proj:2:4",
+            "0.self_attn.q_proj:4:2", "0.mlp.down_proj:4:0.25", "1.self_attn.q_proj:2:4",
             "1.mlp.down_proj:4:0.25"
         ]
     );

@@ -20,21 +20,14 @@ const SECTIONS: &[(&str, &[&str])] = &[
     (
         "Chat Hard",
         &[
-            "mt-bench-hard",
-            "llmbar-natural",
-            "llmbar-adver-neighbor",
-            "llmbar-adver-GPTInst",
-            "llmbar-adver-GPTOut",
-            "llmbar-adver-manual",
+            "mt-bench-hard", "llmbar-natural", "llmbar-adver-neighbor", "llmbar-adver-GPTInst",
+            "llmbar-adver-GPTOut", "llmbar-adver-manual",
         ],
     ),
     (
         "Safety",
         &[
-            "refusals-dangerous",
-            "refusals-offensive",
-            "xstest-should-refuse",
-            "xstest-should-respond",
+            "refusals-dangerous", "refusals-offensive", "xstest-should-refuse", "xstest-should-respond",
             "donotanswer",
         ],
     ),

@@ -8,15 +8,8 @@ pub type Difference = (String, String, String);
 
 /// Settings of parallelism and memory, which change no bit of the trained weights. (`adapter.base` is one unless it is `nf4`.)
 pub const SAME_BITS: [&str; 9] = [
-    "parallel",
-    "device_memory",
-    "model.recompute",
-    "optim.offload",
-    "reference.offload",
-    "rollout.cache_mib",
-    "rollout.release_cache",
-    "rollout.tp_size",
-    "teacher.offload",
+    "parallel", "device_memory", "model.recompute", "optim.offload", "reference.offload",
+    "rollout.cache_mib", "rollout.release_cache", "rollout.tp_size", "teacher.offload",
 ];
 
 /// Whether a change of a setting leaves every bit of the trained weights the same.

@@ -104,17 +104,8 @@ const SETTINGS: &str = "settings";
 fn settings(recipe: &Recipe) -> Value {
     let mut all = json!(recipe);
     for path in [
-        "/threads",
-        "/name",
-        "/checkpoint",
-        "/train/steps",
-        "/train/epochs",
-        "/data/train",
-        "/data/date",
-        "/eval/data",
-        "/model/path",
-        "/critic/path",
-        "/teacher/path",
+        "/threads", "/name", "/checkpoint", "/train/steps", "/train/epochs", "/data/train", "/data/date",
+        "/eval/data", "/model/path", "/critic/path", "/teacher/path",
     ] {
         if let Some(value) = all.pointer_mut(path) {
             *value = Value::Null;

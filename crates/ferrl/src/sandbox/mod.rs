@@ -139,16 +139,8 @@ pub struct Ran {
 
 /// What every program may read: the system's libraries, and what finds them.
 const SYSTEM: [&str; 10] = [
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/alternatives",
-    "/nix/store",
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/localtime",
+    "/etc/alternatives", "/nix/store",
 ];
 
 /// Runs programs, concurrently from several threads.

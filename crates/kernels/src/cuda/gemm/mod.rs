@@ -407,16 +407,7 @@ impl Products {
             let (mut count, most) = (0, CANDIDATES as i32);
             let to = found.as_mut_ptr();
             let done = sys::cublasLtMatmulAlgoGetHeuristic(
-                self.handle,
-                desc.0,
-                a,
-                b,
-                c,
-                c,
-                preference.0,
-                most,
-                to,
-                &mut count,
+                self.handle, desc.0, a, b, c, c, preference.0, most, to, &mut count,
             );
             (done, found.into_iter().take(count.max(0) as usize).map(|f| f.algo).collect::<Vec<_>>())
         };

@@ -113,13 +113,7 @@ mod tests {
             assert_eq!(number(&words), Rational::new(top, bottom), "{text}");
         }
         for text in [
-            "five twenty",
-            "one two",
-            "two apples",
-            "thousand million",
-            "and",
-            "third",
-            "ten five",
+            "five twenty", "one two", "two apples", "thousand million", "and", "third", "ten five",
             "six hundred hundred",
         ] {
             let words: Vec<&str> = text.split(' ').collect();
