@@ -43,13 +43,13 @@ fn run(mut t: ModelTrainer, ranks: &Ranks, copies: usize) -> (Vec<u64>, Vec<Opti
     let mut seen = Vec::new();
     for update in 0..3 {
         for i in 0..5 {
-            if ranks.owns(i) {
+            if i % ranks.size() == ranks.rank() {
                 let b = batch(update * 5 + i as u32);
                 t.forward(&b).unwrap();
                 t.backward(&b, &grads(&b)).unwrap();
             }
-            if ranks.ends_round(i, 5) {
-                if ranks.sits_out(i) {
+            if i + 1 == 5 || (i + 1).is_multiple_of(ranks.size()) {
+                if ranks.rank() > i % ranks.size() {
                     t.idle_forward().unwrap();
                     t.idle_backward().unwrap();
                 }

@@ -176,7 +176,7 @@ impl Rewards {
                     Box::new(reward.named(named("implicit")))
                 }
                 None => Box::new(
-                    RewardModel::open_at(dir, recipe, dtype, backend, source.offload)?.named(named("model")),
+                    RewardModel::open(dir, recipe, dtype, backend, source.offload)?.named(named("model")),
                 ),
             })
         };

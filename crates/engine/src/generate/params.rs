@@ -100,11 +100,6 @@ impl SamplingParams {
         Ok(())
     }
 
-    /// Whether sampling is from the unmodified distribution: no penalties, no truncation.
-    pub fn is_exact(&self) -> bool {
-        !self.has_penalties() && self.top_k == 0 && self.top_p == 1.0 && self.min_p == 0.0
-    }
-
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }

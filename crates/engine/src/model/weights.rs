@@ -484,11 +484,6 @@ impl Model {
         split.collect((param, 0), self.params[param].shape.len(), &own, |weights| weights)
     }
 
-    /// Longest sequence the model was trained for ([`ModelConfig::max_context`]).
-    pub fn max_context(&self) -> Option<usize> {
-        self.config.max_context()
-    }
-
     /// Index of a parameter.
     pub fn find(&self, id: ParamId) -> Option<usize> {
         self.params.iter().position(|p| p.shape.id == id)

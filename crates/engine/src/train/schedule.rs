@@ -40,10 +40,6 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    pub fn constant(lr: f64) -> Self {
-        Schedule { lr, warmup_steps: 0, total_steps: 0, decay: Decay::Constant, min_ratio: 0.0 }
-    }
-
     /// The learning rate of a step, counting from 0.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
@@ -74,7 +70,8 @@ mod tests {
         }
         let linear = Schedule { decay: Decay::Linear, min_ratio: 0.1, ..cosine };
         assert!((linear.at(55) - 0.55).abs() < 1e-12 && (linear.at(100) - 0.1).abs() < 1e-12);
-        assert_eq!(Schedule::constant(3e-4).at(12345), 3e-4);
+        let constant = Schedule { lr: 3e-4, warmup_steps: 0, decay: Decay::Constant, ..cosine };
+        assert_eq!(constant.at(12345), 3e-4);
         assert!(Decay::named("cosin").is_err_and(|e| e.to_string().contains("\"cosine\"")));
     }
 }

@@ -151,11 +151,6 @@ impl Loader {
         (0..whole).map(batches).sum::<u64>() + part
     }
 
-    /// The epoch under way, from 0.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
     /// Passes over the data so far, with the part of the one under way.
     pub fn epochs(&self) -> f64 {
         self.epoch as f64 + self.cursor as f64 / self.order.len().max(1) as f64

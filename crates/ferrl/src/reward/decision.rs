@@ -88,7 +88,7 @@ impl DecisionReward {
         let mut own = recipe.clone();
         own.data.prefill = None;
         Ok(DecisionReward {
-            forecaster: RewardModel::open_at(dir, &own, dtype, backend, source.offload)?,
+            forecaster: RewardModel::open(dir, &own, dtype, backend, source.offload)?,
             extractor: Frozen::new(extractor, source.offload)?,
             stops: Stops::of_dir(path, &tokenizer),
             tokenizer,

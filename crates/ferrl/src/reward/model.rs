@@ -23,13 +23,9 @@ pub struct RewardModel {
 }
 
 impl RewardModel {
-    /// Opens the model of a directory; the recipe has the prefill and the size of micro-batches.
-    pub fn open(dir: &Path, recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>) -> Result<Self> {
-        RewardModel::open_at(dir, recipe, dtype, backend, false)
-    }
-
-    /// The same; with `offload` it is in host memory between uses.
-    pub fn open_at(
+    /// Opens the model of a directory; the recipe has the prefill and the size of micro-batches. With `offload` it is in host memory
+    /// between uses.
+    pub fn open(
         dir: &Path,
         recipe: &Recipe,
         dtype: DType,

@@ -5,7 +5,6 @@
 pub mod demonstration;
 pub mod expression;
 pub mod puzzle;
-pub mod solve;
 
 use super::{Entry, Sample, Score, Verifier, column, last_answer, required};
 use expression::{CountdownExpr, Fraction, MAX_BYTES};
@@ -17,7 +16,6 @@ use serde_json::Value;
 pub use demonstration::{DemonstrationOptions, demonstrate};
 pub(crate) use puzzle::TaskDraw;
 pub use puzzle::{CountdownOptions, Puzzle, PuzzleSplit, generate, held_out};
-pub use solve::{solve, solve_with};
 
 pub const ENTRY: Entry = Entry {
     name: "countdown",

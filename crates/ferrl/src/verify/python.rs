@@ -92,10 +92,6 @@ impl Python {
         Ok(Python { pool: WorkerPool::start(workers)?, functions, weights, batch, metrics, warnings, bound })
     }
 
-    pub fn pool(&self) -> &WorkerPool {
-        &self.pool
-    }
-
     /// Calls every function with all samples; results by function.
     fn call(&self, samples: &[Sample<'_>], ends: Option<&[Vec<usize>]>, at: Progress) -> Vec<Called> {
         let size = match self.batch {

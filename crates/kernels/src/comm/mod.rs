@@ -206,21 +206,6 @@ impl Ranks {
         part(count, self.rank(), self.size())
     }
 
-    /// Whether item `i` of a round-robin list belongs to this rank.
-    pub fn owns(&self, i: usize) -> bool {
-        i % self.size() == self.rank()
-    }
-
-    /// Whether item `i` of a round-robin list of `count` ends a round (one item per rank).
-    pub fn ends_round(&self, i: usize, count: usize) -> bool {
-        i + 1 == count || (i + 1).is_multiple_of(self.size())
-    }
-
-    /// Whether this rank has no item in the round that ends with item `i`.
-    pub fn sits_out(&self, i: usize) -> bool {
-        self.rank() > i % self.size()
-    }
-
     /// Whether the last exchange brought an error, so that every rank knows.
     pub fn has_failed(&self) -> bool {
         self.0.as_ref().is_some_and(|g| g.failed.load(Ordering::SeqCst))

@@ -6,7 +6,7 @@
 
 mod workers;
 
-pub use workers::{EpisodeCounts, Workers};
+pub use workers::Workers;
 
 use super::{Environment, EpisodeEnd, Fault, Lost, Next, Result, Turn, Why, episode_seed};
 use crate::episode::RowEpisodes;
@@ -116,7 +116,6 @@ impl WorkerEpisode {
         self.close();
         if failed.retry {
             self.slot = self.workers.count() + self.slot % self.workers.count(); // a process for retries
-            self.workers.count_retry();
             match self.attempt(&request, field) {
                 Ok(answer) => return Ok(answer),
                 Err(again) => failed = again,

@@ -19,17 +19,6 @@ const GRACE: Duration = Duration::from_secs(1);
 /// The run stops after this many lost episodes if no turn has succeeded.
 const HOPELESS: u64 = 16;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EpisodeCounts {
-    pub calls: u64,
-    pub retries: u64,
-    /// Replaced processes.
-    pub restarts: u64,
-    pub lost: u64,
-    /// Discarded replies: late or duplicate.
-    pub stale: u64,
-}
-
 /// A pool of processes with the same environment, started on demand.
 pub struct Workers {
     settings: WorkerSettings,
@@ -37,7 +26,8 @@ pub struct Workers {
     /// retried in a process of the second half, which serves one call at a time.
     slots: Vec<EpisodeSlot>,
     ready: OnceLock<Value>,
-    counts: Mutex<EpisodeCounts>,
+    /// Lost episodes.
+    lost: AtomicU64,
     /// Whether any turn has succeeded.
     answered: AtomicBool,
 }
@@ -98,8 +88,8 @@ impl Workers {
     /// Starts no process yet.
     pub fn new(settings: WorkerSettings) -> Arc<Workers> {
         let slots = (0..2 * settings.workers.max(1)).map(|_| EpisodeSlot::default()).collect();
-        let (ready, counts, answered) = Default::default();
-        Arc::new(Workers { settings, slots, ready, counts, answered })
+        let (ready, lost, answered) = Default::default();
+        Arc::new(Workers { settings, slots, ready, lost, answered })
     }
 
     /// Starts the first process, so that an environment that cannot be loaded is an error at the start.
@@ -122,28 +112,15 @@ impl Workers {
         self.settings.what.name()
     }
 
-    pub fn counts(&self) -> EpisodeCounts {
-        let running = self.slots.iter().filter_map(|slot| lock(&slot.process).clone());
-        let stale: u64 = running.map(|process| process.new_stale()).sum();
-        let mut counts = lock(&self.counts);
-        counts.stale += stale;
-        *counts
-    }
-
     /// Whether it returns whole states instead of observations.
     pub(super) fn whole_states(&self) -> bool {
         self.ready.get().is_some_and(|ready| ready["kind"] == "state")
     }
 
-    pub(super) fn count_retry(&self) {
-        lock(&self.counts).retries += 1;
-    }
-
     /// Counts a lost episode; returns the error that ends the run if all are lost.
     pub(super) fn count_lost(&self, lost: &Lost) -> Option<Error> {
-        let mut counts = lock(&self.counts);
-        counts.lost += 1;
-        let (all, answered) = (counts.lost, self.answered.load(Ordering::Relaxed));
+        let all = 1 + self.lost.fetch_add(1, Ordering::Relaxed);
+        let answered = self.answered.load(Ordering::Relaxed);
         (all >= HOPELESS && !answered).then(|| {
             let what = format!("{all} episodes were lost before any turn succeeded; the last: {lost}");
             Error::from(Lost::new(lost.why, what)).at(self.name())
@@ -217,7 +194,6 @@ impl Workers {
         request: &Value,
         field: &str,
     ) -> std::result::Result<Value, Box<CallFailed>> {
-        lock(&self.counts).calls += 1;
         let mut request = request.clone();
         request["episode"] = json!(open.number);
         request["timeout"] = json!(self.settings.timeout.as_secs_f64());
@@ -248,9 +224,6 @@ impl Workers {
         let mut held = lock(&self.slots[slot].process);
         if held.as_ref().is_some_and(|own| Arc::ptr_eq(own, process)) {
             *held = None;
-            let mut counts = lock(&self.counts);
-            counts.restarts += 1;
-            counts.stale += process.new_stale();
         }
         drop(held);
         process.end()

@@ -26,11 +26,6 @@ impl Fraction {
         if self.bottom == 1 { i64::try_from(self.top).ok() } else { None }
     }
 
-    /// Numerator and denominator.
-    pub fn parts(self) -> (i128, i128) {
-        (self.top, self.bottom)
-    }
-
     fn reduced(top: i128, bottom: i128) -> Option<Self> {
         if bottom == 0 {
             return None;
