@@ -165,19 +165,20 @@ impl Rewards {
             Ok(match source.model_kind() {
                 Some("generative") => {
                     let judge = GenerativeVerifier::open(dir, source, recipe, dtype, backend)?;
-                    Box::new(judge.named(named("verdict")))
+                    Box::new(GenerativeVerifier { name: named("verdict"), ..judge })
                 }
                 Some("decision") => {
                     let reward = DecisionReward::open(dir, source, recipe, dtype, backend)?;
-                    Box::new(reward.named(named("decision")))
+                    Box::new(DecisionReward { name: named("decision"), ..reward })
                 }
                 Some(_) => {
                     let reward = ImplicitReward::open(dir, source, recipe, dtype, backend)?;
-                    Box::new(reward.named(named("implicit")))
+                    Box::new(ImplicitReward { name: named("implicit"), ..reward })
                 }
-                None => Box::new(
-                    RewardModel::open(dir, recipe, dtype, backend, source.offload)?.named(named("model")),
-                ),
+                None => {
+                    let reward = RewardModel::open(dir, recipe, dtype, backend, source.offload)?;
+                    Box::new(RewardModel { name: named("model"), ..reward })
+                }
             })
         };
         Self::build(&recipe.reward, hooks, &mut open)

@@ -56,7 +56,8 @@ pub struct DecisionReward {
     sampler: Mutex<Sampler>,
     reader: DecisionOptions,
     seed: u64,
-    name: String,
+    /// Its name in metrics.
+    pub(super) name: String,
 }
 
 impl DecisionReward {
@@ -97,11 +98,6 @@ impl DecisionReward {
             seed: recipe.seed,
             name: "decision".into(),
         })
-    }
-
-    /// Sets its name in metrics.
-    pub fn named(self, name: String) -> Self {
-        DecisionReward { name, ..self }
     }
 
     /// The answers that each paragraph names, each once.

@@ -79,7 +79,8 @@ pub struct GenerativeVerifier {
     judgement: Judgement,
     sampler: Option<Mutex<Sampler>>,
     seed: u64,
-    name: String,
+    /// Its name in metrics.
+    pub(super) name: String,
 }
 
 impl GenerativeVerifier {
@@ -131,11 +132,6 @@ impl GenerativeVerifier {
             seed: recipe.seed,
             name: "verdict".into(),
         })
-    }
-
-    /// Sets its name in metrics.
-    pub fn named(self, name: String) -> Self {
-        GenerativeVerifier { name, ..self }
     }
 
     /// The probability of a good verdict for each completion, in order; with rationales the mean over them.

@@ -52,7 +52,8 @@ pub struct ImplicitReward {
     reference: Frozen,
     reading: Reading,
     options: Implicit,
-    name: String,
+    /// Its name in metrics.
+    pub(super) name: String,
 }
 
 impl ImplicitReward {
@@ -88,11 +89,6 @@ impl ImplicitReward {
         let frozen = |model| Frozen::new(model, source.offload);
         let (model, reference) = (frozen(model)?, frozen(reference)?);
         Ok(ImplicitReward { model, reference, reading, options, name: "implicit".into() })
-    }
-
-    /// Sets its name in metrics.
-    pub fn named(self, name: String) -> Self {
-        ImplicitReward { name, ..self }
     }
 
     /// The reward of each step of each completion; their sum is the outcome reward.

@@ -19,7 +19,8 @@ use std::sync::Arc;
 pub struct RewardModel {
     model: Frozen,
     reading: Reading,
-    name: String,
+    /// Its name in metrics.
+    pub(super) name: String,
 }
 
 impl RewardModel {
@@ -42,11 +43,6 @@ impl RewardModel {
         let model = Model::load(backend.clone(), &opened, Options { dtype, ..Default::default() })?;
         let model = Frozen::new(model, offload)?;
         Ok(RewardModel { model, reading: Reading::open(dir, recipe)?, name: "model".into() })
-    }
-
-    /// Sets its name in metrics.
-    pub fn named(self, name: String) -> Self {
-        RewardModel { name, ..self }
     }
 
     /// The score of each completion, in their order; no score depends on the other completions.
