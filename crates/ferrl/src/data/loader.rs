@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(rows(l.next_batch(2).unwrap()), [0, 1]);
         assert_eq!(rows(l.next_batch(2).unwrap()), [2]);
         assert_eq!(rows(l.next_batch(2).unwrap()), [0, 1]);
-        assert_eq!(l.epoch(), 1);
+        assert_eq!(l.epoch, 1);
     }
 
     #[test]

@@ -31,7 +31,7 @@ mod warn;
 
 pub use adapter::{AdapterSettings, BiasChoice, INITS};
 pub use check::{DTYPES, OVERLAP, OVERLONG, SCHEDULES, TOKENIZERS};
-pub use difference::{Difference, SAME_BITS, changes_no_bit, difference, differences};
+pub use difference::{Difference, SAME_BITS, changes_no_bit, differences};
 pub use elsewhere::names_markdown;
 pub use env::EnvSettings;
 pub use in_run::in_run;
