@@ -26,7 +26,7 @@ use crate::run::{
     Best, CheckpointOptions, Checkpoints, MetricsLog, RunFolder, StepRecord, TrainedModel, frozen, shared,
 };
 use crate::setup::{self, Draft};
-use crate::source::ExampleSource;
+use crate::source::Mixture;
 use crate::train::{Stage, Waits};
 use crate::warnings::{Warning, Warnings};
 use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat, save_adapter, save_shared};
@@ -330,7 +330,7 @@ fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<P
 }
 
 /// A source of held-out rows: its feed, its initial state, and itself.
-type EvalSource = (Feed, Value, Box<dyn ExampleSource>);
+type EvalSource = (Feed, Value, Mixture);
 
 struct OneStage<'a> {
     name: &'a str,

@@ -7,7 +7,7 @@
 use crate::recipe::Recipe;
 use crate::rollout::{self, Actor};
 use crate::setup;
-use crate::source::{ExampleSource, Item, Prompt};
+use crate::source::{Item, Mixture, Prompt};
 use crate::verify::{self, RowColumns, Sample, Verifier};
 use ferrl_engine::generate::GenerationRequest;
 use ferrl_engine::{Error, Result};
@@ -78,7 +78,7 @@ impl StepPairs<'_> {
     /// Asks, looks, asks again; `row` gets each pair, and every portion of prompts is followed by a call of `progress`.
     pub fn run(
         &mut self,
-        source: &mut dyn ExampleSource,
+        source: &mut Mixture,
         row: &mut dyn FnMut(Map<String, Value>) -> Result<()>,
         progress: &mut dyn FnMut(usize, FoundSteps),
     ) -> Result<FoundSteps> {

@@ -25,7 +25,7 @@ use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::search::Searcher;
 use crate::signal::{self, Signal};
-use crate::source::ExampleSource;
+use crate::source::Mixture;
 use crate::trust_region;
 use crate::verify::Hooks;
 use crate::warnings::Warnings;
@@ -65,7 +65,7 @@ pub struct Stage {
     pub ranks: Ranks,
     /// Ranks of this rank's group (tensor and context parallelism), in training and in rollouts.
     pub teams: TrainAndRollout,
-    pub source: Box<dyn ExampleSource>,
+    pub source: Mixture,
     pub rewards: Rewards,
     /// Environments of prompts with several turns.
     pub environments: Environments,

@@ -405,7 +405,7 @@ fn prompts(
     let count = wanted(args.prompts, source.epoch());
     let none = Rewards::default();
     evaluate::check(
-        &mut *source,
+        &mut source,
         rewards.unwrap_or(&none),
         &dir.config,
         (count, recipe.rollout.max_new_tokens),

@@ -93,7 +93,7 @@ pub fn run(args: &Args) -> Result<()> {
             separator: args.separator.clone(),
         },
     };
-    let found = pairs.run(&mut *source, &mut |row| output.row(&row), &mut |asked, _| {
+    let found = pairs.run(&mut source, &mut |row| output.row(&row), &mut |asked, _| {
         progress.add((asked - done) as u64);
         done = asked;
     })?;

@@ -182,7 +182,7 @@ fn measure(
     };
     let settings = Rollout { temperature, ..recipe.rollout.clone() };
     let counts = (prompts, 1, recipe.seed ^ 0xe7a1);
-    let all = evaluate(&mut actor, &mut *source, &rewards, &settings, counts, Default::default())?;
+    let all = evaluate(&mut actor, &mut source, &rewards, &settings, counts, Default::default())?;
     let mut metrics = all.metrics;
     if metrics.get("eval/ece").is_none() {
         metrics.join(calibration::metrics(&all.answers));

@@ -7,7 +7,7 @@ use super::{algorithm, own_rewards, plain_rewards, source, total_steps};
 use crate::algo::{Algorithm, Feed, Needs};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
-use crate::source::ExampleSource;
+use crate::source::Mixture;
 use crate::verify::Hooks;
 use crate::warnings::Warnings;
 use ferrl_engine::tokenizer::Tokenizer;
@@ -25,7 +25,7 @@ pub struct Draft {
     pub feed: Feed,
     pub needs: Needs,
     pub tokenizer: Arc<Tokenizer>,
-    pub source: Box<dyn ExampleSource>,
+    pub source: Mixture,
     /// Its steps.
     pub total: u64,
     /// The rewards, without reward models.
@@ -63,7 +63,7 @@ impl Draft {
         dir: &Path,
         warnings: &Warnings,
         rewards: Option<Rewards>,
-        source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn ExampleSource>>,
+        source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Mixture>,
     ) -> Result<Draft> {
         crate::recipe::warn(recipe, warnings);
         let (algo, feed) = algorithm(recipe)?;
@@ -84,7 +84,7 @@ impl Draft {
             );
             return Err(Error::usage(what).at("train.batch").fix("train.batch = 16, and as many rows"));
         }
-        let total = total_steps(recipe, &*source, feed)?;
+        let total = total_steps(recipe, &source, feed)?;
         moves(recipe, &*algo, total)?;
         let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
         let rewards = match rewards {
