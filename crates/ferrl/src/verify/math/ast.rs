@@ -1,8 +1,7 @@
 //! What an answer says, as a tree.
 
-use super::arith::rational::Rational;
-use super::language::units::Unit;
 use super::lexer::number::Digits;
+use super::{Rational, Unit};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Const {

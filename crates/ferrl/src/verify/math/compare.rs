@@ -1,17 +1,11 @@
 //! Whether two answers say the same.
 
-use super::ast::{Const, Expr, Func, Join};
-use super::budget::Budget;
-use super::conventions;
-use super::integers;
 use super::language::text;
-use super::language::units::Unit;
-use super::names::VariableNames;
-use super::pointwise;
-use super::relations;
-use super::scalar;
-use super::shape;
 use super::solutions::real_set;
+use super::{
+    Budget, Const, Expr, Func, Join, Unit, VariableNames, conventions, integers, pointwise, relations,
+    scalar, shape,
+};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 

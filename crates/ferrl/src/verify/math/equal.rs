@@ -1,14 +1,9 @@
 //! Mode `equal`: mathematical equality.
 
-use super::ast::Expr;
-use super::budget::Budget;
 use super::compare::{Compare, CompareRules};
-use super::ellipsis;
 use super::language::clock;
 use super::language::text;
-use super::lexer::Commas;
-use super::notation;
-use super::parser;
+use super::{Budget, Commas, Expr, ellipsis, notation, parser};
 
 /// Whether an answer equals the expected one.
 pub fn equal(gold: &str, answer: &str, budget: &Budget) -> bool {

@@ -4,13 +4,9 @@
 //! transcendental function occurs the arithmetic is exact and so is the verdict.
 
 use super::arith::float::Float;
-use super::arith::num::Num;
-use super::arith::rational::Rational;
-use super::arith::real::{MathResult, Real};
 use super::arith::transcend;
-use super::ast::{Big, Const, Expr, Func};
-use super::budget::{Budget, Stop};
-use super::functions;
+use super::ast::Big;
+use super::{Budget, Const, Expr, Func, MathResult, Num, Rational, Real, Stop, functions};
 use std::collections::BTreeSet;
 
 /// Points at which expressions are compared.

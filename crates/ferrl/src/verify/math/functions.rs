@@ -1,12 +1,7 @@
 //! Named functions of numbers.
 
-use super::arith::nat::Nat;
-use super::arith::num::Num;
-use super::arith::rational::Rational;
-use super::arith::real::{MathResult, Real};
 use super::arith::transcend;
-use super::ast::Func;
-use super::budget::{Budget, Stop};
+use super::{Budget, Func, MathResult, Nat, Num, Rational, Real, Stop};
 
 fn one(args: &[Num]) -> MathResult<&Num> {
     match args {

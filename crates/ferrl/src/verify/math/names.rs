@@ -1,8 +1,7 @@
 //! The variables of expressions, and what they stand for.
 
-use super::ast::{Big, Expr, Func};
-use super::budget::Budget;
-use super::eval::Env;
+use super::ast::Big;
+use super::{Budget, Env, Expr, Func};
 use std::collections::BTreeSet;
 
 /// The variables of some expressions.

@@ -1,7 +1,6 @@
 //! Sets of real numbers: unions of intervals and points with constant ends.
 
-use super::arith::real::Real;
-use super::ast::Rel;
+use super::{Real, Rel};
 use std::cmp::Ordering;
 
 /// One end of an interval; no value is infinity.

@@ -1,8 +1,7 @@
 //! What kind of answer a tree is, and the parts that count.
 
-use super::ast::{Const, Expr, Join, Rel, SetOp};
 use super::language::text;
-use super::language::units::Unit;
+use super::{Const, Expr, Join, Rel, SetOp, Unit};
 use std::collections::BTreeSet;
 
 /// A value without its unit, percent and degree signs.

@@ -3,7 +3,7 @@
 //! A value is `±m / 2^256 * 2^exp` with `m >= 2^255`, off by about `2^err` at most. The bound leaves out the
 //! last few bits of every rounding; comparisons allow [`SLACK`] for them.
 
-use super::rational::Rational;
+use super::super::Rational;
 
 /// Bits of the mantissa.
 pub const BITS: i64 = 256;

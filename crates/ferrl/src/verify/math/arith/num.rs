@@ -1,9 +1,7 @@
 //! Complex numbers whose parts stay exact as long as they can.
 
-use super::super::budget::Stop;
+use super::super::{MathResult, Rational, Real, Stop};
 use super::float::Float;
-use super::rational::Rational;
-use super::real::{MathResult, Real};
 use super::transcend;
 use std::cmp::Ordering;
 

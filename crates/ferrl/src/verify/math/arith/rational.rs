@@ -1,6 +1,6 @@
 //! Exact rationals: two machine words where they fit, big numbers otherwise.
 
-use super::nat::Nat;
+use super::super::Nat;
 use num_integer::gcd;
 use std::cmp::Ordering;
 

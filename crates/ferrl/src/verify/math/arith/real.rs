@@ -1,8 +1,7 @@
 //! Real numbers that stay exact as long as they can.
 
-use super::super::budget::Stop;
+use super::super::{Rational, Stop};
 use super::float::{Float, SLACK};
-use super::rational::Rational;
 use super::transcend;
 use std::cmp::Ordering;
 

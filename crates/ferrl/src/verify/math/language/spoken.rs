@@ -1,6 +1,6 @@
 //! Numbers in words: `twenty-five`, `one hundred and twenty`, `two thirds`.
 
-use super::super::arith::rational::Rational;
+use super::super::Rational;
 
 /// The number a single word stands for.
 pub fn word(word: &str) -> Option<i64> {

@@ -1,6 +1,6 @@
 //! Units: what a number counts. Known ones convert; unknown words are compared as they stand.
 
-use super::super::arith::rational::Rational;
+use super::super::Rational;
 
 /// Powers of length, mass, time, money, current and temperature.
 pub type Dims = [i8; 6];

@@ -1,6 +1,6 @@
 //! What names mean: LaTeX commands, functions, Greek letters, English words.
 
-use super::super::lexer::Tok;
+use super::super::Tok;
 
 /// Commands that set text: what they hold may be words.
 pub fn is_text_command(name: &str) -> bool {

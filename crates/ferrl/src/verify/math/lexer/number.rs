@@ -1,8 +1,6 @@
 //! Literals: integers, decimals, repeating decimals, thousands separators, scientific notation.
 
-use super::super::arith::nat::Nat;
-use super::super::arith::rational::Rational;
-use super::super::lexer::Commas;
+use super::super::{Commas, Nat, Rational};
 
 /// How precisely a decimal is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

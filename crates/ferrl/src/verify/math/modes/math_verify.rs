@@ -1,9 +1,8 @@
 //! Math-Verify 0.9: our own reading of the answers, with what its LaTeX reader cannot read left unread.
 
-use super::super::budget::Budget;
 use super::super::compare::CompareRules;
-use super::super::equal;
 use super::super::language::spoken;
+use super::super::{Budget, equal};
 
 const RULES: CompareRules =
     CompareRules { rounded: true, one_way: true, strict_kinds: true, lists_are_sets: true };

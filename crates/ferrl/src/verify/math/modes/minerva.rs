@@ -1,7 +1,7 @@
 //! The Minerva-style grader of DeepSeekMath in the form that VinePPO uses: numbers within 1e-3, also times or over
 //! a hundred; intervals without regard to their brackets.
 
-use super::super::budget::Budget;
+use super::super::Budget;
 use super::{hendrycks, plain};
 use regex::Regex;
 use std::sync::LazyLock;

@@ -1,6 +1,6 @@
 //! The grader published with PRM800K.
 
-use super::super::budget::Budget;
+use super::super::Budget;
 use super::{hendrycks, plain};
 use regex::Regex;
 use std::sync::LazyLock;

@@ -1,9 +1,8 @@
 //! Commands: fractions, roots, named functions, sums and integrals.
 
-use super::super::arith::rational::Rational;
-use super::super::ast::{Big, Const, Expr, Func, Rel};
-use super::super::lexer::Tok;
+use super::super::ast::Big;
 use super::super::lexer::number::Literal;
+use super::super::{Const, Expr, Func, Rational, Rel, Tok};
 use super::Parser;
 use super::products::times;
 
