@@ -50,7 +50,6 @@ pub fn open(path: &Path) -> Result<Box<dyn BufRead + Send>> {
     Ok(Box::new(BufReader::new(File::open(path).map_err(|e| fail(&e))?)))
 }
 
-/// Name of a file in messages.
 pub fn name(path: &Path) -> String {
     if path.as_os_str() == "-" { "standard input".into() } else { path.display().to_string() }
 }

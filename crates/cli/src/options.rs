@@ -218,7 +218,6 @@ pub fn whole<const LEAST: usize, const MOST: usize>(text: &str) -> std::result::
     text.parse().ok().filter(|n| (LEAST..=MOST).contains(n)).ok_or_else(refused)
 }
 
-/// A whole number of at least 1.
 pub fn at_least_one(text: &str) -> std::result::Result<usize, String> {
     whole::<1, MOST>(text)
 }

@@ -74,9 +74,7 @@ pub enum Evidence {
     /// A demonstration or a sample.
     #[default]
     Plain,
-    /// The chosen one of a pair.
     Chosen,
-    /// The rejected one of a pair.
     Rejected,
     /// Labelled good or bad.
     Labelled(bool),
@@ -242,7 +240,6 @@ impl MicroBatch<'_> {
     }
 }
 
-/// A loss, its gradients and its metrics.
 #[derive(Default)]
 pub struct Loss {
     /// This micro-batch's fraction of the update's loss.

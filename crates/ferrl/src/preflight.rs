@@ -24,7 +24,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Results of the check of a stage.
 pub struct Checked {
     pub name: String,
     pub algorithm: String,

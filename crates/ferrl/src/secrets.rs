@@ -139,7 +139,6 @@ fn unquoted(value: &str) -> Option<String> {
     }
 }
 
-/// Whether a variable may be called so.
 pub fn is_name(name: &str) -> bool {
     let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
     name.starts_with(letter) && name.chars().all(|c| letter(c) || c.is_ascii_digit())

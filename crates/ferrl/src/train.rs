@@ -49,7 +49,6 @@ use one_pass::Precomputed;
 pub struct Stage {
     pub recipe: Recipe,
     pub algo: Box<dyn Algorithm>,
-    /// The kind of data it learns from.
     pub feed: Feed,
     /// The model that is trained and sampled from.
     pub policy: ModelTrainer,
@@ -67,7 +66,6 @@ pub struct Stage {
     pub teams: TrainAndRollout,
     pub source: Mixture,
     pub rewards: Rewards,
-    /// Environments of prompts with several turns.
     pub environments: Environments,
     /// Search in rollouts and evaluations, with `[search]`.
     pub searcher: Option<Searcher>,

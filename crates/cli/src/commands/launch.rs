@@ -35,7 +35,6 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// Which MPI a launcher belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MpiKind {
     OpenMpi,

@@ -47,7 +47,6 @@ pub enum StorageFormat {
 }
 
 impl From<DType> for StorageFormat {
-    /// The format of a compute type.
     fn from(compute: DType) -> Self {
         if compute == DType::Bf16 { StorageFormat::Bf16 } else { StorageFormat::F32 }
     }

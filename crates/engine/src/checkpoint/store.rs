@@ -158,7 +158,6 @@ fn bare_file_name<'a>(tensor: &str, value: &'a Value) -> Result<&'a str> {
     })
 }
 
-/// The error for a directory without safetensors.
 fn no_weights(dir: &Path) -> Error {
     let has = |name: &str| dir.join(name).exists();
     let shown = dir.display();

@@ -42,7 +42,6 @@ pub struct Sampler {
     events: Vec<Event>,
 }
 
-/// State and counters of a sampler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Blocks of the KV cache.

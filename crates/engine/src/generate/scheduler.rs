@@ -10,7 +10,6 @@ use super::{GenerationRequest, Id};
 use crate::{Error, Result};
 
 impl Sampler {
-    /// Refuses a request that cannot be completed.
     pub(super) fn check_request(&self, request: &GenerationRequest) -> Result<()> {
         let (p, vocab) = (&request.params, self.config.vocab);
         p.validate()?;

@@ -17,7 +17,6 @@ pub(crate) struct Defaults {
     pub(crate) max_positions: usize,
     pub(crate) eps: f64,
     pub(crate) tied: bool,
-    /// The field that names the activation.
     pub(crate) activation_key: &'static str,
     pub(crate) activation: &'static str,
 }

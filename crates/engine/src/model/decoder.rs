@@ -84,7 +84,6 @@ struct Interior {
     ffn: NetworkActivations,
 }
 
-/// Activations of a whole forward pass.
 pub struct Activations {
     layers: Vec<LayerActivations>,
     x_final: Buffer, // (T, H) f32

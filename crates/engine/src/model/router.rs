@@ -44,7 +44,6 @@ pub struct ExpertLoad {
 }
 
 impl ExpertLoad {
-    /// Adds another batch of the same layer.
     pub fn add(&mut self, other: &ExpertLoad) {
         self.tokens.resize(other.tokens.len().max(self.tokens.len()), 0);
         self.tokens.iter_mut().zip(&other.tokens).for_each(|(sum, n)| *sum += n);

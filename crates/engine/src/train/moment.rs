@@ -73,7 +73,6 @@ impl StateKind {
         }
     }
 
-    /// Allocates a buffer of `len` elements.
     pub(super) fn alloc(self, backend: &dyn Backend, len: usize, stored: MomentStorage) -> Result<Buffer> {
         let dtype = self.dtype(stored.coded);
         // The EMA is read whenever the averaged model is used; moments once per step.

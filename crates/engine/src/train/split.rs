@@ -78,7 +78,6 @@ impl Gathered<'_> {
         self.exchanged(|exchange, totals| exchange.finish(pending_reduce, totals))
     }
 
-    /// Allocates the gradients of trained parameters.
     fn alloc_grads(&self, params: &[usize], grads: Grads<'_>) -> Result<()> {
         let _gradients = Purpose::Gradients.on(&self.model.backend);
         for &i in params.iter().filter(|&&i| self.trained[i]) {

@@ -66,7 +66,6 @@ pub struct Entry {
     /// Its metrics, in groups, without those of every run.
     pub metrics: &'static [&'static [Metric]],
     pub defaults: fn() -> Value,
-    /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
     /// Builds it from its settings; unknown settings are an error.
     pub build: fn(Value) -> Result<Box<dyn Algorithm>>,
@@ -122,12 +121,10 @@ pub const ALGORITHMS: &[&Entry] = &[
 /// The key of dynamic sampling.
 pub const REFILLS: &str = "algo.refills";
 
-/// The default algorithm of a recipe.
 pub const DEFAULT: &Entry = &dr_grpo::ENTRY;
 /// The method of RL2's `adv.estimator = gae`, with a critic.
 pub const WITH_CRITIC: &Entry = &ppo::ENTRY;
 
-/// The algorithm that trains a reward model.
 pub const REWARD_MODEL: &Entry = &reward_model::ENTRY;
 /// The method of RL2's `adv.estimator = reinforce`.
 pub const WITHOUT_CRITIC: &Entry = &reinforce::ENTRY;

@@ -24,7 +24,6 @@ impl Finding {
         }
     }
 
-    /// Adds what was found in later rows.
     pub fn join(&mut self, later: Finding) {
         if self.rows == 0 {
             self.first = later.first;
@@ -72,7 +71,6 @@ impl Findings {
         self.other_prompt.add(counts.other_prompt > 0, place, 0);
     }
 
-    /// Adds what was found in later rows.
     pub fn join(&mut self, mut later: Findings) {
         for kind in KINDS {
             (kind.of)(self).join(std::mem::take((kind.of)(&mut later)));

@@ -25,7 +25,6 @@ impl Default for Options {
     }
 }
 
-/// Size and weight of a dataset.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Size {
     /// Number of rows; for an endless dataset, the rows of an epoch at weight 1.

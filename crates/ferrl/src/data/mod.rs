@@ -69,7 +69,6 @@ impl FileRow {
 /// Takes each row of a file.
 pub type Each<'a> = &'a mut dyn FnMut(FileRow) -> Result<()>;
 
-/// A kind of file that holds rows.
 pub trait FileFormat: Sync {
     /// Its name in messages.
     fn name(&self) -> &'static str;
@@ -85,7 +84,6 @@ pub trait FileFormat: Sync {
     fn read(&self, path: &Path, each: Each<'_>) -> Result<()>;
 }
 
-/// Every format that can be read.
 pub const FORMATS: &[&dyn FileFormat] = &[
     &json::JsonFormat,
     &jsonl::Jsonl,

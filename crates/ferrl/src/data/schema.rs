@@ -17,7 +17,6 @@ pub(super) use value::{is_assistant, is_strange};
 pub enum RowKind {
     /// Demonstrations (SFT).
     Sft,
-    /// A chosen and a rejected completion.
     Preference,
     /// A right and a wrong step after the same beginning.
     StepPreference,

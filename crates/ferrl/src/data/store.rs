@@ -28,7 +28,6 @@ pub struct RowSpan {
     pub number: u32,
 }
 
-/// The text of a dataset's rows.
 #[derive(Debug, Default)]
 pub struct RowStore {
     /// Text that was copied; what stands in a file of the dataset is read there.

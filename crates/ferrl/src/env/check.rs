@@ -142,7 +142,6 @@ fn broken(seen: &Seen) -> Vec<Violation> {
     found
 }
 
-/// The first difference between two episodes.
 fn difference(one: &Seen, other: &Seen) -> Option<String> {
     if let Some(lost) = &other.lost {
         return Some(format!("it failed: {}", lost.message));

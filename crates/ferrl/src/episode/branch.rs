@@ -18,7 +18,6 @@ pub(crate) enum Reach {
     Start,
     /// At the end of a turn, or of a step within its action.
     Step,
-    /// At the end of the episode.
     End,
 }
 
@@ -90,7 +89,6 @@ impl Branch {
         Some(next)
     }
 
-    /// Whether the prefix is being replayed.
     pub(super) fn is_replaying(&self) -> bool {
         self.mark.is_none()
     }

@@ -42,7 +42,6 @@ pub trait RowEpisodes: Send + Sync {
 pub struct Environments {
     tasks: Vec<(String, Arc<dyn Task>)>,
     rows: Option<Arc<dyn RowEpisodes>>,
-    /// Maximum number of actions per episode.
     max_turns: usize,
     /// Maximum number of concurrent environments that wait for other processes.
     concurrency: usize,
@@ -64,7 +63,6 @@ impl Environments {
         Environments { rows: Some(rows), ..self }
     }
 
-    /// Sets the number of concurrent environments.
     pub fn with_concurrency(self, concurrency: usize) -> Self {
         Environments { concurrency, ..self }
     }
@@ -164,7 +162,6 @@ impl Played {
         self.turns.iter().map(|t| t.action.as_str()).collect()
     }
 
-    /// Sum of the rewards of all turns.
     pub fn total_reward(&self) -> f64 {
         self.turns.iter().map(|t| t.reward).sum()
     }

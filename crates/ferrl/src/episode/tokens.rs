@@ -76,7 +76,6 @@ impl Episode {
         self
     }
 
-    /// Maximum number of tokens of an action.
     pub(super) fn longest_action(&self) -> usize {
         self.params.max_new_tokens
     }

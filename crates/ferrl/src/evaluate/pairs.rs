@@ -100,7 +100,6 @@ pub fn compare(rewards: &Rewards, pairs: &[EvalPair], seen: &mut dyn FnMut(usize
     Ok(out)
 }
 
-/// Accuracy of a subset or section.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Accuracy {
     pub name: String,

@@ -22,7 +22,6 @@ const DRAW: f64 = 20.0;
 /// Bytes of a row's log-sum-exp, entropy and target's logit.
 const FOLDED: f64 = 12.0;
 
-/// Bytes that ranks exchange in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exchange {
     pub name: &'static str,

@@ -43,7 +43,6 @@ impl Optim {
         self.name != "sgd"
     }
 
-    /// Number of moments of a weight.
     pub fn moments(&self) -> usize {
         match self.is_adam() {
             true => 2,

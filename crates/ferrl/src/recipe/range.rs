@@ -31,7 +31,6 @@ impl Range {
         Some(Range { low: low.parse().ok()?, high: high.parse().ok()?, above, below })
     }
 
-    /// Whether the range contains a number.
     pub fn holds(&self, x: f64) -> bool {
         let low = if self.above { x > self.low } else { x >= self.low };
         low && if self.below { x < self.high } else { x <= self.high }

@@ -289,7 +289,6 @@ impl SearchSettings {
         let model = Some(self.model()?.to_string());
         Some(RewardSettings { model, options: self.scorer_options.clone(), ..Default::default() })
     }
-    /// Whether the scorer can score prefixes.
     pub fn judges_steps(&self) -> bool {
         self.scorer != SCORERS[0]
     }

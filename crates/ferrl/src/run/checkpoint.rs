@@ -70,7 +70,6 @@ pub struct Saved {
     pub problems: Vec<Error>,
 }
 
-/// The folder of a run's checkpoints.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     dir: PathBuf,

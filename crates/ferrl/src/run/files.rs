@@ -147,7 +147,6 @@ impl Files {
         self.sync_dir(path.parent().unwrap_or(Path::new(".")))
     }
 
-    /// Gives a file or directory another name.
     pub fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         let done = self.gate().and_then(|()| fs::rename(from, to));
         done.map_err(|e| error(&format!("cannot rename to {}", to.display()), from, &e))
@@ -179,7 +178,6 @@ impl Files {
         done.map_err(|e| error("cannot remove", path, &e))
     }
 
-    /// Cuts a file to a length.
     pub fn truncate(&self, path: &Path, len: u64) -> Result<()> {
         let cut = || OpenOptions::new().write(true).open(path)?.set_len(len);
         self.gate().and_then(|()| cut()).map_err(|e| error("cannot truncate", path, &e))

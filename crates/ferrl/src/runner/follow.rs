@@ -48,7 +48,6 @@ pub(super) enum Order {
 }
 
 impl Order {
-    /// Sends the order to all followers.
     pub(super) fn send(self, ranks: &Ranks) -> Result<()> {
         if ranks.is_alone() {
             return Ok(());

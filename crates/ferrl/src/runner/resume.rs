@@ -51,7 +51,6 @@ impl RunPosition {
         self.stage + usize::from(self.finished)
     }
 
-    /// Whether that stage has taken steps.
     pub fn begun(&self) -> bool {
         self.step > 0 && !self.finished
     }

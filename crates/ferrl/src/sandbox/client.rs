@@ -78,7 +78,6 @@ impl SupervisorClient {
         Ok((supervisor, hello.0.report))
     }
 
-    /// Runs a program to its end.
     pub(super) fn run(
         &mut self,
         program: &SandboxProgram,

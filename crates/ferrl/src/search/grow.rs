@@ -79,7 +79,6 @@ pub(super) struct BranchDraft {
     pub stream: [u32; 3],
 }
 
-/// Texts of a node for scorers.
 pub(super) struct BranchTexts {
     /// The completion, or the last action of an episode.
     completion: String,
@@ -135,7 +134,6 @@ impl Live {
         }
     }
 
-    /// The texts of a node for scorers.
     pub fn texts(&self, id: usize, sampling: Sampling<'_>) -> Result<BranchTexts> {
         let Some(reached) = &self.tree.node(id).drawn.reached else {
             let text = completion_text(&self.tree, id, sampling)?;

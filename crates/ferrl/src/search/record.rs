@@ -23,7 +23,6 @@ pub struct Record {
     pub seed: u64,
     /// All nodes, the root first.
     pub nodes: Tree,
-    /// The answer of the selected completion.
     pub answer: String,
     /// The node where that completion ends.
     pub answer_node: Option<usize>,
@@ -138,12 +137,10 @@ pub struct Replayed {
     pub records: Vec<Record>,
 }
 
-/// Whether a folder has saved trees.
 pub fn has_trees(dir: &Path) -> bool {
     tree_files(dir).is_ok_and(|files| !files.is_empty())
 }
 
-/// The saved trees of a folder.
 pub fn tree_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let failed = |e: std::io::Error| {
         Error::data(format!("cannot read: {e}"))

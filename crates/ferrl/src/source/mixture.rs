@@ -60,7 +60,6 @@ impl MixturePart {
     }
 }
 
-/// Purpose and settings of reading rows.
 pub struct ReadingPurpose<'a> {
     /// How rows become examples.
     pub data: &'a DataSettings,
@@ -79,7 +78,6 @@ pub struct ReadingPurpose<'a> {
     pub warnings: &'a Warnings,
 }
 
-/// Examples of several sources in one order.
 pub struct Mixture {
     pub(super) parts: Vec<MixturePart>,
     loader: Loader,

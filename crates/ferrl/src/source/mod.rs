@@ -14,7 +14,6 @@ use ferrl_engine::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A prompt to sample completions for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prompt {
     /// Its number in the run, which determines the random numbers of its completions.
@@ -42,7 +41,6 @@ pub struct Prompt {
 pub enum Item {
     /// Given sequences: one demonstration, or both completions of a pair.
     Given(Vec<Sequence>),
-    /// A prompt to sample completions for.
     Ask(Prompt),
     /// A prompt with given completions and rewards.
     Graded(RewardedGroup),

@@ -34,7 +34,6 @@ pub struct Entry {
     /// The name in recipes, after `task:`.
     pub name: &'static str,
     pub about: &'static str,
-    /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
     /// Builds it from `data.task`; unknown settings are an error.
     pub build: BuildTask,
@@ -253,7 +252,6 @@ impl TaskExamples {
         }))
     }
 
-    /// A prompt to sample completions for.
     fn prompt(
         &self,
         (index, number): (u64, u64),

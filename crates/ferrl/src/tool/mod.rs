@@ -43,7 +43,6 @@ pub struct Entry {
     /// The name in recipes and calls.
     pub name: &'static str,
     pub about: &'static str,
-    /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
     /// Builds it from its settings; unknown settings are an error.
     pub build: BuildTool,

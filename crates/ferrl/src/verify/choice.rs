@@ -67,7 +67,6 @@ impl Choice {
         Ok(Listed { options, labels, known: true })
     }
 
-    /// The letter of the right option.
     fn right(&self, sample: &Sample<'_>, listed: &Listed) -> Result<char> {
         let value = required(sample, &self.column, ENTRY.name)?;
         let letter = match value {

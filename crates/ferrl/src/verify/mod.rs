@@ -106,7 +106,6 @@ pub struct Progress {
     pub epoch: f64,
 }
 
-/// A verifier's result for one completion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Score {
     /// The reward for training.
@@ -144,7 +143,6 @@ impl Score {
     }
 }
 
-/// The result of scoring one completion.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Scored(Score),
@@ -225,7 +223,6 @@ pub trait Verifier: Send + Sync {
     fn name(&self) -> &str;
     /// The score of one completion.
     fn score(&self, sample: &Sample<'_>) -> Result<Score>;
-    /// The scores of a batch, in order.
     fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
         samples.iter().map(|s| self.score(s).map(Outcome::Scored)).collect()
     }
@@ -298,7 +295,6 @@ pub struct Entry {
     /// The name a recipe uses.
     pub name: &'static str,
     pub about: &'static str,
-    /// The JSON Schema of its options.
     pub schema: fn() -> Schema,
     /// Builds the verifier from its options; unknown options are an error.
     pub build: fn(&Given<'_>) -> Result<Box<dyn Verifier>>,

@@ -19,7 +19,6 @@ pub struct Results {
 pub trait RowCase {
     /// Display name.
     fn name(&self) -> String;
-    /// Number of rows of the inputs.
     fn rows(&self) -> usize;
     /// Runs it on the picked rows.
     fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results>;

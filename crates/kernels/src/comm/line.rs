@@ -110,7 +110,6 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Whether no exchange is in flight.
     pub fn is_idle(&self) -> bool {
         self.coming.is_empty()
     }

@@ -186,7 +186,6 @@ impl Ranks {
         self.0.as_ref().map_or((1, 0), |g| g.comm.local())
     }
 
-    /// Whether there is one rank only.
     pub fn is_alone(&self) -> bool {
         self.size() == 1
     }

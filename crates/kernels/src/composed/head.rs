@@ -103,7 +103,6 @@ fn entropy(row: &[f32], lse: f32) -> f32 {
     row.iter().map(|&l| probability(l, lse) * (lse - l)).sum()
 }
 
-/// See [`HeadOps::logits`](crate::backend::HeadOps::logits).
 pub fn logits<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,
@@ -118,7 +117,6 @@ pub fn logits<B: LinearOps + ?Sized>(
     })
 }
 
-/// See [`HeadOps::logp`](crate::backend::HeadOps::logp).
 pub fn logp<B: LinearOps + ?Sized>(
     b: &B,
     head: HeadInput<'_>,
@@ -201,7 +199,6 @@ fn divergence(row: &[f32], lse: f32, ratios: &[f32]) -> f32 {
     row.iter().zip(ratios).map(|(&l, ratio)| probability(l, lse) * ratio).sum()
 }
 
-/// See [`DivergenceOps::kl`](crate::backend::DivergenceOps::kl).
 pub fn kl<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,

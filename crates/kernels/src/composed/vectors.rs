@@ -7,7 +7,6 @@ use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 use std::collections::BTreeMap;
 
-/// Copies a buffer to the host.
 pub(crate) fn download<B: MemoryOps + ?Sized>(b: &B, x: &Buffer) -> Result<Vec<f32>> {
     let mut values = vec![0.0; x.len()];
     b.read(x, 0, &mut values)?;

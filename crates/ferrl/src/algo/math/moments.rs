@@ -1,6 +1,5 @@
 //! Running mean and variance of rewards over all rollouts so far, batch by batch (Chan et al., 1979).
 
-/// Moments of all values so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moments {
     pub count: f64,

@@ -93,7 +93,6 @@ trait Rules: Send {
     fn at_limit(&self) -> f64 {
         0.0
     }
-    /// An action of a random player.
     fn random(&self, draw: &mut TaskDraw) -> String;
 }
 

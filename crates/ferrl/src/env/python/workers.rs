@@ -78,7 +78,6 @@ impl CallFailed {
         Box::new(CallFailed { lost, retry: false, fatal: None })
     }
 
-    /// An error that ends the run.
     fn fatal(error: Error) -> Box<Self> {
         Box::new(CallFailed { lost: Lost::new(Why::Exited, ""), retry: false, fatal: Some(error) })
     }

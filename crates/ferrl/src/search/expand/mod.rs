@@ -103,7 +103,6 @@ pub const EXPANDERS: &[Entry] = &[
     },
 ];
 
-/// Options of expanders, as JSON Schema.
 pub const EXPANDER_OPTIONS: fn() -> Schema = || schema_for!(ExpanderOptions);
 
 with_defaults! {
@@ -148,7 +147,6 @@ pub fn build(name: &str, options: &ExpanderOptions) -> Result<Box<dyn Expander>>
     (entry.build)(options)
 }
 
-/// Number of samples that are still missing.
 fn missing(so_far: &Drawn<'_>) -> usize {
     so_far.asked.samples.saturating_sub(so_far.draws)
 }

@@ -43,7 +43,6 @@ pub const STRATEGIES: &[Entry] = &[
     mcts::ENTRY,
 ];
 
-/// Options of every strategy, as JSON Schema.
 pub const STEP_OPTIONS: fn() -> Schema = || schema_for!(StepOptions);
 
 with_defaults! {
@@ -67,7 +66,6 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of nodes that a round or a schedule may request.
 const MAX_NODES: f64 = 1_048_576.0;
 
-/// What all strategies have in common.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Common {
     /// Text that ends a step.

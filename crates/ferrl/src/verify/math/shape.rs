@@ -153,7 +153,6 @@ pub fn is_combination(expr: &Expr) -> bool {
     plain(expr, &mut names) && names.len() > 1
 }
 
-/// Whether an expression is the number 0.
 pub fn is_zero(expr: &Expr) -> bool {
     matches!(expr, Expr::Num(value, _) if value.sign() == 0)
 }

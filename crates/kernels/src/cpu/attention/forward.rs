@@ -15,7 +15,6 @@ use crate::cpu::simd::Level;
 use crate::error::Result;
 use crate::math::ln;
 
-/// See [`AttentionOps::attention`](crate::backend::AttentionOps::attention).
 pub fn attention(
     cpu: &Cpu,
     op: Attention,

@@ -158,7 +158,6 @@ fn logit_gradient<S: Simd, E: GradElement>(
     }
 }
 
-/// See [`HeadOps::logp_backward`](crate::backend::HeadOps::logp_backward).
 pub fn logp_backward(
     cpu: &Cpu,
     head: HeadInput<'_>,
@@ -194,7 +193,6 @@ pub fn logp_backward(
     }
 }
 
-/// See [`HeadOps::logp_one_pass`](crate::backend::HeadOps::logp_one_pass).
 pub fn logp_one_pass(
     cpu: &Cpu,
     head: HeadInput<'_>,

@@ -154,7 +154,6 @@ pub(super) fn put_stats(stats: &mut LogpStats, first: usize, folds: &[Fold], tar
     }
 }
 
-/// See [`HeadOps::logp`](crate::backend::HeadOps::logp).
 pub fn logp(
     cpu: &Cpu,
     head: HeadInput<'_>,
@@ -187,7 +186,6 @@ pub fn logp(
     Ok(())
 }
 
-/// See [`HeadOps::logits`](crate::backend::HeadOps::logits).
 pub fn logits(
     cpu: &Cpu,
     op: LogpHead,

@@ -108,7 +108,6 @@ impl Curves {
         Ok(all.into_iter().flatten().map(f32::to_bits).collect())
     }
 
-    /// The model that a case starts from.
     pub fn start_of(&self, cpu: &Arc<dyn Backend>, case: &CurveCase) -> Result<PathBuf> {
         self.start(cpu, case.index)
     }

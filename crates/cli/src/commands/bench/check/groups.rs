@@ -80,7 +80,6 @@ pub fn cases(size: usize, table: &CheckTable<'_>) -> Result<Vec<GroupCase>> {
     Ok(cases)
 }
 
-/// The model that all cases start from.
 pub struct GroupStart {
     folder: ScratchDir,
 }
