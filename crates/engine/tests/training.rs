@@ -6,8 +6,7 @@ use ferrl_engine::model::{FAMILIES, Head, Model, Options, ParamId, Slot};
 use ferrl_engine::train::{
     Batch, BatchSequence, Decay, ModelTrainer, OptimizerOptions, Rule, Schedule, StatGrads, Stats, kl, plan,
 };
-use ferrl_kernels::cpu::Cpu;
-use ferrl_kernels::cpu::Level;
+use ferrl_kernels::cpu::{Cpu, Level};
 use ferrl_kernels::{Backend, Class, DType, Purpose};
 use std::path::Path;
 use std::sync::Arc;

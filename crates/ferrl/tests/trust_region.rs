@@ -10,9 +10,8 @@ use ferrl::verify::VERIFIERS;
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::train::{Batch, BatchSequence, ModelTrainer, OptimizerOptions, ParamVector, StatGrads};
-use ferrl_kernels::DType;
-use ferrl_kernels::Ranks;
 use ferrl_kernels::cpu::Cpu;
+use ferrl_kernels::{DType, Ranks};
 use std::sync::Arc;
 
 fn tiny() -> ModelTrainer {

@@ -1,7 +1,6 @@
 //! Operands and results of a [`Backend`](crate::Backend)'s operations: settings, shapes, row lists.
 
-use crate::buffer::{Buffer, Weight};
-use crate::error::Result;
+use crate::{Buffer, Result, Weight};
 use std::any::Any;
 use std::ops::Range;
 

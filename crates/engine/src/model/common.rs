@@ -4,8 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::config::{FfnActivation, LayerRope, ModelConfig, NormConfig, NormKind, Position};
 use super::fields::Fields;
-use super::rope_json;
-use super::{Family, head_of};
+use super::{Family, head_of, rope_json};
 use crate::{Error, Result};
 
 /// transformers' defaults for fields that a family's `config.json` leaves out.

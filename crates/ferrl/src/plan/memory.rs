@@ -8,9 +8,8 @@
 use super::Inputs;
 use super::adapted::adapted;
 use crate::recipe::Recipe;
-use ferrl_engine::model::ModelConfig;
-use ferrl_engine::model::ParamShape;
 use ferrl_engine::model::adapter::{AdapterOptions, BaseHome};
+use ferrl_engine::model::{ModelConfig, ParamShape};
 use ferrl_kernels::codes::NF4_BLOCK;
 use ferrl_kernels::{DType, Footprint, counted};
 

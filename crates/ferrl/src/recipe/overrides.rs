@@ -1,11 +1,9 @@
 //! Overrides on the command line: `key=value`, `+key=value`, `~key`, `@overlay.toml`.
 
-use super::OFF;
-use super::keys;
 use super::load::{latest, shorthand};
-use super::rl2;
 use super::schema::KeyKind;
 use super::tree::{KeyPath, Place, ValueTree, dotted};
+use super::{OFF, keys, rl2};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 

@@ -7,8 +7,7 @@
 //! language model trained to write `red; blue` or `No Answer`; `task:calibration` has data for both.
 
 use super::{Reward, RewardModel};
-use crate::recipe::read_settings;
-use crate::recipe::{Recipe, RewardSettings as Source};
+use crate::recipe::{Recipe, RewardSettings as Source, read_settings};
 use crate::task::calibration::{ASKED, NO_ANSWER};
 use crate::verify::calibration::{Decision, top};
 use crate::verify::{Outcome, Progress, Sample, Score, required};

@@ -1,7 +1,6 @@
 //! Saved searches: tree and figures as `tree-N.json`, and the replay of such files without a model.
 
-use super::strategy;
-use super::{ChoiceRule, Node, Tree};
+use super::{ChoiceRule, Node, Tree, strategy};
 use crate::evaluate::estimate::{interval, mean};
 use ferrl_engine::{Error, Result, counted};
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,7 @@
 //! Decode GEMM: for every number of rows from 1 to 64, and some beyond, each row has the bits it has among many.
 
 use super::{Check, download, nan_filled, random, upload, weight};
-use crate::buffer::DType;
-use crate::error::Result;
+use crate::{DType, Result};
 
 /// Features and reduction length: a long k, more features than blocks, a partial last tile. Small, because CPUs without vector
 /// instructions run them, too.

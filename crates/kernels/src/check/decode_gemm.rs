@@ -4,9 +4,7 @@ use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{
     Activation, Affine, Backend, Heads, Norm, Normed, PagedRows, PagedSequence, QkvLayer, Rotation,
 };
-use crate::buffer::{Buffer, DType};
-use crate::composed;
-use crate::error::Result;
+use crate::{Buffer, DType, Result, composed};
 
 /// Hidden width, heads, feed-forward width, LayerNorm, biases, and the activation.
 const SHAPES: &[(usize, Heads, usize, bool, bool, Activation)] = &[

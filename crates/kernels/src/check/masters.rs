@@ -3,8 +3,7 @@
 use super::units::adamw;
 use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{AdamWParam, Backend, Sgd};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 
 const ROWS: usize = 1031;
 const WIDTH: usize = 24;

@@ -18,10 +18,8 @@ mod vectors;
 mod vocab;
 
 use crate::backend::Backend;
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
 use crate::philox::{normals, philox4x32};
-use crate::{narrow, widen};
+use crate::{Buffer, DType, Result, Weight, narrow, widen};
 
 #[derive(Clone, Debug)]
 pub struct CheckOutcome {

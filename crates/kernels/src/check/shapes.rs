@@ -6,8 +6,7 @@
 
 use super::{Check, random};
 use crate::backend::*;
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 use std::cell::Cell;
 
 /// How an operand is invalid.

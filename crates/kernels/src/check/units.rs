@@ -2,9 +2,8 @@
 
 use super::{Check, download};
 use crate::backend::Backend;
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
 use crate::operands::AdamW;
+use crate::{Buffer, DType, Result};
 
 /// Results of an operation on some rows.
 #[derive(Default)]

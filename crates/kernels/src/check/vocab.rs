@@ -5,9 +5,8 @@ use super::{Check, download, nan_filled, upload, weight};
 use crate::backend::{
     Backend, LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart,
 };
-use crate::buffer::{Buffer, DType, Weight};
 use crate::comm::part;
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 use std::cell::RefCell;
 use std::ops::Range;
 

@@ -27,8 +27,7 @@ pub use parcel::{Block, Inbox, Outbox, ParcelContents, ParcelPiece, PendingParce
 pub use pool::{message_buffer, recycle};
 pub use threads::{device_threads, threads};
 
-use crate::error::{Class, Error, Result};
-use crate::lock;
+use crate::{Class, Error, Result, lock};
 use device::Devices;
 use line::{Completed, Job, Line};
 use std::collections::HashMap;

@@ -1,8 +1,7 @@
 //! Attention of some rows, by computing all rows.
 
 use crate::backend::{Attention, AttentionOps, AttentionSaved, RowShard};
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 
 pub fn attention_shard<B: AttentionOps + ?Sized>(
     b: &B,

@@ -2,8 +2,7 @@
 
 use super::download;
 use crate::backend::{MemoryOps, RowMix};
-use crate::buffer::Buffer;
-use crate::error::Result;
+use crate::{Buffer, Result};
 
 pub fn mix_rows<B: MemoryOps + ?Sized>(b: &B, mix: RowMix<'_>, src: &Buffer, out: &mut Buffer) -> Result<()> {
     let (source, weights, mut sums) = (download(b, src)?, download(b, mix.weights)?, vec![0f32; out.len()]);

@@ -5,10 +5,9 @@ use crate::backend::{
     HeadGrads, HeadInput, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps, SampleOps,
     SampleSpec, TokenChoice,
 };
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
 use crate::math::{exp, ln};
 use crate::truncate::Truncation;
+use crate::{Buffer, DType, Result, Weight};
 
 /// Rows whose logits are materialised at a time.
 const ROWS: usize = 64;

@@ -1,8 +1,7 @@
 //! LoRA merges from GEMMs and copies.
 
 use crate::backend::{ColumnsOf, LinearGrads, LinearOps, LowRank, LowRankGrad, LowRankOps};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 
 pub fn adapted<B: LowRankOps + ?Sized>(
     b: &B,

@@ -21,8 +21,7 @@ use crate::backend::{
     Activation, Affine, CacheOps, DecodeOps, Heads, LinearGrads, LinearOps, NormOps, Normed, PagedRows,
     QkvLayer, RopeOps, Rotation,
 };
-use crate::buffer::Buffer;
-use crate::error::Result;
+use crate::{Buffer, Result};
 
 pub fn add_norm<B: NormOps + ?Sized>(
     b: &B,

@@ -3,8 +3,7 @@
 use crate::backend::{
     DOT_CHUNK, EmbeddingOps, HeadNorm, HeadNormOps, Heads, MemoryOps, NormGrads, Normed, Target, VectorOps,
 };
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 use std::collections::BTreeMap;
 
 pub(crate) fn download<B: MemoryOps + ?Sized>(b: &B, x: &Buffer) -> Result<Vec<f32>> {

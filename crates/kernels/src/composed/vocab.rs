@@ -6,9 +6,8 @@ use crate::backend::{
     Draw, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps, PartGrads, PartInput, PartSide,
     TileStats, VocabPart,
 };
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
 use crate::math::{exp, ln};
+use crate::{Buffer, DType, Result};
 use std::ops::Range;
 
 /// Rows whose logits are materialised at a time.

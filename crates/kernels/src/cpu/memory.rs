@@ -7,10 +7,7 @@
 //! Large blocks, and packed weights as a group, use huge pages of 2 MiB where available: GEMMs read rows that are kilobytes
 //! apart, and with 4 KiB pages TLB misses would dominate.
 
-use crate::buffer::{Buffer, DType};
-use crate::error::{Error, Result};
-use crate::lock;
-use crate::usage::{MemoryUsage, Purpose};
+use crate::{Buffer, DType, Error, MemoryUsage, Purpose, Result, lock};
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;

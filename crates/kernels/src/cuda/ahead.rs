@@ -5,8 +5,7 @@
 //! are known.) A source that no thread has started on is compiled by the caller.
 
 use super::compile::{KernelSource, SOURCES, is_cached, machine_code};
-use crate::error::{Error, Result};
-use crate::{cores, lock};
+use crate::{Error, Result, cores, lock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};

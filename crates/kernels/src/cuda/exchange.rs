@@ -5,8 +5,7 @@
 
 use super::context::{Cuda, check};
 use super::handles::{CudaContext, Pinned, Stream, StreamEvent};
-use crate::error::{Error, Result};
-use crate::lock;
+use crate::{Error, Result, lock};
 use cudarc::driver::sys::{self, CUdevice, CUresult, CUstream};
 use std::ffi::c_int;
 use std::sync::Arc;

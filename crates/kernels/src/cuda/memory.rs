@@ -8,10 +8,8 @@
 
 use super::context::check;
 use super::handles::{CudaContext, Pinned};
-use crate::buffer::{Buffer, DType};
-use crate::error::{Error, Result};
-use crate::lock;
 use crate::usage::{MemoryReport, MemoryUsage, Purpose, size};
+use crate::{Buffer, DType, Error, Result, lock};
 use cudarc::driver::sys::{self, CUresult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};

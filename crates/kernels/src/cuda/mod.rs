@@ -37,8 +37,7 @@ pub(crate) use handles::StreamEvent;
 pub(crate) use memory::element;
 
 use crate::backend::{Backend, DeviceInfo, Heads};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

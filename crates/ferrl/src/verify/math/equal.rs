@@ -1,8 +1,7 @@
 //! Mode `equal`: mathematical equality.
 
 use super::compare::{Compare, CompareRules};
-use super::language::clock;
-use super::language::text;
+use super::language::{clock, text};
 use super::{Budget, Commas, Expr, ellipsis, notation, parser};
 
 /// Whether an answer equals the expected one.

@@ -13,11 +13,10 @@ use super::{BLOCK, Storage, with_scratch};
 use crate::backend::{
     Attention, AttentionSaved, CacheOps, Heads, MemoryOps, PagedRows, PagedSequence, RowShard, ShardPiece,
 };
-use crate::buffer::{Buffer, DType};
 use crate::cpu::Cpu;
 use crate::cpu::memory::{f32s, f32s_mut};
 use crate::cpu::pool::Disjoint;
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 use std::ops::Range;
 
 /// Maximum tokens per task.

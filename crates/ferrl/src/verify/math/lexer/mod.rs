@@ -3,9 +3,7 @@
 mod commands;
 pub mod number;
 
-use super::language::unicode;
-use super::language::units;
-use super::language::words;
+use super::language::{unicode, units, words};
 use number::Literal;
 
 /// A token.

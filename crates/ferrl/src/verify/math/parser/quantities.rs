@@ -1,7 +1,6 @@
 //! Numbers with units and other words behind them.
 
-use super::super::language::spoken;
-use super::super::language::units;
+use super::super::language::{spoken, units};
 use super::super::{Expr, Tok, Unit};
 use super::Parser;
 use super::products::times;
