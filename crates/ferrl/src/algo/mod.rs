@@ -49,9 +49,9 @@ use crate::trust_region::TrustRegion;
 use ferrl_engine::train::Stats;
 use ferrl_engine::{Error, Result};
 use metrics::Metric;
-use schemars::{JsonSchema, Schema};
+use schemars::{JsonSchema, Schema, schema_for};
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// An entry of the registry.
 pub struct Entry {

@@ -3,11 +3,10 @@
 //! Texts are drawn from a list of common words. Texts are held out by a hash of their words alone, so that no question about a
 //! held-out text is trained on, for any letter.
 
-use super::{Entry, Task, TaskExample, options};
+use super::{Entry, Task, TaskExample, options, schema_for};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::{name_words, philox4x32};
-use schemars::schema_for;
 use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {

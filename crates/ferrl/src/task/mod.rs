@@ -22,7 +22,7 @@ use crate::source::{Item, Prompt};
 use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, Schema};
+use schemars::{JsonSchema, Schema, schema_for};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

@@ -16,7 +16,7 @@ pub use search::{Document, SearchIndex};
 
 use crate::fixes::unknown;
 use ferrl_engine::Result;
-use schemars::Schema;
+use schemars::{Schema, schema_for};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 

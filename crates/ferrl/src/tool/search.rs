@@ -1,11 +1,10 @@
 //! Document retrieval by BM25 over the user's documents, or from a retrieval service with Search-R1's `POST /retrieve`.
 
-use super::{Entry, Tool, one_text, text_argument};
+use super::{Entry, Tool, one_text, schema_for, text_argument};
 use crate::data::{columns_of, each_row};
 use crate::http::Url;
 use crate::recipe::read_settings;
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::path::Path;

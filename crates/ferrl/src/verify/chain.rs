@@ -1,9 +1,8 @@
 //! A sum worked out term by term: of `7+5-3:` the right answer is the lines `7+5=12` and `12-3=9`. Each line is a step
 //! that is right or wrong by itself.
 
-use super::{Entry, Sample, Score, Verifier, required};
+use super::{Entry, Sample, Score, Verifier, required, schema_for};
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::Value;
 use std::ops::Range;
 

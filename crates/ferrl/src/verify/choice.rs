@@ -4,10 +4,9 @@
 //! phrases, the text after `####`, a completion that consists of a choice, the last marked letter (`(B)`, `**B**`, `B)`), the only
 //! option whose text occurs in the last sentence. Two different choices at once are no answer.
 
-use super::{Entry, Sample, Score, Verifier, last_answer, last_boxed, required};
+use super::{Entry, Sample, Score, Verifier, last_answer, last_boxed, required, schema_for};
 use ferrl_engine::{Error, Result};
 use regex::Regex;
-use schemars::schema_for;
 use serde_json::Value;
 use std::sync::LazyLock;
 

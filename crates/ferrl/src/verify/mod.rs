@@ -24,7 +24,7 @@ use crate::credit::gains;
 use crate::fixes::unknown;
 use ferrl_engine::{Error, Result, nearest};
 pub use options::{Given, Hooks};
-use schemars::Schema;
+use schemars::{Schema, schema_for};
 use serde_json::{Map, Value};
 use std::ops::Range;
 use std::path::Path;

@@ -1,9 +1,8 @@
 //! Regular expressions, matched in linear time for any pattern.
 
-use super::{Entry, Sample, Score, Verifier};
+use super::{Entry, Sample, Score, Verifier, schema_for};
 use ferrl_engine::{Error, Result};
 use regex::{Regex, RegexBuilder};
-use schemars::schema_for;
 
 pub const ENTRY: Entry = Entry {
     name: "regex",

@@ -21,7 +21,7 @@ use crate::env;
 use crate::task::{Entry, Task, TaskExample};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
