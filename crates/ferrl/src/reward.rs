@@ -164,20 +164,24 @@ impl Rewards {
             let named = |name: &str| if number == 1 { name.into() } else { format!("{name}_{number}") };
             Ok(match source.model_kind() {
                 Some("generative") => {
-                    let judge = GenerativeVerifier::open(dir, source, recipe, dtype, backend)?;
-                    Box::new(GenerativeVerifier { name: named("verdict"), ..judge })
+                    let mut judge = GenerativeVerifier::open(dir, source, recipe, dtype, backend)?;
+                    judge.name = named("verdict");
+                    Box::new(judge)
                 }
                 Some("decision") => {
-                    let reward = DecisionReward::open(dir, source, recipe, dtype, backend)?;
-                    Box::new(DecisionReward { name: named("decision"), ..reward })
+                    let mut reward = DecisionReward::open(dir, source, recipe, dtype, backend)?;
+                    reward.name = named("decision");
+                    Box::new(reward)
                 }
                 Some(_) => {
-                    let reward = ImplicitReward::open(dir, source, recipe, dtype, backend)?;
-                    Box::new(ImplicitReward { name: named("implicit"), ..reward })
+                    let mut reward = ImplicitReward::open(dir, source, recipe, dtype, backend)?;
+                    reward.name = named("implicit");
+                    Box::new(reward)
                 }
                 None => {
-                    let reward = RewardModel::open(dir, recipe, dtype, backend, source.offload)?;
-                    Box::new(RewardModel { name: named("model"), ..reward })
+                    let mut reward = RewardModel::open(dir, recipe, dtype, backend, source.offload)?;
+                    reward.name = named("model");
+                    Box::new(reward)
                 }
             })
         };

@@ -2,7 +2,7 @@
 
 use super::item::{is_group, item};
 use super::survey::{ModelRoom, Overlap};
-use super::{ExampleCheck, Item, SourceSummary, SurveyProgress};
+use super::{Item, SourceSummary, SurveyProgress};
 use crate::algo;
 use crate::data::loader::{self, Loader, Size};
 use crate::data::prompt::PromptSettings;
