@@ -23,7 +23,6 @@ pub fn files_read(recipe: &Recipe) -> Vec<PathBuf> {
 pub struct PlacedRow {
     /// `file:line`
     pub place: String,
-    /// Its fields.
     pub fields: Map<String, Value>,
 }
 
@@ -51,7 +50,6 @@ pub fn open(path: &Path) -> Result<Box<dyn BufRead + Send>> {
     Ok(Box::new(BufReader::new(File::open(path).map_err(|e| fail(&e))?)))
 }
 
-/// Name of a file in messages.
 pub fn name(path: &Path) -> String {
     if path.as_os_str() == "-" { "standard input".into() } else { path.display().to_string() }
 }
@@ -79,7 +77,6 @@ pub fn lines(path: &Path) -> Result<impl Iterator<Item = Result<(String, String)
     }))
 }
 
-/// One line as JSON.
 pub fn parse(place: &str, line: &str) -> Result<Value> {
     lines::json(line.as_bytes()).map_err(|e| e.at(place))
 }
@@ -111,7 +108,6 @@ pub fn rows_or_errors(path: &Path) -> Result<Vec<Result<PlacedRow>>> {
 }
 
 impl PlacedRow {
-    /// An error about this row.
     pub fn error(&self, what: impl Into<String>) -> Error {
         Error::data(what).at(&self.place)
     }
@@ -187,7 +183,6 @@ impl PlacedRow {
     }
 }
 
-/// The kind of a JSON value, in words.
 pub fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -78,7 +78,6 @@ impl Drop for LocalRanks {
     }
 }
 
-/// A free port of this machine.
 fn free_port() -> Result<u16> {
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
     Ok(port.map_err(|e| Error::device(format!("this machine has no free port: {e}")))?.port())

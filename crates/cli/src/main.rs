@@ -94,7 +94,6 @@ pub(crate) fn report(e: Error) -> u8 {
     exit_code(e.class)
 }
 
-/// The exit code of each class of errors.
 pub(crate) fn exit_code(class: Class) -> u8 {
     match class {
         Class::Usage => 2,

@@ -70,7 +70,6 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// Opens the device.
     pub fn open(&self) -> Result<Arc<dyn Backend>> {
         self.open_for(Ranks::ALONE)
     }
@@ -133,7 +132,6 @@ impl RecipeArgs {
         }
     }
 
-    /// The seed.
     pub fn seed(&self, recipe: &Recipe) -> u64 {
         self.seed.unwrap_or(recipe.seed)
     }
@@ -193,7 +191,6 @@ impl ModelArgs {
     }
 }
 
-/// Number of weights.
 pub fn weights(config: &ModelConfig) -> usize {
     config.params().iter().map(|p| p.len()).sum()
 }
@@ -221,7 +218,6 @@ pub fn whole<const LEAST: usize, const MOST: usize>(text: &str) -> std::result::
     text.parse().ok().filter(|n| (LEAST..=MOST).contains(n)).ok_or_else(refused)
 }
 
-/// A whole number of at least 1.
 pub fn at_least_one(text: &str) -> std::result::Result<usize, String> {
     whole::<1, MOST>(text)
 }
@@ -231,7 +227,6 @@ pub fn count(text: &str) -> std::result::Result<usize, String> {
     whole::<0, MOST>(text)
 }
 
-/// A seed of random numbers.
 pub fn seed(text: &str) -> std::result::Result<u64, String> {
     text.parse().map_err(|_| format!("must be a whole number from 0 to {}", u64::MAX))
 }
@@ -245,7 +240,6 @@ fn number(text: &str, good: impl Fn(f32) -> bool, wanted: &str) -> std::result::
     text.parse().ok().filter(|x| good(*x)).ok_or_else(|| format!("must be {wanted}"))
 }
 
-/// A number above zero.
 pub fn above_zero(text: &str) -> std::result::Result<f32, String> {
     number(text, |x| x > 0.0 && x <= 1e6, "a number above 0, up to 1000000")
 }

@@ -129,7 +129,6 @@ impl JsonlOutput {
         }
     }
 
-    /// Flushes the buffer.
     pub fn flush(&mut self) -> Result<()> {
         let (flushed, path) = match &mut self.target {
             OutputTarget::Stdout(out) => (out.flush(), Path::new("standard output")),

@@ -76,7 +76,6 @@ impl Terminal {
         })
     }
 
-    /// Removes the line.
     pub fn clear(&self) {
         if self.live {
             eprint!("\r\x1b[K");

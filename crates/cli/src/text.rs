@@ -51,7 +51,6 @@ impl ModelText {
         Ok(self.tokenizer.get_or_init(|| tokenizer))
     }
 
-    /// The chat template.
     pub fn template(&self) -> Result<&ChatTemplate> {
         if let Some(t) = self.template.get() {
             return Ok(t);
@@ -124,7 +123,6 @@ impl ModelText {
         self.dir.join("tokenizer.json").is_file()
     }
 
-    /// Stop tokens of the model.
     pub fn stops(&self) -> Result<Stops> {
         match self.has_tokenizer() {
             true => Ok(Stops::of(self.tokenizer()?, self.template().ok())),

@@ -69,7 +69,7 @@ fn the_manual_lists_every_case() {
 }
 
 #[test]
-fn every_case_has_a_name_of_its_own() {
+fn case_names_are_unique() {
     let mut names: Vec<&str> = Vec::new();
     for case in AREAS.iter().flat_map(|(_, cases)| cases()) {
         assert!(!names.contains(&case.name), "two cases are called {:?}", case.name);

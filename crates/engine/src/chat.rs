@@ -57,7 +57,6 @@ pub struct ChatTemplate {
     takes_parts: OnceLock<bool>,
 }
 
-/// Input of one rendering.
 #[derive(Clone, Copy)]
 struct Input<'a> {
     messages: &'a [Value],

@@ -242,7 +242,6 @@ impl Tokenizer {
         self.size
     }
 
-    /// The id of a token, by its exact name.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
@@ -252,7 +251,6 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
-    /// Whether `id` is a special token.
     pub fn is_special(&self, id: u32) -> bool {
         self.special_ids.contains(&id)
     }
@@ -272,7 +270,6 @@ impl Tokenizer {
         &self.eos
     }
 
-    /// The padding token, if any.
     pub fn pad(&self) -> Option<u32> {
         self.pad
     }

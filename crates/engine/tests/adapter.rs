@@ -280,7 +280,7 @@ fn what_is_sampled_is_what_is_trained_with_an_adapter() {
 }
 
 #[test]
-fn the_start_is_the_base_and_comes_for_nothing() {
+fn at_its_start_an_adapter_equals_its_base() {
     for dtype in [DType::F32, DType::Bf16] {
         let init = tiny("llama");
         let options = Options { dtype, training: true, context: 0 };
@@ -309,7 +309,8 @@ fn the_start_is_the_base_and_comes_for_nothing() {
 
 #[test]
 fn an_adapter_is_saved_as_peft_has_it_and_loads_with_the_same_bits() {
-    let root = std::env::temp_dir().join(format!("ferrl-adapter-{}", std::process::id()));
+    let temp = tempfile::tempdir().unwrap();
+    let root = temp.path();
     // A score or value head may be the base's, or the adapter's own on a language model.
     for (family, head, base_head) in [
         ("qwen2", Head::Lm, Head::Lm),
@@ -352,7 +353,6 @@ fn an_adapter_is_saved_as_peft_has_it_and_loads_with_the_same_bits() {
         let refused = Model::load_adapted(best(), &ModelDir::open(&out).unwrap(), options_of, &other, 0);
         assert!(refused.err().unwrap().to_string().contains("rank 4 in the model, 2 in the recipe"));
     }
-    std::fs::remove_dir_all(&root).unwrap();
 }
 
 #[test]
@@ -378,9 +378,7 @@ fn choices_of_modules_mean_what_they_mean_in_peft() {
     assert_eq!(
         got,
         [
-            "0.self_attn.q_proj:4:2",
-            "0.mlp.down_proj:4:0.25",
-            "1.self_attn.q_proj:2:4",
+            "0.self_attn.q_proj:4:2", "0.mlp.down_proj:4:0.25", "1.self_attn.q_proj:2:4",
             "1.mlp.down_proj:4:0.25"
         ]
     );
@@ -517,44 +515,45 @@ fn config_of(adapter: &Path) -> serde_json::Value {
 /// loaded again.
 #[test]
 fn patterns_are_saved_in_their_order() {
-    let root = std::env::temp_dir().join(format!("ferrl-patterns-{}", std::process::id()));
+    let temp = tempfile::tempdir().unwrap();
+    let root = temp.path();
     let options = AdapterOptions {
         rank_pattern: vec![("v_proj".into(), 2), ("layers.1.self_attn.v_proj".into(), 3)],
         alpha_pattern: vec![("v_proj".into(), 5.0), ("layers.1.self_attn.v_proj".into(), 7.0)],
         ..small(4)
     };
-    let out = saved(&root, &options);
+    let out = saved(root, &options);
     for key in ["rank_pattern", "alpha_pattern"] {
         let json = config_of(&out);
         let keys: Vec<&String> = json[key].as_object().unwrap().keys().collect();
         assert_eq!(keys, ["v_proj", "layers.1.self_attn.v_proj"]);
     }
     ModelDir::open(&out).unwrap();
-    std::fs::remove_dir_all(&root).unwrap();
 }
 
 /// PEFT: "`layers_to_transform` cannot be used when `target_modules` is a str".
 #[test]
 fn a_regular_expression_beside_layer_numbers_is_saved_as_names() {
-    let root = std::env::temp_dir().join(format!("ferrl-expression-{}", std::process::id()));
+    let temp = tempfile::tempdir().unwrap();
+    let root = temp.path();
     let options = AdapterOptions {
         target_modules: Modules::Matching(r".*\.[qv]_proj".into()),
         layers_to_transform: Some(vec![1]),
         ..small(4)
     };
-    let json = config_of(&saved(&root, &options));
+    let json = config_of(&saved(root, &options));
     let names = ["q_proj", "v_proj"].map(|name| format!("model.layers.1.self_attn.{name}"));
     assert_eq!(json["target_modules"], serde_json::json!(names));
     assert!(json["layers_to_transform"].is_null());
     ModelDir::open(&root.join("adapter")).unwrap();
-    std::fs::remove_dir_all(&root).unwrap();
 }
 
 /// A file without a tensor that `modules_to_save` names had been read as if the base's were meant.
 #[test]
 fn a_missing_module_to_save_is_refused() {
-    let root = std::env::temp_dir().join(format!("ferrl-missing-{}", std::process::id()));
-    let out = saved(&root, &small(4));
+    let temp = tempfile::tempdir().unwrap();
+    let root = temp.path();
+    let out = saved(root, &small(4));
     let mut json = config_of(&out);
     let mut refusal = |key: &str, value: serde_json::Value| {
         json[key] = value;
@@ -569,7 +568,6 @@ fn a_missing_module_to_save_is_refused() {
         let e = refusal(key, serde_json::json!(value));
         assert!(e.contains(key), "{e}");
     }
-    std::fs::remove_dir_all(&root).unwrap();
 }
 
 #[test]

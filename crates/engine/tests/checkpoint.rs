@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ferrl_engine::Class;
 use ferrl_engine::checkpoint::{
@@ -13,28 +12,7 @@ use ferrl_engine::checkpoint::{
 };
 use ferrl_engine::model::{FAMILIES, Head, ParamShape};
 use serde_json::{Value, json};
-
-/// A directory that disappears with the test.
-struct Temp(PathBuf);
-
-impl Temp {
-    fn new() -> Temp {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("ferrl-checkpoint-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Temp(path)
-    }
-    fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Temp {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+use tempfile::TempDir;
 
 fn tiny(family: &str) -> InitOptions {
     InitOptions {
@@ -86,8 +64,8 @@ fn every_family_and_head_comes_back_bit_for_bit() {
                 if max_shard_bytes != u64::MAX && head != Head::LmAndValue {
                     continue; // once per family is enough
                 }
-                let temp = Temp::new();
-                let dir = temp.join("model");
+                let temp = tempfile::tempdir().unwrap();
+                let dir = temp.path().join("model");
                 let options = InitOptions { tied: Some(tied), head, ..tiny(family.name()) };
                 let config = init_model(&dir, &options, &SaveOptions { max_shard_bytes, ..F32 }).unwrap();
                 assert_eq!(ModelDir::open(&dir).unwrap().config, config);
@@ -102,7 +80,7 @@ fn every_family_and_head_comes_back_bit_for_bit() {
                     );
                 }
                 assert_eq!(dir.join("model.safetensors.index.json").exists(), max_shard_bytes != u64::MAX);
-                assert_eq!(fs::read_dir(&temp.0).unwrap().count(), 1, "nothing is left beside the model");
+                assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1, "nothing is left beside the model");
             }
         }
     }
@@ -111,41 +89,41 @@ fn every_family_and_head_comes_back_bit_for_bit() {
 #[test]
 fn half_formats_round_once_and_then_stay() {
     for dtype in [StorageFormat::Bf16, StorageFormat::F16] {
-        let temp = Temp::new();
+        let temp = tempfile::tempdir().unwrap();
         let options = tiny("gpt2");
-        let config = init_model(&temp.join("a"), &options, &SaveOptions { dtype, ..F32 }).unwrap();
-        let once = read(&temp.join("a"));
+        let config = init_model(&temp.path().join("a"), &options, &SaveOptions { dtype, ..F32 }).unwrap();
+        let once = read(&temp.path().join("a"));
         for param in config.params() {
             for (x, exact) in once[&param.name()].iter().zip(init_param(&config, &options, &param)) {
                 let tolerance = if dtype == StorageFormat::Bf16 { 1.0 / 256.0 } else { 1.0 / 1024.0 };
                 assert!((x - exact).abs() <= tolerance * exact.abs() + 1e-7);
             }
         }
-        let original = ModelDir::open(&temp.join("a")).unwrap();
+        let original = ModelDir::open(&temp.path().join("a")).unwrap();
         let save = SaveOptions { dtype, ..F32 };
         let mut get = |p: &ParamShape| Ok(once[&p.name()].clone());
-        save_model(&temp.join("b"), &config, Some(&original.config_json), &save, &mut get).unwrap();
-        assert_eq!(once, read(&temp.join("b")));
+        save_model(&temp.path().join("b"), &config, Some(&original.config_json), &save, &mut get).unwrap();
+        assert_eq!(once, read(&temp.path().join("b")));
         assert_eq!(original.config_json["torch_dtype"], dtype.torch_name());
     }
 }
 
 #[test]
 fn float16_refuses_what_it_cannot_hold() {
-    let temp = Temp::new();
+    let temp = tempfile::tempdir().unwrap();
     let (config, _) = tiny("llama").build().unwrap();
     let save = SaveOptions { dtype: StorageFormat::F16, ..F32 };
-    let e =
-        save_model(&temp.join("m"), &config, None, &save, &mut |p| Ok(vec![70000.0; p.len()])).unwrap_err();
+    let e = save_model(&temp.path().join("m"), &config, None, &save, &mut |p| Ok(vec![70000.0; p.len()]))
+        .unwrap_err();
     assert_eq!(e.class, Class::Numerics);
     assert!(e.to_string().contains("model.embed_tokens.weight: 70000 is too large"), "{e}");
-    assert_eq!(fs::read_dir(&temp.0).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0, "nothing is left behind");
 }
 
 #[test]
 fn saving_keeps_foreign_fields_and_brings_the_tokenizer() {
-    let temp = Temp::new();
-    let dir = temp.join("a");
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("a");
     let config = init_model(&dir, &tiny("qwen2"), &F32).unwrap();
     fs::write(dir.join("tokenizer.json"), "{}").unwrap();
     fs::write(dir.join("secret.txt"), "x").unwrap();
@@ -162,7 +140,7 @@ fn saving_keeps_foreign_fields_and_brings_the_tokenizer() {
     opened.load(keep).unwrap();
     assert!(params["value.weight"].iter().any(|x| *x != 0.0));
     let save = SaveOptions { source: Some(&dir), dtype: StorageFormat::Bf16, ..F32 };
-    let b = temp.join("b");
+    let b = temp.path().join("b");
     let mut get = |p: &ferrl_engine::model::ParamShape| Ok(params[&p.name()].clone());
     save_model(&b, &opened.config, Some(&opened.config_json), &save, &mut get).unwrap();
     let json: Value = serde_json::from_slice(&fs::read(b.join("config.json")).unwrap()).unwrap();
@@ -177,8 +155,8 @@ fn saving_keeps_foreign_fields_and_brings_the_tokenizer() {
 
 #[test]
 fn a_directory_is_replaced_only_on_request() {
-    let temp = Temp::new();
-    let dir = temp.join("m");
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("m");
     init_model(&dir, &tiny("llama"), &F32).unwrap();
     let before = read(&dir);
     let other = InitOptions { seed: 8, ..tiny("llama") };
@@ -187,13 +165,13 @@ fn a_directory_is_replaced_only_on_request() {
     assert_eq!(before, read(&dir));
     init_model(&dir, &other, &SaveOptions { overwrite: true, ..F32 }).unwrap();
     assert_ne!(before, read(&dir));
-    assert_eq!(fs::read_dir(&temp.0).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
 }
 
 #[test]
 fn what_is_no_part_of_a_model_stays_when_the_model_is_replaced() {
-    let temp = Temp::new();
-    let dir = temp.join("m");
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("m");
     let shards = SaveOptions { max_shard_bytes: 4000, ..F32 };
     init_model(&dir, &tiny("llama"), &shards).unwrap();
     let names = |dir: &Path| {
@@ -210,18 +188,18 @@ fn what_is_no_part_of_a_model_stays_when_the_model_is_replaced() {
     assert_eq!(names(&dir), ["config.json", "data", "model.safetensors", "notes.txt"], "no old shard");
     assert_eq!(fs::read_to_string(dir.join("notes.txt")).unwrap(), "mine");
     assert!(dir.join("data/rows/a.jsonl").is_file());
-    fs::write(temp.join("file"), "mine").unwrap();
-    let e =
-        init_model(&temp.join("file"), &tiny("llama"), &SaveOptions { overwrite: true, ..F32 }).unwrap_err();
+    fs::write(temp.path().join("file"), "mine").unwrap();
+    let e = init_model(&temp.path().join("file"), &tiny("llama"), &SaveOptions { overwrite: true, ..F32 })
+        .unwrap_err();
     assert!(e.to_string().contains("is a file"), "{e}");
-    assert_eq!(fs::read_to_string(temp.join("file")).unwrap(), "mine");
-    assert_eq!(names(&temp.0), ["file", "m"]);
+    assert_eq!(fs::read_to_string(temp.path().join("file")).unwrap(), "mine");
+    assert_eq!(names(temp.path()), ["file", "m"]);
 }
 
 #[test]
 fn a_failed_save_leaves_the_old_model() {
-    let temp = Temp::new();
-    let dir = temp.join("m");
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("m");
     let config = init_model(&dir, &tiny("llama"), &F32).unwrap();
     let before = read(&dir);
     let save = SaveOptions { overwrite: true, ..F32 };
@@ -232,7 +210,7 @@ fn a_failed_save_leaves_the_old_model() {
     });
     assert!(e.unwrap_err().to_string().contains("has 1 numbers, expected"));
     assert_eq!(before, read(&dir));
-    assert_eq!(fs::read_dir(&temp.0).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
 }
 
 /// Writes a safetensors file by hand: names, shapes, raw f32 data of zeros.
@@ -251,8 +229,12 @@ fn raw_file(path: &Path, tensors: &[(String, Vec<usize>)], dtype: &str, size: us
 }
 
 /// A model whose weights are rewritten with a changed list of tensors.
-fn with_tensors(temp: &Temp, family: &str, change: impl FnOnce(&mut Vec<(String, Vec<usize>)>)) -> PathBuf {
-    let dir = temp.join("m");
+fn with_tensors(
+    temp: &TempDir,
+    family: &str,
+    change: impl FnOnce(&mut Vec<(String, Vec<usize>)>),
+) -> PathBuf {
+    let dir = temp.path().join("m");
     let options = InitOptions { tied: Some(false), ..tiny(family) };
     let config = init_model(&dir, &options, &F32).unwrap();
     let map = ferrl_engine::model::family(family).unwrap().tensors(&config);
@@ -264,7 +246,7 @@ fn with_tensors(temp: &Temp, family: &str, change: impl FnOnce(&mut Vec<(String,
 
 #[test]
 fn tensors_that_do_not_fit_are_named() {
-    let temp = Temp::new();
+    let temp = tempfile::tempdir().unwrap();
     let dir = with_tensors(&temp, "llama", |list| {
         list.iter_mut().for_each(|t| t.0 = t.0.replace("1.mlp.down_proj", "1.mlp.down_prof"))
     });
@@ -272,23 +254,23 @@ fn tensors_that_do_not_fit_are_named() {
     assert!(message.contains("tensor \"model.layers.1.mlp.down_proj.weight\" is missing"), "{message}");
     assert!(message.contains("nearest tensor there is \"model.layers.1.mlp.down_prof.weight\""), "{message}");
 
-    let temp = Temp::new();
+    let temp = tempfile::tempdir().unwrap();
     let dir = with_tensors(&temp, "llama", |list| list[0].1[0] = 47);
     let message = failure(&dir);
     assert!(message.contains("has shape [47, 32], expected [48, 32]"), "{message}");
     assert!(message.contains("check vocab_size and hidden_size in config.json"), "{message}");
 
-    let temp = Temp::new();
+    let temp = tempfile::tempdir().unwrap();
     let dir = with_tensors(&temp, "llama", |list| {
         list.push(("model.layers.0.self_attn.q_proj.bias".into(), vec![32]));
     });
     assert!(failure(&dir).contains("q_proj.bias\" has no place in this model"));
 
-    let temp = Temp::new();
+    let temp = tempfile::tempdir().unwrap();
     let dir = with_tensors(&temp, "llama", |list| list.retain(|t| t.0 != "lm_head.weight"));
     assert!(failure(&dir).contains("set tie_word_embeddings to true"));
 
-    let temp = Temp::new();
+    let temp = tempfile::tempdir().unwrap();
     let dir = with_tensors(&temp, "llama", |_| ());
     let map = ferrl_engine::model::family("llama").unwrap().tensors(&ModelDir::open(&dir).unwrap().config);
     let list: Vec<_> = map.into_iter().flat_map(|t| t.parts).map(|p| (p.name, p.shape)).collect();
@@ -297,12 +279,12 @@ fn tensors_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn headless_names_buffers_and_tied_copies_are_understood() {
+fn names_without_prefix_buffers_and_tied_copies_are_loaded() {
     for (family, prefix, buffer) in [
         ("llama", "model.", "layers.0.self_attn.rotary_emb.inv_freq"),
         ("gpt2", "transformer.", "h.0.attn.masked_bias"),
     ] {
-        let temp = Temp::new();
+        let temp = tempfile::tempdir().unwrap();
         let dir = with_tensors(&temp, family, |list| {
             list.iter_mut().for_each(|t| t.0 = t.0.replacen(prefix, "", 1));
             list.push((buffer.into(), vec![4]));
@@ -312,8 +294,8 @@ fn headless_names_buffers_and_tied_copies_are_understood() {
         edit(&dir.join("config.json"), |c| c["tie_word_embeddings"] = json!(true));
         assert!(!read(&dir).contains_key("head"));
     }
-    let temp = Temp::new();
-    let dir = temp.join("m");
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("m");
     init_model(&dir, &InitOptions { tied: Some(false), ..tiny("llama") }, &F32).unwrap();
     edit(&dir.join("config.json"), |c| c["tie_word_embeddings"] = json!(true));
     assert!(failure(&dir).contains("lm_head.weight differs from the embedding"));
@@ -321,8 +303,8 @@ fn headless_names_buffers_and_tied_copies_are_understood() {
 
 #[test]
 fn damaged_files_are_refused() {
-    let temp = Temp::new();
-    let dir = temp.join("m");
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("m");
     init_model(&dir, &tiny("llama"), &F32).unwrap();
     let file = dir.join("model.safetensors");
     let whole = fs::read(&file).unwrap();
@@ -347,18 +329,18 @@ fn damaged_files_are_refused() {
     assert!(failure(&dir).contains("config.json: not valid JSON"));
     fs::remove_file(dir.join("config.json")).unwrap();
     assert!(failure(&dir).contains("config.json is missing"));
-    assert!(failure(&temp.join("nowhere")).contains("no such directory"));
+    assert!(failure(&temp.path().join("nowhere")).contains("no such directory"));
 }
 
 #[test]
 fn an_index_cannot_lead_out_of_its_directory() {
-    let temp = Temp::new();
-    let dir = temp.join("m");
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("m");
     init_model(&dir, &tiny("llama"), &SaveOptions { max_shard_bytes: 9000, ..F32 }).unwrap();
     let index = dir.join("model.safetensors.index.json");
     let original = fs::read(&index).unwrap();
     let first = "model.embed_tokens.weight";
-    let outside = temp.join("x.safetensors");
+    let outside = temp.path().join("x.safetensors");
     fs::copy(dir.join("model-00001-of-00009.safetensors"), &outside).ok();
     for path in
         ["../x.safetensors", "/etc/x.safetensors", "a/../x.safetensors", "./x.safetensors", "..", "", "a.bin"]
@@ -430,8 +412,8 @@ fn weights_that_are_not_finite_are_named_when_they_are_loaded() {
             (StorageFormat::F16, f32::NAN),
             (StorageFormat::F16, f32::INFINITY),
         ] {
-            let temp = Temp::new();
-            let (dir, options) = (temp.join("model"), tiny(family));
+            let temp = tempfile::tempdir().unwrap();
+            let (dir, options) = (temp.path().join("model"), tiny(family));
             let config = options.build().unwrap().0;
             save_model(&dir, &config, None, &SaveOptions { dtype, ..F32 }, &mut |shape| {
                 let mut values = init_param(&config, &options, shape);
@@ -453,11 +435,11 @@ fn weights_that_are_not_finite_are_named_when_they_are_loaded() {
 /// Large tensors are read by several threads: the first bad number counts, whoever met it.
 #[test]
 fn the_first_of_several_bad_numbers_is_named() {
-    let temp = Temp::new();
+    let temp = tempfile::tempdir().unwrap();
     let options = InitOptions { vocab: 40_000, hidden: 64, heads: Some(4), ..tiny("llama") };
     let config = options.build().unwrap().0;
     for bad in [[2_559_999, 2_100_001], [1_048_577, 2_559_998], [1_048_575, 1_048_576]] {
-        let dir = temp.join(&format!("model-{}", bad[0]));
+        let dir = temp.path().join(format!("model-{}", bad[0]));
         save_model(&dir, &config, None, &F32, &mut |shape| {
             let mut values = vec![0.5; shape.len()];
             if shape.name() == "embed" {
@@ -495,23 +477,23 @@ fn wrap(from: &Path, to: &Path, prefix: &str, head: &str) {
 
 #[test]
 fn the_text_part_of_a_model_that_sees_is_read_and_saved_alone() {
-    let temp = Temp::new();
+    let temp = tempfile::tempdir().unwrap();
     let styles = [
         ("language_model.model.", "language_model."),
         ("model.language_model.", ""),
         ("model.text_model.", ""),
     ];
     for (family, tied) in [("llama", false), ("qwen2", true)] {
-        let plain = temp.join(&format!("{family}-plain"));
+        let plain = temp.path().join(format!("{family}-plain"));
         let options = InitOptions { tied: Some(tied), ..tiny(family) };
         let config = init_model(&plain, &options, &F32).unwrap();
         for (i, (prefix, head)) in styles.into_iter().enumerate() {
-            let whole = temp.join(&format!("{family}-{i}"));
+            let whole = temp.path().join(format!("{family}-{i}"));
             wrap(&plain, &whole, prefix, head);
             let dir = ModelDir::open(&whole).unwrap();
             assert_eq!(dir.config, config);
             assert_eq!(read(&whole), read(&plain));
-            let saved = temp.join(&format!("{family}-{i}-saved"));
+            let saved = temp.path().join(format!("{family}-{i}-saved"));
             let values = read(&whole);
             save_model(&saved, &dir.config, Some(&dir.config_json), &F32, &mut |p| {
                 Ok(values[&p.name()].clone())
@@ -525,16 +507,16 @@ fn the_text_part_of_a_model_that_sees_is_read_and_saved_alone() {
         }
     }
     let json = json!({"model_type": "llava", "text_config": {"model_type": "lama"}});
-    fs::write(temp.join("llama-0").join("config.json"), json.to_string()).unwrap();
-    let message = ModelDir::open(&temp.join("llama-0")).unwrap_err().to_string();
+    fs::write(temp.path().join("llama-0").join("config.json"), json.to_string()).unwrap();
+    let message = ModelDir::open(&temp.path().join("llama-0")).unwrap_err().to_string();
     assert!(message.contains("\"lama\" of the text part") && message.contains("llama"), "{message}");
 }
 
 /// The head belongs to the whole model: where that ties it and files hold none, the text part's own field had been believed.
 #[test]
 fn the_whole_model_says_whether_its_head_is_tied() {
-    let temp = Temp::new();
-    let (plain, whole) = (temp.join("plain"), temp.join("whole"));
+    let temp = tempfile::tempdir().unwrap();
+    let (plain, whole) = (temp.path().join("plain"), temp.path().join("whole"));
     let config = init_model(&plain, &InitOptions { tied: Some(true), ..tiny("mistral") }, &F32).unwrap();
     wrap(&plain, &whole, "model.language_model.", "");
     edit(&whole.join("config.json"), |json| json["text_config"]["tie_word_embeddings"] = false.into());
@@ -545,7 +527,7 @@ fn the_whole_model_says_whether_its_head_is_tied() {
     assert!(failure(&whole).contains("lm_head.weight"));
 
     // transformers writes `true` around text models that bring a head of their own.
-    let (plain, whole) = (temp.join("own"), temp.join("own-whole"));
+    let (plain, whole) = (temp.path().join("own"), temp.path().join("own-whole"));
     init_model(&plain, &InitOptions { tied: Some(false), ..tiny("mistral") }, &F32).unwrap();
     wrap(&plain, &whole, "model.language_model.", "");
     edit(&whole.join("config.json"), |json| {

@@ -9,8 +9,7 @@ use ferrl_engine::generate::{
 };
 use ferrl_engine::model::{FAMILIES, Model, Options, ParamId, Slot};
 use ferrl_engine::train::{Batch, stats};
-use ferrl_kernels::cpu::Cpu;
-use ferrl_kernels::cpu::Level;
+use ferrl_kernels::cpu::{Cpu, Level};
 use ferrl_kernels::philox::philox4x32;
 use ferrl_kernels::{Backend, DType, open};
 use std::collections::HashMap;

@@ -113,7 +113,6 @@ fn truncation_and_penalties_are_those_of_a_naive_sampler() {
     let prompt = [3, 1, 4, 1, 5, 9, 2, 6];
     let mut requests = Vec::new();
     for (i, params) in settings.iter().enumerate() {
-        assert!(!params.is_exact());
         requests.extend((0..4).map(|s| request(&prompt, params.clone(), 4 * i as u32 + s)));
     }
     let done =

@@ -18,24 +18,6 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/nf4").join(name)
 }
 
-/// An empty directory that disappears with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("ferrl-nf4-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 struct Reference(Vec<u8>);
 
 impl Reference {
@@ -221,8 +203,8 @@ fn homes_of_a_base_give_the_same_bits() {
         let flow = StatGrads { logp: vec![0.1; batch.tokens()], ..Default::default() };
         t.backward(&batch, &flow).unwrap();
         t.update(1e-2).unwrap();
-        let folder = Folder::new(dtype.name());
-        let dir = folder.0.join("saved");
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("saved");
         save_adapter(&dir, &t.model, &fixture("plain"), None, &SaveOptions::default()).unwrap();
         let trained = bits(&t.stats(&batch).unwrap().logp);
         let opened = ModelDir::open(&dir).unwrap();
@@ -243,15 +225,15 @@ fn other_formats_of_bitsandbytes_are_refused_by_name() {
         ("\"load_in_4bit\": false", "8 bits"),
         ("\"quant_method\": \"gptq\"", "quantization_config"),
     ] {
-        let folder = Folder::new("refused");
+        let folder = tempfile::tempdir().unwrap();
         let text = std::fs::read_to_string(fixture("base/config.json")).unwrap();
         let key = change.split(':').next().unwrap();
         let line = text.lines().find(|l| l.trim_start().starts_with(key)).unwrap();
         let comma = if line.ends_with(',') { "," } else { "" };
-        std::fs::write(folder.0.join("config.json"), text.replace(line, &format!("{change}{comma}")))
+        std::fs::write(folder.path().join("config.json"), text.replace(line, &format!("{change}{comma}")))
             .unwrap();
-        std::fs::copy(fixture("base/model.safetensors"), folder.0.join("model.safetensors")).unwrap();
-        let error = ModelDir::open(&folder.0).unwrap_err().to_string();
+        std::fs::copy(fixture("base/model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+        let error = ModelDir::open(folder.path()).unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
     }
 }

@@ -4,8 +4,7 @@
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Model, Options, family};
 use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, StatGrads, stats};
-use ferrl_kernels::cpu::Cpu;
-use ferrl_kernels::cpu::Level;
+use ferrl_kernels::cpu::{Cpu, Level};
 use ferrl_kernels::{Backend, DType};
 use safetensors::SafeTensors;
 use serde_json::Value;

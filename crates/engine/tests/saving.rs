@@ -47,13 +47,13 @@ fn what_transformers_saved_we_save_byte_for_byte() {
             "f16" => StorageFormat::F16,
             _ => StorageFormat::F32,
         };
-        let out = std::env::temp_dir().join(format!("ferrl-saving-{}", std::process::id()));
+        let temp = tempfile::tempdir().unwrap();
+        let out = temp.path().join("model");
         let options = SaveOptions { dtype, overwrite: true, source: Some(&dir), ..Default::default() };
         model.save(&out, Some(&opened.config_json), &options).unwrap();
         let (before, after) = (text_part(tensors(&dir)), tensors(&out));
         assert!(before == after, "{dir:?}");
         let again = ModelDir::open(&out).unwrap();
         assert_eq!(again.config, opened.config);
-        std::fs::remove_dir_all(&out).unwrap();
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
+use tempfile::TempDir;
 
 #[path = "text/chat.rs"]
 mod chat;
@@ -46,28 +47,12 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
-/// An empty folder that is removed at the end of the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("ferrl-text-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
+/// A copy of a fixture.
+fn copy(from: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(fixtures().join(from)).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
     }
-    fn copy(name: &str, from: &str) -> Self {
-        let folder = Folder::new(name);
-        for entry in std::fs::read_dir(fixtures().join(from)).unwrap() {
-            let entry = entry.unwrap();
-            std::fs::copy(entry.path(), folder.0.join(entry.file_name())).unwrap();
-        }
-        folder
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    folder
 }

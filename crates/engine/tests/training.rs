@@ -6,8 +6,7 @@ use ferrl_engine::model::{FAMILIES, Head, Model, Options, ParamId, Slot};
 use ferrl_engine::train::{
     Batch, BatchSequence, Decay, ModelTrainer, OptimizerOptions, Rule, Schedule, StatGrads, Stats, kl, plan,
 };
-use ferrl_kernels::cpu::Cpu;
-use ferrl_kernels::cpu::Level;
+use ferrl_kernels::cpu::{Cpu, Level};
 use ferrl_kernels::{Backend, Class, DType, Purpose};
 use std::path::Path;
 use std::sync::Arc;
@@ -433,7 +432,7 @@ fn batches_that_make_no_sense_are_refused() {
 #[test]
 fn a_sequence_beyond_the_learned_positions_is_refused() {
     let mut t = trainer(best(), &tiny("gpt2"), DType::F32, OptimizerOptions::default());
-    assert_eq!((t.model.max_context(), t.model.config.max_positions_hard()), (Some(64), Some(64)));
+    assert_eq!((t.model.config.max_context(), t.model.config.max_positions_hard()), (Some(64), Some(64)));
     let long = Batch::of([vec![1; 3], vec![1; 65]]);
     let grads = StatGrads { logp: vec![0.1; 68], ..Default::default() };
     let errors = [
@@ -455,7 +454,10 @@ fn a_sequence_beyond_the_learned_positions_is_refused() {
     }
     t.stats(&Batch::of([vec![1; 64]])).unwrap();
     let rotary = trainer(best(), &tiny("llama"), DType::F32, OptimizerOptions::default());
-    assert_eq!((rotary.model.max_context(), rotary.model.config.max_positions_hard()), (Some(64), None));
+    assert_eq!(
+        (rotary.model.config.max_context(), rotary.model.config.max_positions_hard()),
+        (Some(64), None)
+    );
     rotary.stats(&Batch::of([vec![1; 65]])).unwrap();
 }
 

@@ -3,6 +3,8 @@
 //! A thin layer over [`Stage`]; [`Config::settings`] takes any other setting of a recipe.
 //! `examples/reward.rs`, `examples/dpo.rs` and `examples/grpo.rs` are whole programs.
 
+#![warn(missing_docs)]
+
 use crate::algo;
 use crate::data::{self, Row};
 use crate::experience::Metrics;
@@ -185,7 +187,7 @@ impl Trainer {
                 room,
                 warnings,
             };
-            Ok(Box::new(Mixture::new(vec![MixturePart::of(Arc::new(rows), 1.0)], &reading)?))
+            Mixture::new(vec![MixturePart::of(Arc::new(rows), 1.0)], &reading)
         })?;
         let rewards = &stage.rewards;
         let look = |seen: SurveyedExample<'_>| match seen.item {
@@ -202,7 +204,7 @@ impl Trainer {
     /// Trains for more epochs over the rows; returns the metrics of each step.
     pub fn train(&mut self, epochs: usize) -> Result<Vec<Metrics>> {
         let steps =
-            epochs as u64 * setup::total_steps(&self.stage.recipe, &*self.stage.source, self.stage.feed)?;
+            epochs as u64 * setup::total_steps(&self.stage.recipe, &self.stage.source, self.stage.feed)?;
         self.stage.schedules.0.total_steps = self.stage.step + steps;
         (0..steps).map(|_| Ok(self.stage.step()?.metrics)).collect()
     }

@@ -44,7 +44,6 @@ pub fn updates(e: &Experience, plan: UpdatePlan, seed: u64, step: u64) -> Vec<Up
 }
 
 impl Update {
-    /// All of the experience.
     pub fn whole(e: &Experience) -> Self {
         Update { members: (0..e.sequences.len()).collect() }
     }

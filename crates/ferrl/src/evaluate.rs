@@ -17,7 +17,7 @@ use crate::ranks::{Teams, each};
 use crate::recipe::Rollout;
 use crate::reward::{CompletionBatch, CompletionScores, Rewards};
 use crate::rollout::{self, Actor, RolloutCompletion, Sampled};
-use crate::source::{ExampleSource, Item, Prompt};
+use crate::source::{Item, Mixture, Prompt};
 use crate::train::Stage;
 use crate::train::StepExperience;
 use crate::verify::Progress;
@@ -25,7 +25,6 @@ use ferrl_engine::model::ModelConfig;
 use ferrl_engine::train;
 use ferrl_engine::{Error, Result};
 
-/// Results of an evaluation.
 #[derive(Default)]
 pub struct Evaluation {
     /// Means by name, under `eval/`.
@@ -43,7 +42,7 @@ const AT_ONCE: usize = 256;
 /// Checks that the next `prompts` prompts fit the model with `new_tokens` new tokens, and have the columns of the rewards. The error
 /// names the first bad row. The position of the source is not changed.
 pub fn check(
-    source: &mut dyn ExampleSource,
+    source: &mut Mixture,
     rewards: &Rewards,
     config: &ModelConfig,
     (prompts, new_tokens): (usize, usize),
@@ -87,7 +86,7 @@ fn question(item: Item) -> Option<Prompt> {
 /// Samples `samples` completions of `prompts` held-out prompts at a temperature (0 is greedy) and scores them.
 pub fn evaluate(
     actor: &mut Actor<'_>,
-    source: &mut dyn ExampleSource,
+    source: &mut Mixture,
     rewards: &Rewards,
     settings: &Rollout,
     (prompts, samples, seed): (usize, usize, u64),
@@ -133,7 +132,7 @@ pub fn evaluate(
 
 impl Stage {
     /// The loss on up to `count` held-out examples, without an update and without changing the algorithm's state.
-    pub fn validate(&mut self, source: &mut dyn ExampleSource, count: usize) -> Result<Metrics> {
+    pub fn validate(&mut self, source: &mut Mixture, count: usize) -> Result<Metrics> {
         let items = source.next(count.min(source.epoch().unwrap_or(usize::MAX)))?;
         let mut given = StepExperience::default();
         for (i, item) in items.into_iter().enumerate() {

@@ -24,7 +24,6 @@ pub struct Sequence {
     pub kind: Evidence,
     /// Weight of its data set.
     pub weight: f32,
-    /// Margin of the pair.
     pub margin: f32,
     /// Trained tokens of the whole trajectory, all its sequences together.
     pub trajectory_tokens: usize,
@@ -75,9 +74,7 @@ pub enum Evidence {
     /// A demonstration or a sample.
     #[default]
     Plain,
-    /// The chosen one of a pair.
     Chosen,
-    /// The rejected one of a pair.
     Rejected,
     /// Labelled good or bad.
     Labelled(bool),
@@ -127,7 +124,6 @@ impl Sequence {
             ..Default::default()
         }
     }
-    /// Sum of the rewards.
     pub fn total_reward(&self) -> f64 {
         self.reward.iter().map(|&r| r as f64).sum()
     }
@@ -174,18 +170,14 @@ impl Experience {
 pub struct UpdateCounts {
     /// Trained tokens.
     pub tokens: f64,
-    /// Sequences.
     pub sequences: f64,
-    /// Trajectories.
     pub trajectories: f64,
-    /// Pairs.
     pub pairs: f64,
     /// Trained tokens of the better completions of pairs.
     pub chosen_tokens: f64,
 }
 
 impl UpdateCounts {
-    /// Of the sequences of one update.
     pub fn of<'a>(sequences: impl IntoIterator<Item = &'a Sequence>) -> Self {
         let mut counts = UpdateCounts::default();
         let (mut trajectories, mut pairs) = (Vec::new(), Vec::new());
@@ -232,7 +224,6 @@ impl MicroBatch<'_> {
     pub fn len(&self) -> usize {
         self.sequences.iter().map(|s| s.ids.len()).sum()
     }
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.sequences.is_empty()
     }
@@ -249,7 +240,6 @@ impl MicroBatch<'_> {
     }
 }
 
-/// A loss, its gradients and its metrics.
 #[derive(Default)]
 pub struct Loss {
     /// This micro-batch's fraction of the update's loss.
@@ -318,7 +308,6 @@ impl Metrics {
         let slot = self.0.entry(name.into()).or_insert((value, 1.0));
         slot.0 = slot.0.max(value);
     }
-    /// All observations of the other.
     pub fn join(&mut self, other: Metrics) {
         for (name, (sum, weight)) in other.0 {
             if name.ends_with("/max") {
@@ -334,7 +323,6 @@ impl Metrics {
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.get(name).filter(|s| s.1 > 0.0).map(|s| s.0 / s.1)
     }
-    /// All means, by name.
     pub fn means(&self) -> impl Iterator<Item = (&str, f64)> + '_ {
         self.0.iter().filter(|(_, s)| s.1 > 0.0).map(|(n, s)| (n.as_str(), s.0 / s.1))
     }
@@ -354,11 +342,9 @@ pub enum Role {
 pub struct ByRole<T>([Option<T>; 2]);
 
 impl<T> ByRole<T> {
-    /// Those of a role.
     pub fn get(&self, role: Role) -> Option<&T> {
         self.0[role as usize].as_ref()
     }
-    /// Sets those of a role.
     pub fn set(&mut self, role: Role, value: T) {
         self.0[role as usize] = Some(value);
     }

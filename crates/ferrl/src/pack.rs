@@ -12,7 +12,6 @@ use ferrl_engine::{Error, Result};
 /// Token budget of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBudget {
-    /// Tokens.
     pub tokens: usize,
     /// Its setting, for messages.
     pub setting: &'static str,
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn order_comes_back_and_multiples_are_kept() {
+    fn packing_restores_the_order_and_keeps_multiples() {
         let lengths = [5, 9, 2, 7, 7, 1, 3];
         let four = TokenBudget { multiple: 4, ..budget(10) };
         let packing = pack(&lengths, &[], four, &row).unwrap();

@@ -8,7 +8,6 @@ use ferrl_engine::model::ModelConfig;
 use ferrl_engine::{Error, Result};
 use std::path::Path;
 
-/// The layout of a run on its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankLayout {
     /// All ranks.

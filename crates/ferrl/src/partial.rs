@@ -18,14 +18,12 @@ use std::sync::Arc;
 /// A prompt with unfinished completions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Unfinished {
-    /// The prompt.
     pub prompt: Prompt,
     /// The step that drew it, part of the key of its random numbers.
     step: u64,
     samples: Vec<PartialCompletion>,
 }
 
-/// A completion so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct PartialCompletion {
     ids: Vec<u32>,
@@ -35,7 +33,6 @@ struct PartialCompletion {
     end: Option<CompletionEnd>,
 }
 
-/// How a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum CompletionEnd {
     Token(u32),
@@ -102,7 +99,6 @@ impl Unfinished {
         Ok(waits)
     }
 
-    /// Whether all its completions are finished.
     fn is_finished(&self) -> bool {
         self.samples.iter().all(|s| s.end.is_some())
     }

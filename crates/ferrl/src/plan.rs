@@ -43,7 +43,6 @@ pub struct Inputs {
     pub config: ModelConfig,
     /// A critic on its own weights.
     pub critic: Option<ModelConfig>,
-    /// The teacher.
     pub teacher: Option<ModelConfig>,
     /// Reward models, and whether each is offloaded between uses.
     pub judges: Vec<(ModelConfig, bool)>,
@@ -51,7 +50,6 @@ pub struct Inputs {
     pub tokenizer: Option<PathBuf>,
     /// What the algorithm computes.
     pub needs: Needs,
-    /// What it learns from.
     pub feed: Feed,
     /// How the updates of a step are made.
     pub updates: UpdatePlan,
@@ -63,14 +61,11 @@ pub struct Inputs {
     pub before: u64,
 }
 
-/// One stage.
 #[derive(Clone)]
 pub struct StagePlan {
-    /// Its name.
     pub name: String,
     /// Its own table in the recipe, as `stage.1`, and what that sets, which settings for all stages do not change.
     own: Option<(String, Vec<String>)>,
-    /// What it was made from.
     pub inputs: Inputs,
     /// Memory, part by part.
     pub parts: Vec<MemoryPart>,
@@ -82,7 +77,6 @@ pub struct StagePlan {
     pub disk: Disk,
 }
 
-/// All stages.
 #[derive(Clone)]
 pub struct Plan {
     /// In order.
@@ -121,7 +115,6 @@ impl Inputs {
         asks && graded && !self.needs.score
     }
 
-    /// Tokens of one update.
     pub fn update_tokens(&self) -> usize {
         (self.sequences() as f64 * self.lengths.sequence).ceil() as usize
     }
@@ -161,7 +154,6 @@ impl StagePlan {
 }
 
 impl Plan {
-    /// Of a resolved recipe.
     pub fn new(resolved: &Resolved) -> Result<Plan> {
         let mut stages: Vec<StagePlan> = Vec::new();
         for stage in &resolved.stages {

@@ -22,19 +22,15 @@ use look::Look;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
 
-/// Results of the check of a stage.
 pub struct Checked {
-    /// Its name.
     pub name: String,
-    /// Its algorithm.
     pub algorithm: String,
     /// Its data.
     pub summary: SourceSummary,
     /// Whether its data is endless.
     pub endless: bool,
-    /// Its steps.
     pub steps: u64,
     /// Weights of the policy, and how many of them are trained.
     pub weights: usize,
@@ -223,7 +219,7 @@ struct StartingModel {
     /// An adapter that is not merged.
     adapter: Option<AdapterOptions>,
     /// Keeps temporary files of the check.
-    _sketch: Option<Arc<Sketch>>,
+    _sketch: Option<Arc<TempDir>>,
 }
 
 impl StartingModel {
@@ -241,7 +237,7 @@ impl StartingModel {
             return named.map_or_else(|| open(model_dir(Path::new(path))?), |start| Ok(start.clone()));
         }
         if m.init.is_some() {
-            return there(format!("start_{}", stage.index)).map_or_else(|| Sketch::of(&stage.recipe), open);
+            return there(format!("start_{}", stage.index)).map_or_else(|| sketch(&stage.recipe), open);
         }
         let Some(previous) = before.last() else {
             return Err(Error::usage("no model to train").at("model").fix("model.path = \"directory\""));
@@ -263,28 +259,16 @@ impl StartingModel {
 }
 
 /// A temporary directory with configuration and tokenizer of a model that does not exist yet.
-struct Sketch(PathBuf);
-
-impl Sketch {
-    fn of(recipe: &Recipe) -> Result<StartingModel> {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let init = recipe.model.init.clone().unwrap_or_default();
-        let (tokenizer, options) = setup::new_model_parts(recipe, &init)?;
-        let config = options.build()?.0;
-        let name = format!("ferrl-check-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let dir = std::env::temp_dir().join(name);
-        let fail = |e: std::io::Error| Error::data(format!("cannot write: {e}")).at(dir.display());
-        std::fs::create_dir_all(&dir).map_err(fail)?;
-        let sketch = Sketch(dir.clone());
-        let json = family(config.family)?.to_json(&config).to_string();
-        std::fs::write(dir.join("config.json"), json).map_err(fail)?;
-        tokenizer.save(&dir)?;
-        Ok(StartingModel { name: String::new(), dir, config, adapter: None, _sketch: Some(Arc::new(sketch)) })
-    }
-}
-
-impl Drop for Sketch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn sketch(recipe: &Recipe) -> Result<StartingModel> {
+    let init = recipe.model.init.clone().unwrap_or_default();
+    let (tokenizer, options) = setup::new_model_parts(recipe, &init)?;
+    let config = options.build()?.0;
+    let fail =
+        |e: std::io::Error| Error::data(format!("cannot write: {e}")).at(std::env::temp_dir().display());
+    let temp = tempfile::tempdir().map_err(fail)?;
+    let dir = temp.path().to_path_buf();
+    let json = family(config.family)?.to_json(&config).to_string();
+    std::fs::write(dir.join("config.json"), json).map_err(fail)?;
+    tokenizer.save(&dir)?;
+    Ok(StartingModel { name: String::new(), dir, config, adapter: None, _sketch: Some(Arc::new(temp)) })
 }

@@ -24,7 +24,6 @@ const CALLS: usize = 1000;
 /// Syntax of calls, for fixes.
 const CALLED: &str = "text, and between {{ and }} columns, gen(\"name\", stop=\"\\n\", max_tokens=64) or select([\"yes\", \"no\"], \"name\")";
 
-/// A compiled program.
 pub struct Program {
     environment: Environment<'static>,
     calls: Arc<Mutex<Calls>>,
@@ -37,7 +36,6 @@ pub struct Finished {
     pub text: String,
     /// The text of each name; the last one for a repeated name.
     pub variables: Map<String, Value>,
-    /// Tokens sampled.
     pub generated_tokens: usize,
     /// Prefix tokens found in the KV cache.
     pub shared_tokens: usize,

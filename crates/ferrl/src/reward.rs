@@ -83,14 +83,11 @@ impl CompletionScores {
     }
 }
 
-/// Completions to be rewarded.
 #[derive(Clone, Copy)]
 pub struct CompletionBatch<'a> {
-    /// Their prompts.
     pub prompts: &'a [Prompt],
     /// In the order of the experience's sequences.
     pub completions: &'a [RolloutCompletion],
-    /// Progress of the run.
     pub at: Progress,
 }
 
@@ -152,12 +149,10 @@ impl Rewards {
         Rewards { of_tasks: true, ..self }
     }
 
-    /// The receiver of warnings.
     pub(crate) fn warnings(&self) -> &Warnings {
         &self.hooks.warnings
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
     }
@@ -169,20 +164,25 @@ impl Rewards {
             let named = |name: &str| if number == 1 { name.into() } else { format!("{name}_{number}") };
             Ok(match source.model_kind() {
                 Some("generative") => {
-                    let judge = GenerativeVerifier::open(dir, source, recipe, dtype, backend)?;
-                    Box::new(judge.named(named("verdict")))
+                    let mut judge = GenerativeVerifier::open(dir, source, recipe, dtype, backend)?;
+                    judge.name = named("verdict");
+                    Box::new(judge)
                 }
                 Some("decision") => {
-                    let reward = DecisionReward::open(dir, source, recipe, dtype, backend)?;
-                    Box::new(reward.named(named("decision")))
+                    let mut reward = DecisionReward::open(dir, source, recipe, dtype, backend)?;
+                    reward.name = named("decision");
+                    Box::new(reward)
                 }
                 Some(_) => {
-                    let reward = ImplicitReward::open(dir, source, recipe, dtype, backend)?;
-                    Box::new(reward.named(named("implicit")))
+                    let mut reward = ImplicitReward::open(dir, source, recipe, dtype, backend)?;
+                    reward.name = named("implicit");
+                    Box::new(reward)
                 }
-                None => Box::new(
-                    RewardModel::open_at(dir, recipe, dtype, backend, source.offload)?.named(named("model")),
-                ),
+                None => {
+                    let mut reward = RewardModel::open(dir, recipe, dtype, backend, source.offload)?;
+                    reward.name = named("model");
+                    Box::new(reward)
+                }
             })
         };
         Self::build(&recipe.reward, hooks, &mut open)
@@ -511,7 +511,6 @@ fn sample<'a>(prompt: &'a Prompt, completion: &'a str, place: &'a str) -> Sample
     }
 }
 
-/// Sum of the sources' rewards of one completion.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct RewardSum {
     reward: f64,
@@ -610,7 +609,6 @@ fn unused(name: String, components: &[(String, f32)]) -> String {
     (2..).map(|n| format!("{name}_{n}")).find(|name| !taken(name)).unwrap_or(name)
 }
 
-/// Parses `truncated`.
 fn truncated(word: Option<&str>) -> Result<Truncated> {
     match word {
         None | Some("wrong") => Ok(Truncated::Wrong),

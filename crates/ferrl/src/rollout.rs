@@ -19,14 +19,12 @@ use std::path::Path;
 /// Tokens to decode per thread.
 const THREAD_TOKENS: usize = 4096;
 
-/// A sampled completion.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RolloutCompletion {
     /// Index of the prompt.
     pub prompt: usize,
     /// Text up to the stop, without special tokens.
     pub text: String,
-    /// Tokens of the completion.
     pub tokens: usize,
     /// Whether it was truncated: by the length limit, or the limit of turns.
     pub truncated: bool,
@@ -47,13 +45,9 @@ impl RolloutCompletion {
 
 /// A policy with its generator.
 pub struct Actor<'a> {
-    /// The generator.
     pub generator: &'a mut dyn Generator,
-    /// The current policy.
     pub policy: &'a Model,
-    /// The policy's.
     pub tokenizer: &'a Tokenizer,
-    /// Stop tokens and stop strings.
     pub stops: &'a Stops,
     /// Environments of prompts with several turns.
     pub environments: &'a Environments,
@@ -96,7 +90,6 @@ pub fn params(r: &Rollout, stops: &Stops, seed: u64) -> SamplingParams {
     }
 }
 
-/// Sampled completions.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Sampled {
     /// Training sequences.
@@ -112,7 +105,6 @@ pub struct Sampled {
 /// A request for completions of each prompt.
 #[derive(Clone, Copy)]
 pub struct RolloutRequest<'a> {
-    /// Sampling parameters.
     pub params: &'a SamplingParams,
     /// Completions per prompt.
     pub samples: usize,

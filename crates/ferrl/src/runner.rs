@@ -26,7 +26,7 @@ use crate::run::{
     Best, CheckpointOptions, Checkpoints, MetricsLog, RunFolder, StepRecord, TrainedModel, frozen, shared,
 };
 use crate::setup::{self, Draft};
-use crate::source::ExampleSource;
+use crate::source::Mixture;
 use crate::train::{Stage, Waits};
 use crate::warnings::{Warning, Warnings};
 use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat, save_adapter, save_shared};
@@ -47,13 +47,13 @@ use xxhash_rust::xxh3::xxh3_128;
 /// Observer of a run.
 pub trait RunWatch {
     /// A stage starts.
-    fn stage(&mut self, name: &str, steps: u64);
+    fn stage(&mut self, _name: &str, _steps: u64) {}
     /// A step is complete.
-    fn step(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord);
+    fn step(&mut self, _stage: &str, _step: u64, _steps: u64, _record: &StepRecord) {}
     /// An evaluation is complete, after this number of steps of the stage.
     fn evaluated(&mut self, _stage: &str, _step: u64, _evaluation: &Evaluation) {}
     /// A message.
-    fn note(&mut self, text: &str);
+    fn note(&mut self, _text: &str) {}
     /// A warning.
     fn warn(&mut self, warning: &Warning) {
         self.note(&format!("warning: {warning}"));
@@ -67,12 +67,12 @@ pub trait RunWatch {
         false
     }
     /// Whether to finish this step, save and stop.
-    fn interrupted(&self) -> bool;
+    fn interrupted(&self) -> bool {
+        false
+    }
 }
 
-/// How a run ended.
 pub struct RunOutcome {
-    /// The folder.
     pub folder: PathBuf,
     /// The trained model.
     pub model: Option<PathBuf>,
@@ -82,7 +82,6 @@ pub struct RunOutcome {
     pub evaluations: Vec<(String, Option<Evaluation>, Option<Evaluation>)>,
 }
 
-/// Options of a run besides its recipe.
 #[derive(Default)]
 pub struct RunOptions {
     /// Position of the run, if known already.
@@ -234,7 +233,6 @@ fn renewed_recipe(
     Ok(Some((accepted.resolved.toml.clone(), before + at.step)))
 }
 
-/// Steps of a finished stage.
 fn finished_steps(index: usize, name: &str, at: &RunPosition, watch: &mut dyn RunWatch) -> u64 {
     if index != at.stage {
         return at.state["steps"][index].as_u64().unwrap_or(0);
@@ -308,7 +306,6 @@ fn with_directories(recipe: &Recipe, resolved: &Resolved, folder: &RunFolder) ->
     Ok(recipe)
 }
 
-/// The model a stage starts from.
 fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<PathBuf> {
     let own = recipe.model.path.is_some() || recipe.model.init.is_some();
     if index > 0 && !own {
@@ -333,7 +330,7 @@ fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<P
 }
 
 /// A source of held-out rows: its feed, its initial state, and itself.
-type EvalSource = (Feed, Value, Box<dyn ExampleSource>);
+type EvalSource = (Feed, Value, Mixture);
 
 struct OneStage<'a> {
     name: &'a str,
@@ -342,7 +339,6 @@ struct OneStage<'a> {
     folder: &'a RunFolder,
     /// Steps of all stages before.
     before: u64,
-    /// Its warnings.
     warnings: Warnings,
     options: &'a RunOptions,
     /// The whole recipe.
@@ -495,7 +491,6 @@ impl OneStage<'_> {
         })
     }
 
-    /// Logs the start of the stage.
     fn log_stage(&self, stage: &Stage, total: u64) {
         let checked = self.options.checked.get(&self.index).map(|c| c.summary);
         let (algorithm, data) = (stage.recipe.algorithm_name(), checked.unwrap_or(stage.source.summary()));
@@ -507,7 +502,6 @@ impl OneStage<'_> {
         self.folder.event("stage", &format!("{} begins: {algorithm}, {total} steps", self.name), fields);
     }
 
-    /// Logs an evaluation.
     fn log_evaluation(&self, step: u64, evaluation: &Evaluation) {
         let metrics: Map<String, Value> =
             evaluation.metrics.means().map(|(name, value)| (name.to_string(), number(value))).collect();

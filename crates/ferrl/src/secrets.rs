@@ -37,7 +37,6 @@ pub fn get(name: &str) -> Result<Option<String>> {
     Ok(value)
 }
 
-/// Whether a variable of that name holds a secret.
 pub fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     SECRET.iter().any(|word| name.ends_with(word) || name.ends_with(&format!("{word}S")))
@@ -140,7 +139,6 @@ fn unquoted(value: &str) -> Option<String> {
     }
 }
 
-/// Whether a variable may be called so.
 pub fn is_name(name: &str) -> bool {
     let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
     name.starts_with(letter) && name.chars().all(|c| letter(c) || c.is_ascii_digit())

@@ -19,7 +19,7 @@ use crate::reward::{Rewards, Verified};
 use crate::rollout;
 use crate::search::Searcher;
 use crate::signal::Signal;
-use crate::source::ExampleSource;
+use crate::source::Mixture;
 use crate::train::Stage;
 use crate::verify::{Hooks, Truncated};
 use crate::warnings::Warnings;
@@ -76,7 +76,7 @@ pub fn stage_over(
     backend: Arc<dyn Backend>,
     dir: &Path,
     rewards: Option<Rewards>,
-    source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn ExampleSource>>,
+    source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Mixture>,
 ) -> Result<Stage> {
     let draft = Draft::over(&recipe, dir, &Warnings::default(), rewards, source)?;
     from_draft(recipe, draft, backend, dir, Ranks::ALONE)
@@ -244,7 +244,6 @@ pub fn sampled_context(recipe: &Recipe) -> usize {
     recipe.data.max_length + recipe.rollout.max_new_tokens
 }
 
-/// Cache options of a run.
 pub fn cache_options(rollout: &Rollout, backend: &dyn Backend) -> CacheOptions {
     CacheOptions {
         bytes: rollout.cache_mib << 20,

@@ -28,17 +28,14 @@ struct Streak {
     highest: f64,
 }
 
-/// Results of a step.
 pub struct StepSignal<'a> {
     /// Counted from 1.
     pub number: u64,
-    /// Its completions.
     pub rollouts: &'a [ScoredRollout],
     /// Whether its update is skipped because every gradient is zero.
     pub empty: bool,
     /// Whether it is the last step of the stage.
     pub last: bool,
-    /// Maximum tokens of a completion.
     pub max_new_tokens: usize,
 }
 

@@ -7,7 +7,7 @@
 use crate::recipe::Recipe;
 use crate::rollout::{self, Actor};
 use crate::setup;
-use crate::source::{ExampleSource, Item, Prompt};
+use crate::source::{Item, Mixture, Prompt};
 use crate::verify::{self, RowColumns, Sample, Verifier};
 use ferrl_engine::generate::GenerationRequest;
 use ferrl_engine::{Error, Result};
@@ -33,7 +33,6 @@ impl Default for StepSettings {
     }
 }
 
-/// The result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FoundSteps {
     /// Completions looked at.
@@ -69,13 +68,9 @@ pub fn judge(recipe: &Recipe) -> Result<Box<dyn Verifier>> {
 
 /// Samples from a model and its source of prompts, and hands on each row as it is found.
 pub struct StepPairs<'a> {
-    /// Completes prompts.
     pub actor: Actor<'a>,
-    /// Finds wrong steps.
     pub verifier: &'a dyn Verifier,
-    /// Says how to sample.
     pub recipe: &'a Recipe,
-    /// How much to look for.
     pub settings: StepSettings,
 }
 
@@ -83,7 +78,7 @@ impl StepPairs<'_> {
     /// Asks, looks, asks again; `row` gets each pair, and every portion of prompts is followed by a call of `progress`.
     pub fn run(
         &mut self,
-        source: &mut dyn ExampleSource,
+        source: &mut Mixture,
         row: &mut dyn FnMut(Map<String, Value>) -> Result<()>,
         progress: &mut dyn FnMut(usize, FoundSteps),
     ) -> Result<FoundSteps> {

@@ -7,7 +7,6 @@ use ferrl_engine::train::comparable;
 use ferrl_engine::{Error, Result};
 use std::path::Path;
 
-/// Loads the recipe's teacher for a student.
 pub fn load(recipe: &Recipe, student: &Model) -> Result<Model> {
     let path = recipe.teacher.path.as_deref().ok_or_else(|| {
         Error::usage(format!("{} needs a teacher", recipe.algorithm_name()))

@@ -25,7 +25,7 @@ use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::search::Searcher;
 use crate::signal::{self, Signal};
-use crate::source::ExampleSource;
+use crate::source::Mixture;
 use crate::trust_region;
 use crate::verify::Hooks;
 use crate::warnings::Warnings;
@@ -47,11 +47,8 @@ use one_pass::Precomputed;
 
 /// A stage of a run: models, data, rewards and state.
 pub struct Stage {
-    /// Its settings.
     pub recipe: Recipe,
-    /// The algorithm.
     pub algo: Box<dyn Algorithm>,
-    /// The kind of data it learns from.
     pub feed: Feed,
     /// The model that is trained and sampled from.
     pub policy: ModelTrainer,
@@ -60,7 +57,6 @@ pub struct Stage {
     pub reference: Option<Frozen>,
     /// The critic with its own weights; `None` without a critic, or if it shares the policy's trunk.
     pub critic: Option<ModelTrainer>,
-    /// The policy's.
     pub tokenizer: Arc<Tokenizer>,
     /// Stop tokens and stop strings of completions.
     pub stops: Stops,
@@ -68,11 +64,8 @@ pub struct Stage {
     pub ranks: Ranks,
     /// Ranks of this rank's group (tensor and context parallelism), in training and in rollouts.
     pub teams: TrainAndRollout,
-    /// The data source.
-    pub source: Box<dyn ExampleSource>,
-    /// Rewards of completions.
+    pub source: Mixture,
     pub rewards: Rewards,
-    /// Environments of prompts with several turns.
     pub environments: Environments,
     /// Search in rollouts and evaluations, with `[search]`.
     pub searcher: Option<Searcher>,
@@ -98,7 +91,6 @@ pub struct Stage {
     pub signal: Signal,
     /// Whether an update is in progress; stays true if an update failed halfway.
     pub updating: bool,
-    /// Warnings for the user.
     pub warnings: Warnings,
     /// Called with the phase of the step: data, rollout, reward, credit, annotate or train.
     pub waits: Waits,
@@ -110,9 +102,7 @@ const ROUNDING_STEPS: u64 = 20;
 /// A listener for the phases of a step.
 pub type Waits = Arc<dyn Fn(&'static str) + Send + Sync>;
 
-/// Results of a step.
 pub struct StepReport {
-    /// Means by name.
     pub metrics: Metrics,
     /// Prompts with their scored completions and advantages, if any.
     pub rollouts: Vec<ScoredRollout>,
@@ -126,7 +116,6 @@ impl Stage {
         Hooks { warnings: self.warnings.clone(), ..Default::default() }
     }
 
-    /// One training step.
     pub fn step(&mut self) -> Result<StepReport> {
         let (mut clock, mut metrics) = (Clock::new(&self.waits), Metrics::default());
         if self.generator.is_some() {

@@ -37,7 +37,6 @@ struct WarningState {
     dropped: usize,
 }
 
-/// A line that user code printed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Printed {
     /// The worker that printed it, or the program itself.

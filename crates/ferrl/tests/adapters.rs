@@ -16,12 +16,10 @@ struct Quiet {
 }
 
 impl RunWatch for Quiet {
-    fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, _step: u64, _steps: u64, record: &StepRecord) {
         self.worst = self.worst.max(record.get("sampling/sampling_logp_difference/max").unwrap_or(0.0));
         self.steps += 1;
     }
-    fn note(&mut self, _text: &str) {}
     fn interrupted(&self) -> bool {
         self.until.is_some_and(|until| self.steps >= until)
     }

@@ -22,11 +22,11 @@ fn parse(overrides: &[String]) -> ferrl::recipe::Resolved {
 }
 
 /// KL per token at each step, with a random model of another seed as teacher.
-fn learn(name: &str, overrides: &[&str]) -> Vec<f64> {
-    let dir = std::env::temp_dir().join(format!("ferrl-{}-{name}", std::process::id()));
+fn learn(overrides: &[&str]) -> Vec<f64> {
+    let dir = tempfile::tempdir().unwrap();
     let made = |seed: u64| {
         let recipe = parse(&[format!("seed={seed}")]).stages[0].recipe.clone();
-        setup::starting_model(&recipe, &dir.join(seed.to_string())).unwrap()
+        setup::starting_model(&recipe, &dir.path().join(seed.to_string())).unwrap()
     };
     let (student, teacher) = (made(1), made(2));
     // A teacher with opinions: its head is tied to the embedding, which is scaled up.
@@ -35,9 +35,7 @@ fn learn(name: &str, overrides: &[&str]) -> Vec<f64> {
     words.push(format!("teacher.path={}", teacher.display()));
     let recipe = parse(&words).stages[0].recipe.clone();
     let mut stage = setup::stage(recipe, Arc::new(Cpu::new(Some(1)).unwrap()), &student).unwrap();
-    let kls = (0..12).map(|_| stage.step().unwrap().metrics.get("kl").unwrap()).collect();
-    std::fs::remove_dir_all(dir).unwrap();
-    kls
+    (0..12).map(|_| stage.step().unwrap().metrics.get("kl").unwrap()).collect()
 }
 
 fn sharpen(dir: &Path) {
@@ -57,7 +55,7 @@ fn sharpen(dir: &Path) {
 #[test]
 fn the_student_comes_nearer_to_its_teacher() {
     for (name, overrides) in [("full", vec![]), ("sampled", vec!["algo.full=false"])] {
-        let kls = learn(name, &overrides);
+        let kls = learn(&overrides);
         let (first, last) = (kls[0], kls[11]);
         assert!(first > 0.1 && last < 0.7 * first, "{name}: {kls:?}");
     }

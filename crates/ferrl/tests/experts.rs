@@ -39,12 +39,10 @@ struct Quiet {
 }
 
 impl RunWatch for Quiet {
-    fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, _step: u64, _steps: u64, record: &StepRecord) {
         self.steps += 1;
         self.metrics.push(record.metrics.iter().cloned().collect());
     }
-    fn note(&mut self, _text: &str) {}
     fn interrupted(&self) -> bool {
         self.until.is_some_and(|until| self.steps >= until)
     }

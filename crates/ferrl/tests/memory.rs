@@ -20,7 +20,6 @@ struct Quiet {
 }
 
 impl RunWatch for Quiet {
-    fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, _step: u64, _steps: u64, record: &StepRecord) {
         let difference = record.get("sampling/sampling_logp_difference/max");
         self.sampled |= difference.is_some();
@@ -28,7 +27,6 @@ impl RunWatch for Quiet {
         self.worst = self.worst.max(difference.unwrap_or(0.0));
         self.steps += 1;
     }
-    fn note(&mut self, _text: &str) {}
     fn interrupted(&self) -> bool {
         self.until.is_some_and(|until| self.steps >= until)
     }

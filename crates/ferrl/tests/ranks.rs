@@ -18,11 +18,9 @@ struct Quiet {
 }
 
 impl RunWatch for Quiet {
-    fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, step: u64, _steps: u64, _record: &StepRecord) {
         self.done = step;
     }
-    fn note(&mut self, _text: &str) {}
     fn interrupted(&self) -> bool {
         self.done >= self.until
     }

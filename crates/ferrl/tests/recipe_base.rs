@@ -2,12 +2,11 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::recipe::Recipe;
-use std::path::PathBuf;
+use tempfile::TempDir;
 
-fn folder(name: &str, files: &[(&str, &str)]) -> PathBuf {
-    let dir = std::env::temp_dir().join(format!("ferrl-base-{}-{name}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    files.iter().for_each(|(file, text)| std::fs::write(dir.join(file), text).unwrap());
+fn folder(files: &[(&str, &str)]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    files.iter().for_each(|(file, text)| std::fs::write(dir.path().join(file), text).unwrap());
     dir
 }
 
@@ -16,8 +15,8 @@ fn a_recipe_is_laid_over_its_base_and_loads_alone_once_resolved() {
     let base = "seed = 3\nmodel.path = \"m\"\ndata.train = \"d\"\nalgo = { name = \"grpo\", clip_low = 0.1 }\noptim.lr = 1e-4\n";
     let middle = "base = \"a.toml\"\noptim = { schedule = \"cosine\" }\nreward = \"exact\"\n";
     let top = "base = \"b.toml\"\nalgo = \"rloo\"\n[[reward]]\nverifier = \"numeric\"\n";
-    let dir = folder("over", &[("a.toml", base), ("b.toml", middle), ("c.toml", top)]);
-    let resolved = Recipe::load(dir.join("c.toml"), &["optim.warmup=0.2".into()]).unwrap();
+    let dir = folder(&[("a.toml", base), ("b.toml", middle), ("c.toml", top)]);
+    let resolved = Recipe::load(dir.path().join("c.toml"), &["optim.warmup=0.2".into()]).unwrap();
     let recipe = &resolved.stages[0].recipe;
     assert_eq!((recipe.seed, recipe.optim.lr, recipe.optim.warmup), (3, 1e-4, 0.2));
     assert_eq!(recipe.optim.schedule, "cosine");
@@ -25,7 +24,6 @@ fn a_recipe_is_laid_over_its_base_and_loads_alone_once_resolved() {
     assert!(!recipe.algo.contains_key("clip_low"), "another algorithm inherits no settings");
     assert_eq!(recipe.reward.len(), 1);
     assert_eq!(recipe.reward[0].verifier.as_deref(), Some("numeric"), "lists are replaced");
-    std::fs::remove_dir_all(&dir).unwrap();
     let again = Recipe::parse(&resolved.toml, "x", "c", &[]).unwrap();
     assert_eq!(again.stages, resolved.stages);
 }
@@ -39,9 +37,10 @@ fn bases_that_lead_nowhere_or_in_a_circle_are_named() {
         ("d.toml", "base = 3"),
         ("e.toml", "model.path = \"m\"\n[[stage]]\nbase = \"a.toml\""),
     ];
-    let dir = folder("wrong", &files);
-    let error =
-        |file: &str| Recipe::load(dir.join(file), &[]).and_then(|r| r.check(&[])).err().unwrap().to_string();
+    let dir = folder(&files);
+    let error = |file: &str| {
+        Recipe::load(dir.path().join(file), &[]).and_then(|r| r.check(&[])).err().unwrap().to_string()
+    };
     assert!(
         error("a.toml").contains("circular") && error("a.toml").contains("b.toml:1"),
         "{}",
@@ -54,7 +53,6 @@ fn bases_that_lead_nowhere_or_in_a_circle_are_named() {
     );
     assert!(error("d.toml").contains("expected text"), "{}", error("d.toml"));
     assert!(error("e.toml").contains("base"), "{}", error("e.toml"));
-    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 /// Bug: a key over an alias of the base was overridden by the base.

@@ -323,10 +323,7 @@ fn sizes_are_the_parallel_section() {
     let bare = load(&["ddp_size=1", "tp_size=2", "cp_size=4"]).stages[0].recipe.clone();
     assert_eq!((bare.parallel.ddp_size, bare.parallel.tp_size, bare.parallel.sp_size), (1, 2, 4));
     let equal = load(&[
-        "actor.tp_size=2",
-        "critic.tp_size=2",
-        "ref_actor.tp_size=2",
-        "actor.model_name=m",
+        "actor.tp_size=2", "critic.tp_size=2", "ref_actor.tp_size=2", "actor.model_name=m",
         "rollout.model_name=m",
     ]);
     assert_eq!(equal.stages[0].recipe.parallel.tp_size, 2);

@@ -8,27 +8,9 @@ use std::path::{Path, PathBuf};
 
 /// The words of JSON Schema that the recipe's uses; any other is a gap of this test.
 const KNOWN: &[&str] = &[
-    "$schema",
-    "title",
-    "description",
-    "default",
-    "format",
-    "$defs",
-    "$ref",
-    "anyOf",
-    "oneOf",
-    "const",
-    "enum",
-    "type",
-    "pattern",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "properties",
-    "additionalProperties",
-    "required",
-    "items",
+    "$schema", "title", "description", "default", "format", "$defs", "$ref", "anyOf", "oneOf", "const",
+    "enum", "type", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "properties",
+    "additionalProperties", "required", "items",
 ];
 
 /// Whether a value fits a schema.

@@ -48,9 +48,6 @@ impl RunWatch for Quiet {
     fn note(&mut self, text: &str) {
         self.notes.push(text.to_string());
     }
-    fn interrupted(&self) -> bool {
-        false
-    }
 }
 
 /// The same stages with a tiny model, few examples and short answers.

@@ -103,7 +103,7 @@ fn loaded(path: &Path) -> (Value, Vec<Option<Vec<u32>>>) {
 }
 
 #[test]
-fn two_roles_come_back_bit_for_bit_and_train_on_alike() {
+fn checkpoints_restore_two_roles_bit_for_bit() {
     let temp = Temp::new();
     let (mut policy, mut critic) = (trainer(Head::Lm, 1), trainer(Head::Score, 2));
     for salt in 0..3 {

@@ -95,16 +95,16 @@ fn read_events(bytes: &[u8]) -> Vec<Event> {
 
 #[test]
 fn event_files_read_back_and_show_each_step_once() {
-    let dir = std::env::temp_dir().join(format!("ferrl-events-{}", std::process::id()));
-    fs::create_dir_all(&dir).unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path();
     let files = Files::default();
     let history: Vec<StepRecord> = (1..=300).map(record).collect();
-    drop(EventWriter::create(&dir, &files, &history).unwrap());
-    let mut writer = EventWriter::create(&dir, &files, &history[..200]).unwrap();
+    drop(EventWriter::create(dir, &files, &history).unwrap());
+    let mut writer = EventWriter::create(dir, &files, &history[..200]).unwrap();
     for r in &history[200..] {
         writer.append(r).unwrap();
     }
-    let paths: Vec<PathBuf> = fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()).collect();
+    let paths: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
     assert_eq!(paths.len(), 1, "the earlier file made way");
     assert!(paths[0].file_name().unwrap().to_str().unwrap().starts_with("events.out.tfevents."));
     let events = read_events(&fs::read(&paths[0]).unwrap());
@@ -118,5 +118,4 @@ fn event_files_read_back_and_show_each_step_once() {
         assert_eq!(got, expected);
         assert!((event.0 - events[0].0 - r.seconds).abs() < 1e-3);
     }
-    fs::remove_dir_all(&dir).unwrap();
 }

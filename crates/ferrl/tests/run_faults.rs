@@ -2,16 +2,16 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::recipe::{Recipe, Resolved};
-use ferrl::run::{FaultKind, FileFault, Files, RunFolder, StepRecord, files::FAULT_EXIT, latest};
+use ferrl::run::{FaultKind, FileFault, Files, RunFolder, files::FAULT_EXIT, latest};
 use ferrl::runner::{self, RunWatch};
 use ferrl::warnings::Warning;
 use ferrl_engine::{Class, Result};
 use ferrl_kernels::cpu::Cpu;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
 
 const RECIPE: &str = r#"
 name = "r"
@@ -32,25 +32,10 @@ algo = "grpo"
 train = { steps = 2 }
 "#;
 
-/// A directory that disappears with the test.
-struct Temp(PathBuf);
-
-impl Temp {
-    fn new() -> Temp {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let memory = PathBuf::from("/dev/shm");
-        let root = if memory.is_dir() { memory } else { std::env::temp_dir() };
-        let path = root.join(format!("ferrl-faults-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Temp(path)
-    }
-}
-
-impl Drop for Temp {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn temp() -> TempDir {
+    // Thousands of fsyncs: where memory can be had as a disk, it is quicker.
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
 }
 
 /// Remembers what it was warned of.
@@ -58,14 +43,8 @@ impl Drop for Temp {
 struct Silent(Vec<Warning>);
 
 impl RunWatch for Silent {
-    fn stage(&mut self, _: &str, _: u64) {}
-    fn step(&mut self, _: &str, _: u64, _: u64, _: &StepRecord) {}
-    fn note(&mut self, _: &str) {}
     fn warn(&mut self, warning: &Warning) {
         self.0.push(warning.clone());
-    }
-    fn interrupted(&self) -> bool {
-        false
     }
 }
 
@@ -107,17 +86,17 @@ fn child() {
 
 /// Breaks a run at operation `n`, and later goes on with it.
 fn broken_at(n: u64, kind: FaultKind, want: &Left) {
-    let temp = Temp::new();
+    let temp = temp();
     let what = format!("{kind:?} at operation {n}");
     if kind == FaultKind::Exit {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "child", "--ignored"]).env("FERRL_TEST_DIR", &temp.0);
+        command.args(["--exact", "child", "--ignored"]).env("FERRL_TEST_DIR", temp.path());
         let status = command.env("FERRL_TEST_FAULT", format!("{n}:exit")).output().unwrap().status;
         assert_eq!(status.code(), Some(FAULT_EXIT), "{what}");
     } else {
         let fault = FileFault { at: n, kind, lasting: kind == FaultKind::Enospc };
-        let checkpoints = temp.0.join("r/checkpoints");
-        match go(&temp.0, &Files::with_faults(Some(fault))) {
+        let checkpoints = temp.path().join("r/checkpoints");
+        match go(temp.path(), &Files::with_faults(Some(fault))) {
             // Old checkpoints that could not be removed are a warning, and so is what is derived from other files.
             Ok(warnings) => {
                 let known = |w: &Warning| ["log", "old-checkpoints", "tensorboard"].contains(&w.name);
@@ -128,7 +107,7 @@ fn broken_at(n: u64, kind: FaultKind, want: &Left) {
                 let text = e.to_string();
                 let full = kind == FaultKind::Enospc;
                 assert_eq!(e.class, if full { Class::Resource } else { Class::Data }, "{what}: {text}");
-                assert!(text.contains(temp.0.to_str().unwrap()), "{what} names no place: {text}");
+                assert!(text.contains(temp.path().to_str().unwrap()), "{what} names no place: {text}");
                 assert!(!full || text.contains("free some disk space"), "{what} names no way out: {text}");
             }
         }
@@ -137,16 +116,16 @@ fn broken_at(n: u64, kind: FaultKind, want: &Left) {
             assert!(found.skipped.is_empty(), "{what} damaged a checkpoint: {:?}", found.skipped);
         }
     }
-    go(&temp.0, &Files::default()).unwrap_or_else(|e| panic!("{what}: cannot go on: {e}"));
-    assert!(left(&temp.0) == *want, "{what}: another run");
+    go(temp.path(), &Files::default()).unwrap_or_else(|e| panic!("{what}: cannot go on: {e}"));
+    assert!(left(temp.path()) == *want, "{what}: another run");
 }
 
 /// An undisturbed run and the number of its operations.
 fn whole() -> (Left, u64) {
-    let temp = Temp::new();
+    let temp = temp();
     let files = Files::default();
-    go(&temp.0, &files).unwrap();
-    let want = left(&temp.0);
+    go(temp.path(), &files).unwrap();
+    let want = left(temp.path());
     assert_eq!(want.1, [1, 2, 3]);
     assert!(files.operations() > 100, "{} operations", files.operations());
     (want, files.operations())

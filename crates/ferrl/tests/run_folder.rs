@@ -6,27 +6,6 @@ use ferrl::run::{
     FaultKind, FileFault, Files, Mark, MetricsLog, RolloutRecord, Rollouts, RunFolder, StepRecord, check_name,
 };
 use std::fs;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// A directory that disappears with the test.
-struct Temp(PathBuf);
-
-impl Temp {
-    fn new() -> Temp {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("ferrl-folder-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Temp(path)
-    }
-}
-
-impl Drop for Temp {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 fn record(step: u64) -> StepRecord {
     let mut metrics = Metrics::default();
@@ -46,8 +25,8 @@ fn same(a: &StepRecord, b: &StepRecord) -> bool {
 
 #[test]
 fn a_folder_is_made_once_and_opened_by_one() {
-    let temp = Temp::new();
-    let root = temp.0.join("runs/deep");
+    let temp = tempfile::tempdir().unwrap();
+    let root = temp.path().join("runs/deep");
     let run = RunFolder::create(&root, "first", "algo = \"grpo\"\n").unwrap();
     run.log("info", "begun").unwrap();
     assert_eq!((run.name().as_str(), run.recipe().unwrap().as_str()), ("first", "algo = \"grpo\"\n"));
@@ -75,8 +54,8 @@ fn a_folder_is_made_once_and_opened_by_one() {
 }
 
 #[test]
-fn names_that_lead_elsewhere_are_refused() {
-    let temp = Temp::new();
+fn run_names_with_path_components_are_refused() {
+    let temp = tempfile::tempdir().unwrap();
     let long = "x".repeat(101);
     let bad = [
         "",
@@ -108,9 +87,9 @@ fn names_that_lead_elsewhere_are_refused() {
     ];
     for name in bad {
         assert!(check_name(name).is_err(), "{name:?}");
-        assert!(RunFolder::create(&temp.0, name, "").is_err(), "{name:?}");
+        assert!(RunFolder::create(temp.path(), name, "").is_err(), "{name:?}");
     }
-    assert_eq!(fs::read_dir(&temp.0).unwrap().count(), 0, "nothing was made");
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0, "nothing was made");
     for name in ["grpo", "2024-05-01_x", "a..b", "Run.7", "com10", "console", &long[1..]] {
         check_name(name).unwrap();
     }
@@ -118,8 +97,8 @@ fn names_that_lead_elsewhere_are_refused() {
 
 #[test]
 fn metrics_come_back_and_are_cut_at_a_checkpoint() {
-    let temp = Temp::new();
-    let path = temp.0.join("metrics.jsonl");
+    let temp = tempfile::tempdir().unwrap();
+    let path = temp.path().join("metrics.jsonl");
     let files = Files::default();
     let mut log = MetricsLog::open(&path, &files).unwrap();
     let mut marks = vec![0];
@@ -159,8 +138,8 @@ fn metrics_come_back_and_are_cut_at_a_checkpoint() {
 fn a_failed_line_is_not_there_and_can_be_written_again() {
     for kind in [FaultKind::Eio, FaultKind::Enospc, FaultKind::Short] {
         for at in 1..=5 {
-            let temp = Temp::new();
-            let path = temp.0.join("metrics.jsonl");
+            let temp = tempfile::tempdir().unwrap();
+            let path = temp.path().join("metrics.jsonl");
             let files = Files::with_faults(Some(FileFault { at, kind, lasting: false }));
             let mut log = loop {
                 if let Ok(log) = MetricsLog::open(&path, &files) {
@@ -178,8 +157,8 @@ fn a_failed_line_is_not_there_and_can_be_written_again() {
 
 #[test]
 fn rollouts_are_cut_at_a_checkpoint() {
-    let temp = Temp::new();
-    let mut rollouts = Rollouts::open(&temp.0, &Files::default()).unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    let mut rollouts = Rollouts::open(temp.path(), &Files::default()).unwrap();
     assert_eq!(rollouts.mark(), Mark::default());
     let make = |step: u64| RolloutRecord {
         prompt: "2 + 2 = ?\n".into(),
@@ -195,15 +174,15 @@ fn rollouts_are_cut_at_a_checkpoint() {
     for step in 1..=4 {
         marks.push(rollouts.write(step, &vec![make(step); step as usize]).unwrap());
     }
-    let rows = Rollouts::read(&temp.0, 3).unwrap();
+    let rows = Rollouts::read(temp.path(), 3).unwrap();
     assert_eq!(
         (rows.len(), &rows[0]["reward"], &rows[0]["components"]["format"]),
         (3, &"Infinity".into(), &0.1.into())
     );
-    let mut again = Rollouts::open(&temp.0, &Files::default()).unwrap();
+    let mut again = Rollouts::open(temp.path(), &Files::default()).unwrap();
     assert_eq!(again.mark(), marks[4]);
     again.truncate_to(marks[2]).unwrap();
     assert_eq!(again.mark(), marks[2]);
-    assert!(!again.path(3).exists() && Rollouts::read(&temp.0, 2).unwrap().len() == 2);
+    assert!(!again.path(3).exists() && Rollouts::read(temp.path(), 2).unwrap().len() == 2);
     assert!(again.truncate_to(Mark { bytes: 1 << 40, ..marks[2] }).is_err());
 }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tempfile::TempDir;
 
 /// Two stages, four steps, no checkpoint but at the end of each stage; rollouts run ahead by one.
 const RECIPE: &str = r#"
@@ -35,25 +36,10 @@ algo = { name = "grpo" }
 train = { steps = 4 }
 "#;
 
-/// A directory that disappears with the test.
-struct Temp(PathBuf);
-
-impl Temp {
-    fn new() -> Temp {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let memory = PathBuf::from("/dev/shm");
-        let root = if memory.is_dir() { memory } else { std::env::temp_dir() };
-        let path = root.join(format!("ferrl-losses-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Temp(path)
-    }
-}
-
-impl Drop for Temp {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn temp() -> TempDir {
+    // Thousands of fsyncs: where memory can be had as a disk, it is quicker.
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
 }
 
 /// Looks on, and breaks what it is asked to break.
@@ -74,7 +60,6 @@ fn tell(told: &AtomicUsize, panics_at: usize) {
 }
 
 impl RunWatch for Saboteur {
-    fn stage(&mut self, _: &str, _: u64) {}
     fn step(&mut self, _: &str, _: u64, _: u64, record: &StepRecord) {
         if let Some((_, folder)) = self.removes.as_ref().filter(|r| r.0 == record.step) {
             fs::remove_dir_all(folder).unwrap();
@@ -89,9 +74,6 @@ impl RunWatch for Saboteur {
     }
     fn disk_full(&mut self, _: &Error, _: Duration) -> bool {
         self.waits_for_disk
-    }
-    fn interrupted(&self) -> bool {
-        false
     }
 }
 
@@ -136,37 +118,38 @@ fn standing(root: &Path) -> (u64, u64) {
 #[test]
 fn a_panic_anywhere_in_a_step_or_an_evaluation_loses_no_step() {
     let resolved = parse(RECIPE);
-    let whole = Temp::new();
+    let whole = temp();
     let mut watch = Saboteur::default();
-    go(&whole.0, &resolved, &Files::default(), &mut watch).unwrap();
-    let want = left(&whole.0, 2);
+    go(whole.path(), &resolved, &Files::default(), &mut watch).unwrap();
+    let want = left(whole.path(), 2);
     assert_eq!((want.1.len(), want.2.len()), (7, 4));
     let places = watch.told.load(Ordering::SeqCst);
     assert!(places > 30, "{places} places");
     std::panic::set_hook(Box::new(|_| ())); // what follows panics on purpose
     for at in 1..=places {
-        let temp = Temp::new();
+        let temp = temp();
         let mut watch = Saboteur { panics_at: at, ..Default::default() };
-        let run = catch_unwind(AssertUnwindSafe(|| go(&temp.0, &resolved, &Files::default(), &mut watch)));
+        let run =
+            catch_unwind(AssertUnwindSafe(|| go(temp.path(), &resolved, &Files::default(), &mut watch)));
         assert!(run.is_err(), "nothing happened at {at}");
-        let (written, saved) = standing(&temp.0);
+        let (written, saved) = standing(temp.path());
         let pending = saved == written + 1; // a step whose evaluation panicked is kept with the checkpoint
         assert!(saved == written || pending, "at {at}: {written} steps, saved after {saved}");
         let told = watch.notes.iter().any(|n| n.contains(&format!("--resume continues after step {saved}")));
         assert!(told || saved == 0 || saved == 3, "at {at}: {:?}", watch.notes);
-        go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
-        assert!(left(&temp.0, 2) == want, "at {at}: another run");
+        go(temp.path(), &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+        assert!(left(temp.path(), 2) == want, "at {at}: another run");
     }
     let _ = std::panic::take_hook();
 }
 
 #[test]
 fn the_log_tells_what_happened_to_a_run() {
-    let temp = Temp::new();
+    let temp = temp();
     let resolved = parse(&RECIPE.replace("eval = {", "eval = { at_start = true,"));
-    go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
-    go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
-    let lines = ferrl::run::journal::read(&temp.0.join("r")).unwrap();
+    go(temp.path(), &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+    go(temp.path(), &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+    let lines = ferrl::run::journal::read(temp.path().join("r")).unwrap();
     let of = |event: &str| lines.iter().filter(|l| l["event"] == event).collect::<Vec<_>>();
     for line in &lines {
         let whole = line["time"].is_number() && line["level"].is_string() && line["message"].is_string();
@@ -195,44 +178,44 @@ fn an_error_in_the_middle_saves_the_last_good_state() {
         .replace("ema = 0.9", "name = \"sgd\", warmup = 1.0, max_grad_norm = 0.0");
     let mut resolved = parse(&text.replace("steps = 3", "steps = 50"));
     resolved.stages[0].recipe.optim.lr = 1e18; // beyond what a recipe may say
-    let temp = Temp::new();
+    let temp = temp();
     let mut watch = Saboteur::default();
-    let error = go(&temp.0, &resolved, &Files::default(), &mut watch).err().expect("numbers too large");
+    let error = go(temp.path(), &resolved, &Files::default(), &mut watch).err().expect("numbers too large");
     assert_eq!(error.class, Class::Numerics, "{error}");
-    let (written, saved) = standing(&temp.0);
+    let (written, saved) = standing(temp.path());
     assert!(written > 0 && written == saved, "{written} steps, saved after {saved}");
     assert!(watch.notes.iter().any(|n| n.contains(&format!("after step {saved}"))), "{:?}", watch.notes);
-    let log = fs::read_to_string(temp.0.join("r/log.jsonl")).unwrap();
+    let log = fs::read_to_string(temp.path().join("r/log.jsonl")).unwrap();
     assert!(log.contains("\"level\":\"error\"") && log.contains(&format!("after step {saved}")), "{log}");
-    let again = go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).err().unwrap();
+    let again = go(temp.path(), &resolved, &Files::default(), &mut Saboteur::default()).err().unwrap();
     assert_eq!(again.to_string(), error.to_string(), "the resumed run fails at the same place");
-    assert_eq!(standing(&temp.0), (written, saved));
+    assert_eq!(standing(temp.path()), (written, saved));
 }
 
 #[test]
 fn a_disk_that_is_full_for_a_while_pauses_the_run() {
     let text = RECIPE.replace("steps = 3,", "steps = 2,").replace("steps = 4", "steps = 2");
     let resolved = parse(&text.replace("eval = { every = 2, prompts = 2 }", "checkpoint = { every = 1 }"));
-    let (whole, files) = (Temp::new(), Files::default());
-    go(&whole.0, &resolved, &files, &mut Saboteur::default()).unwrap();
-    let want = left(&whole.0, 2);
-    let made = Temp::new();
+    let (whole, files) = (temp(), Files::default());
+    go(whole.path(), &resolved, &files, &mut Saboteur::default()).unwrap();
+    let want = left(whole.path(), 2);
+    let made = temp();
     let before = Files::default();
-    drop(RunFolder::create_with(&made.0, "r", &resolved.toml, before.clone()).unwrap());
+    drop(RunFolder::create_with(made.path(), "r", &resolved.toml, before.clone()).unwrap());
     let mut paused = 0;
     for at in before.operations() + 1..=files.operations() {
-        let temp = Temp::new();
+        let temp = temp();
         let fault = FileFault { at, kind: FaultKind::Enospc, lasting: false };
         let mut watch = Saboteur { waits_for_disk: true, ..Default::default() };
-        match go(&temp.0, &resolved, &Files::with_faults(Some(fault)), &mut watch) {
+        match go(temp.path(), &resolved, &Files::with_faults(Some(fault)), &mut watch) {
             Ok(_) => paused += 1,
             // Before the first step nothing is lost, and the models of stages are written once more.
             Err(e) => {
                 assert_eq!(e.class, Class::Resource, "{e}");
-                go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+                go(temp.path(), &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
             }
         }
-        assert!(left(&temp.0, 2) == want, "at operation {at}: another run");
+        assert!(left(temp.path(), 2) == want, "at operation {at}: another run");
     }
     assert!(paused > 60, "the run waited at {paused} operations only");
 }
@@ -241,47 +224,47 @@ fn a_disk_that_is_full_for_a_while_pauses_the_run() {
 fn what_was_learned_is_saved_when_a_line_cannot_be_written() {
     let text = RECIPE.replace("eval = { every = 2, prompts = 2 }", "");
     let resolved = parse(&text);
-    let (whole, files) = (Temp::new(), Files::default());
-    go(&whole.0, &resolved, &files, &mut Saboteur::default()).unwrap();
-    let want = left(&whole.0, 2);
+    let (whole, files) = (temp(), Files::default());
+    go(whole.path(), &resolved, &files, &mut Saboteur::default()).unwrap();
+    let want = left(whole.path(), 2);
     let mut lost = 0;
     for at in (20..=files.operations()).step_by(3) {
-        let temp = Temp::new();
+        let temp = temp();
         let files = Files::with_faults(Some(FileFault { at, kind: FaultKind::Eio, lasting: false }));
-        if go(&temp.0, &resolved, &files, &mut Saboteur::default()).is_err() {
-            let (written, saved) = standing(&temp.0);
+        if go(temp.path(), &resolved, &files, &mut Saboteur::default()).is_err() {
+            let (written, saved) = standing(temp.path());
             lost += written.saturating_sub(saved);
-            go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+            go(temp.path(), &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
         }
-        assert!(left(&temp.0, 2) == want, "at operation {at}: another run");
+        assert!(left(temp.path(), 2) == want, "at operation {at}: another run");
     }
     assert_eq!(lost, 0, "steps were taken again");
 }
 
 #[test]
 fn a_folder_that_vanishes_is_noticed_at_the_next_step() {
-    let temp = Temp::new();
-    let mut watch = Saboteur { removes: Some((2, temp.0.join("r"))), ..Default::default() };
-    let error = go(&temp.0, &parse(RECIPE), &Files::default(), &mut watch).err().expect("it is gone");
+    let temp = temp();
+    let mut watch = Saboteur { removes: Some((2, temp.path().join("r"))), ..Default::default() };
+    let error = go(temp.path(), &parse(RECIPE), &Files::default(), &mut watch).err().expect("it is gone");
     let text = error.to_string();
-    assert!(text.contains("is missing") && text.contains(temp.0.join("r").to_str().unwrap()), "{text}");
-    assert!(!temp.0.join("r").exists(), "nothing is left where somebody removed everything");
+    assert!(text.contains("is missing") && text.contains(temp.path().join("r").to_str().unwrap()), "{text}");
+    assert!(!temp.path().join("r").exists(), "nothing is left where somebody removed everything");
 }
 
 #[test]
 fn a_folder_that_vanishes_is_rescued_where_that_was_asked_for() {
     let text = RECIPE.split("[[stage]]").take(2).collect::<Vec<_>>().join("[[stage]]");
-    let (whole, temp, resolved) = (Temp::new(), Temp::new(), parse(&text));
-    go(&whole.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
-    let mut watch = Saboteur { removes: Some((1, temp.0.join("r"))), ..Default::default() };
-    let folder = RunFolder::create(&temp.0, "r", &resolved.toml).unwrap();
-    let options = RunOptions { rescue: Some(temp.0.join("elsewhere")), ..Default::default() };
+    let (whole, temp, resolved) = (temp(), temp(), parse(&text));
+    go(whole.path(), &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+    let mut watch = Saboteur { removes: Some((1, temp.path().join("r"))), ..Default::default() };
+    let folder = RunFolder::create(temp.path(), "r", &resolved.toml).unwrap();
+    let options = RunOptions { rescue: Some(temp.path().join("elsewhere")), ..Default::default() };
     let backend = Arc::new(Cpu::new(Some(1)).unwrap());
     let error = runner::run_with(&resolved, folder, backend, &mut watch, options).err().expect("it is gone");
     assert!(error.to_string().contains("is missing"), "{error}");
-    let rescued = temp.0.join("elsewhere");
+    let rescued = temp.path().join("elsewhere");
     assert!(watch.notes.iter().any(|n| n.contains(rescued.join("r").to_str().unwrap())), "{:?}", watch.notes);
     assert!(rescued.join("r/checkpoints/step_2/model/tokenizer.json").is_file());
     go(&rescued, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
-    assert!(left(&rescued, 1).0 == left(&whole.0, 1).0, "the rescued run ends with other weights");
+    assert!(left(&rescued, 1).0 == left(whole.path(), 1).0, "the rescued run ends with other weights");
 }

@@ -92,23 +92,6 @@ fn run(root: &Path, name: &str, steps: u64, hostile: bool) -> PathBuf {
 
 const RECIPE: &str = "model = \"quickstart\"\nseed = 1\n\n[[stage]]\nalgo = \"sft\"\nsteps = 100\n\n[[stage]]\nalgo = \"grpo\"\ngroup_size = 8\nlearning_rate = 3e-4\n";
 
-/// A directory that disappears with the test.
-struct Temp(PathBuf);
-
-impl Temp {
-    fn new(name: &str) -> Temp {
-        let path = std::env::temp_dir().join(format!("ferrl-report-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Temp(path)
-    }
-}
-
-impl Drop for Temp {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Every element that was opened is closed in its turn; the names of all. Scripts and styles hold no markup.
 fn balanced(html: &str) -> Vec<String> {
     let (mut open, mut all, mut rest) = (Vec::new(), Vec::new(), html);
@@ -143,8 +126,8 @@ fn data(html: &str) -> Value {
 
 #[test]
 fn a_report_holds_the_run_and_needs_no_network() {
-    let temp = Temp::new("plain");
-    let dir = run(&temp.0, "countdown", 90, false);
+    let temp = tempfile::tempdir().unwrap();
+    let dir = run(temp.path(), "countdown", 90, false);
     let path = report(&dir, None).unwrap();
     assert_eq!(path, dir.join("report.html"));
     let html = fs::read_to_string(&path).unwrap();
@@ -178,10 +161,10 @@ fn a_report_holds_the_run_and_needs_no_network() {
 }
 
 #[test]
-fn hostile_texts_stay_texts() {
-    let temp = Temp::new("hostile");
-    let plain = fs::read_to_string(report(&run(&temp.0, "a", 12, false), None).unwrap()).unwrap();
-    let html = fs::read_to_string(report(&run(&temp.0, "b", 12, true), None).unwrap()).unwrap();
+fn html_in_rollouts_is_escaped() {
+    let temp = tempfile::tempdir().unwrap();
+    let plain = fs::read_to_string(report(&run(temp.path(), "a", 12, false), None).unwrap()).unwrap();
+    let html = fs::read_to_string(report(&run(temp.path(), "b", 12, true), None).unwrap()).unwrap();
     assert_eq!(balanced(&html), balanced(&plain), "the same elements, whatever the texts say");
     assert!(!html.contains("<img") && !html.contains("<script>alert") && !html.contains('\0'));
     assert_eq!(data(&html)["rollouts"][0]["prompt"], HOSTILE);
@@ -189,11 +172,11 @@ fn hostile_texts_stay_texts() {
 
 #[test]
 fn an_empty_run_and_a_long_one_are_shown_too() {
-    let temp = Temp::new("sizes");
-    let dir = RunFolder::create(&temp.0, "new", "").unwrap().path().to_path_buf();
+    let temp = tempfile::tempdir().unwrap();
+    let dir = RunFolder::create(temp.path(), "new", "").unwrap().path().to_path_buf();
     balanced(&fs::read_to_string(report(&dir, None).unwrap()).unwrap());
-    assert!(report(&temp.0.join("none"), None).unwrap_err().to_string().contains("no such run"));
-    let dir = RunFolder::create(&temp.0, "long", "").unwrap().path().to_path_buf();
+    assert!(report(temp.path().join("none"), None).unwrap_err().to_string().contains("no such run"));
+    let dir = RunFolder::create(temp.path(), "long", "").unwrap().path().to_path_buf();
     let line = |step: u64| {
         format!("{{\"step\":{step},\"stage\":\"s\",\"epoch\":0,\"seconds\":{step},\"loss\":0.5}}\n")
     };
@@ -215,8 +198,8 @@ fn show() {
 
 #[test]
 fn an_evaluation_before_the_first_step_begins_its_curve() {
-    let temp = Temp::new("eval");
-    let run = RunFolder::create(&temp.0, "run", RECIPE).unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    let run = RunFolder::create(temp.path(), "run", RECIPE).unwrap();
     let mut log = MetricsLog::open(&run.metrics(), &Files::default()).unwrap();
     for (step, name, value) in [(1, "eval_start/pass@1", 0.125), (2, "eval/pass@1", 0.5)] {
         let metrics = vec![(name.into(), value), ("reward".into(), value)];
@@ -229,9 +212,8 @@ fn an_evaluation_before_the_first_step_begins_its_curve() {
 
 #[test]
 fn warnings_and_errors_stand_on_top_and_stay_text() {
-    let root = std::env::temp_dir().join(format!("ferrl-report-troubles-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&root);
-    let dir = run(&root, "r", 4, false);
+    let temp = tempfile::tempdir().unwrap();
+    let dir = run(temp.path(), "r", 4, false);
     assert!(
         !fs::read_to_string(report(&dir, None).unwrap()).unwrap().contains("<ul class"),
         "nothing to say"
@@ -257,5 +239,4 @@ fn warnings_and_errors_stand_on_top_and_stay_text() {
     assert!(
         !page.contains("nobody needs to see this") && !page.contains(HOSTILE) && !rest.contains("mend it")
     );
-    fs::remove_dir_all(&root).unwrap();
 }

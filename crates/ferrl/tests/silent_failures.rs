@@ -22,16 +22,9 @@ use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A model directory and data, gone with the test.
-struct World(PathBuf);
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+struct World(PathBuf, #[allow(dead_code)] tempfile::TempDir);
 
 /// A question longer than a block of the cache, so that a stale block would be found again.
 fn question(i: usize) -> String {
@@ -41,10 +34,8 @@ fn question(i: usize) -> String {
 
 impl World {
     fn new() -> World {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("ferrl-silent-{}-{number}", std::process::id()));
-        let _ = fs::remove_dir_all(&dir);
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("model");
         let texts: Vec<String> = (0..40).map(|i| format!("{} {i}", question(i))).collect();
         let tokenizer = train_bpe(texts.into_iter(), 290, &["<eos>".into()]).unwrap();
         let mut init = InitOptions::new("qwen2");
@@ -52,7 +43,7 @@ impl World {
         (init.heads, init.kv_heads, init.max_positions, init.std) = (Some(2), Some(1), 512, 0.1);
         init_model(&dir, &init, &SaveOptions { dtype: StorageFormat::F32, ..Default::default() }).unwrap();
         tokenizer.save(&dir).unwrap();
-        let world = World(dir);
+        let world = World(dir, temp);
         let rows = |f: &dyn Fn(usize) -> Value| (0..6).map(|i| format!("{}\n", f(i))).collect::<String>();
         world.write("prompts.jsonl", &rows(&|i| json!({ "prompt": question(i % 2) })));
         let answer = |i: usize| "eta zeta ".repeat(1 + i * i);
@@ -221,7 +212,7 @@ fn old_log_probabilities_that_are_stale_or_follow_along() {
 }
 
 #[test]
-fn a_mask_of_nothing() {
+fn an_empty_loss_mask_is_an_error() {
     let blind = Sequence { ids: vec![1; 5], trained: vec![false; 5], weight: 1.0, ..Default::default() };
     let e = Experience { sequences: vec![blind.clone(), Sequence { trajectory: 1, group: 1, ..blind }] };
     let error = updates(&e, UpdatePlan::default(), 0, 0)[0].micro_batches(&e, 100).err().unwrap();
@@ -409,11 +400,9 @@ fn an_order_of_data_that_begins_again_after_a_restart() {
 struct Steps(usize);
 
 impl RunWatch for Steps {
-    fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, _step: u64, _steps: u64, _record: &StepRecord) {
         self.0 -= 1;
     }
-    fn note(&mut self, _text: &str) {}
     fn interrupted(&self) -> bool {
         self.0 == 0
     }

@@ -58,7 +58,7 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
         rows.push(row);
         Ok(())
     };
-    let found = pairs.run(&mut *source, &mut keep, &mut |n, _| asked = n).unwrap();
+    let found = pairs.run(&mut source, &mut keep, &mut |n, _| asked = n).unwrap();
     assert_eq!((asked, found.completions, found.pairs), (100, 200, rows.len()));
     assert!(found.wrong >= found.pairs && found.pairs > 20, "{found:?}");
     rows

@@ -10,9 +10,8 @@ use ferrl::verify::VERIFIERS;
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::train::{Batch, BatchSequence, ModelTrainer, OptimizerOptions, ParamVector, StatGrads};
-use ferrl_kernels::DType;
-use ferrl_kernels::Ranks;
 use ferrl_kernels::cpu::Cpu;
+use ferrl_kernels::{DType, Ranks};
 use std::sync::Arc;
 
 fn tiny() -> ModelTrainer {
@@ -143,11 +142,9 @@ fn stage(name: &str, overrides: &[&str]) -> Stage {
     let verifiers: Vec<&str> = VERIFIERS.iter().map(|v| v.name).collect();
     resolved.check(&verifiers).unwrap();
     let recipe = resolved.stages[0].recipe.clone();
-    let dir = std::env::temp_dir().join(format!("ferrl-{}-{name}", std::process::id()));
-    let start = setup::starting_model(&recipe, &dir).unwrap();
-    let stage = setup::stage(recipe, Arc::new(Cpu::new(Some(1)).unwrap()), &start).unwrap();
-    std::fs::remove_dir_all(dir).unwrap();
-    stage
+    let dir = tempfile::tempdir().unwrap();
+    let start = setup::starting_model(&recipe, dir.path()).unwrap();
+    setup::stage(recipe, Arc::new(Cpu::new(Some(1)).unwrap()), &start).unwrap()
 }
 
 const STEPS: usize = 12;

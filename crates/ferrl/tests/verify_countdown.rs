@@ -1,14 +1,14 @@
-//! Countdown: the judge against tricky answers and brute force, the puzzles and their split.
+//! Countdown: the judge against tricky answers, the puzzles and their split.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl::verify::countdown::expression::{CountdownExpr, CountdownOp, Fraction};
+use ferrl::verify::countdown::expression::{CountdownExpr, CountdownOp};
 use ferrl::verify::countdown::{
     AnswerFormat, CountdownOptions, CountdownVerdict, DemonstrationOptions, PuzzleSplit, demonstrate,
-    generate, held_out, judge, solve, solve_with,
+    generate, held_out, judge,
 };
 use ferrl::verify::{Sample, Score, build};
 use serde_json::{Map, Value, json};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use CountdownVerdict::{Malformed, Right, Wrong};
 
@@ -79,7 +79,7 @@ const ANSWERS: &[(&str, CountdownVerdict)] = &[
 ];
 
 #[test]
-fn tricky_answers_earn_nothing() {
+fn adversarial_answers_get_no_reward() {
     let numbers = [3, 5, 5, 20];
     assert!(ANSWERS.len() >= 60, "{}", ANSWERS.len());
     for (answer, want) in ANSWERS {
@@ -88,7 +88,7 @@ fn tricky_answers_earn_nothing() {
 }
 
 #[test]
-fn right_answers_in_many_dresses() {
+fn equivalent_notations_of_a_right_answer_are_correct() {
     let numbers = [3, 5, 5, 20];
     for (answer, target) in [
         ("20+5*5-3", 42),
@@ -149,7 +149,7 @@ fn modes_give_the_verdicts_of_other_graders() {
 }
 
 #[test]
-fn formats_find_the_answer_or_nothing() {
+fn formats_extract_the_answer_or_none() {
     let right = "20+5*5-3";
     let reward = |format: &str, completion: &str| score(json!({"format": format}), completion).reward;
     for (format, completion, want) in [
@@ -215,55 +215,6 @@ fn columns_are_read_with_care() {
     }
 }
 
-/// Every value that can be made of all the numbers, by splitting them in two in every way.
-fn reachable(numbers: &[i64], known: &mut HashMap<Vec<i64>, HashSet<Fraction>>) -> HashSet<Fraction> {
-    if let [one] = numbers {
-        return HashSet::from([Fraction::whole(*one)]);
-    }
-    if let Some(values) = known.get(numbers) {
-        return values.clone();
-    }
-    let mut values = HashSet::new();
-    for mask in 1..(1u32 << numbers.len()) - 1 {
-        let side = |bit: u32| -> Vec<i64> {
-            (0..numbers.len()).filter(|i| mask >> i & 1 == bit).map(|i| numbers[i]).collect()
-        };
-        let (left, right) = (reachable(&side(1), known), reachable(&side(0), known));
-        for a in &left {
-            values.extend(right.iter().flat_map(|b| CountdownOp::ALL.map(|op| op.apply(*a, *b))).flatten());
-        }
-    }
-    known.insert(numbers.to_vec(), values.clone());
-    values
-}
-
-#[test]
-fn the_solver_finds_what_brute_force_finds() {
-    let mut known = HashMap::new();
-    let mut solved = 0;
-    for numbers in
-        [vec![3, 3, 8, 8], vec![1, 2, 3], vec![1, 1, 1, 1], vec![7, 5, 12], vec![2, 2], vec![4, 9, 10, 13]]
-    {
-        let values = reachable(&numbers, &mut known);
-        for target in -30..60 {
-            let found = solve(&numbers, target);
-            assert_eq!(found.is_some(), values.contains(&Fraction::whole(target)), "{numbers:?} {target}");
-            if let Some(answer) = found {
-                assert_eq!(judge(&answer, &numbers, target, true), Right, "{answer}");
-                solved += 1;
-            }
-        }
-    }
-    assert!(solved > 150, "{solved}");
-    assert_eq!(solve(&[3, 3, 8, 8], 24).as_deref(), Some("8/(3-8/3)"));
-    assert_eq!(solve_with(&[2, 3], 6, &[CountdownOp::Add, CountdownOp::Sub]), None);
-    assert_eq!(solve(&[], 0), None);
-    let began = std::time::Instant::now();
-    assert_eq!(solve(&[1, 1, 1, 1, 1, 1], 999), None);
-    assert!(solve(&[1, 3, 7, 10, 25, 50], 765).is_some());
-    assert!(began.elapsed().as_secs() < 40);
-}
-
 #[test]
 fn puzzles_are_solvable_repeatable_and_split_for_good() {
     let train = CountdownOptions::default();
@@ -288,7 +239,7 @@ fn puzzles_are_solvable_repeatable_and_split_for_good() {
     assert_ne!(generate(1, 77, &train), generate(2, 77, &train));
     // The same puzzle in another order is on the same side.
     assert_eq!(held_out(&[1, 2, 3], 6, 0.5), held_out(&[3, 1, 2], 6, 0.5));
-    let all = CountdownOptions { split: PuzzleSplit::All, ..train.clone() };
+    let all = CountdownOptions { held_out: 0.0, ..train.clone() };
     let share = (0..5_000).filter(|&i| {
         let p = generate(3, i, &all).unwrap();
         held_out(&p.numbers, p.target, 0.1)

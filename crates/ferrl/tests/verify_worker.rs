@@ -67,7 +67,7 @@ fn failure(pool: &WorkerPool, function: &str) -> Box<Failure> {
 }
 
 #[test]
-fn functions_that_behave() {
+fn well_behaved_functions_return_their_rewards() {
     if !python() {
         return;
     }
@@ -120,7 +120,7 @@ fn a_worker_that_hangs_or_is_late_is_ended_at_the_deadline() {
 }
 
 #[test]
-fn what_is_not_the_answer_is_never_taken_for_it() {
+fn stray_output_is_never_taken_for_the_workers_reply() {
     if !python() {
         return;
     }
@@ -279,7 +279,7 @@ fn lives(pid: &str) -> bool {
 }
 
 #[test]
-fn nothing_a_worker_started_outlives_it() {
+fn processes_of_a_worker_end_with_it() {
     if !python() || !Path::new("/proc/self/environ").exists() {
         return;
     }

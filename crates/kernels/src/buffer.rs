@@ -2,10 +2,8 @@
 
 use std::any::Any;
 
-/// Element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// 32-bit float.
     F32,
     /// bfloat16: the upper half of an f32.
     Bf16,
@@ -58,15 +56,12 @@ impl Buffer {
     pub fn new(dtype: DType, len: usize, data: Box<dyn Any + Send + Sync>) -> Self {
         Buffer { dtype, len, data }
     }
-    /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
-    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

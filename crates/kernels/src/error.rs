@@ -6,7 +6,6 @@
 use crate::usage::Purpose;
 use std::fmt;
 
-/// Class of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// A wrong argument, or settings that do not go together.
@@ -30,7 +29,6 @@ pub enum Class {
 /// An error with a place and a fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// Class of the error.
     pub class: Class,
     what: String,
     place: Option<String>,

@@ -18,7 +18,6 @@ impl AsRef<[u8]> for Mapped {
     }
 }
 
-/// Maps a file for reading.
 pub fn map_file(path: &Path) -> Result<Mapped> {
     let fail = |e: std::io::Error| {
         let what = match e.kind() {

@@ -1,7 +1,6 @@
 //! Operands and results of a [`Backend`](crate::Backend)'s operations: settings, shapes, row lists.
 
-use crate::buffer::{Buffer, Weight};
-use crate::error::Result;
+use crate::{Buffer, Result, Weight};
 use std::any::Any;
 use std::ops::Range;
 
@@ -42,7 +41,6 @@ pub struct RowMix<'a> {
 
 /// A result that is written or accumulated.
 pub struct Target<'a> {
-    /// The buffer.
     pub to: &'a mut Buffer,
     /// `+=` instead of `=`.
     pub add: bool,
@@ -177,7 +175,6 @@ impl Segments {
         }
         Segments { starts }
     }
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.starts[self.starts.len() - 1]
     }
@@ -190,7 +187,6 @@ impl Segments {
 /// Some rows of packed sequences: a context-parallel rank's part of attention.
 #[derive(Clone, Copy, Debug)]
 pub struct RowShard<'a> {
-    /// All sequences.
     pub segments: &'a Segments,
     /// Row ranges, ascending.
     pub ranges: &'a [Range<usize>],
@@ -201,7 +197,6 @@ pub struct RowShard<'a> {
 pub struct ShardPiece {
     /// Index of the sequence.
     pub sequence: usize,
-    /// Positions in it.
     pub positions: Range<usize>,
     /// First row of the piece within the shard.
     pub row: usize,
@@ -517,7 +512,6 @@ impl SampleSpec {
 pub struct TokenChoice {
     /// Its id.
     pub token: u32,
-    /// Its logit.
     pub logit: f32,
     /// The row's log-sum-exp.
     pub lse: f32,
@@ -542,7 +536,6 @@ impl Choices {
 /// AdamW's hyper-parameters for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// Learning rate.
     pub lr: f64,
     /// Decay of the first moment.
     pub beta1: f64,
@@ -564,9 +557,7 @@ pub struct AdamWParam<'a> {
     pub op: AdamW,
     /// Element ranges to update.
     pub ranges: &'a [std::ops::Range<usize>],
-    /// The parameter.
     pub param: &'a mut Buffer,
-    /// Its gradient.
     pub grad: &'a Buffer,
     /// First moment.
     pub first: &'a mut Buffer,
@@ -582,7 +573,6 @@ pub struct AdamWParam<'a> {
 /// SGD's hyper-parameters for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
-    /// Learning rate.
     pub lr: f64,
     /// Momentum; 0 disables it.
     pub momentum: f64,

@@ -3,7 +3,6 @@
 use crate::backend::Backend;
 use std::sync::Arc;
 
-/// Purpose of an allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
     /// Master weights and the weights derived from them.
@@ -25,7 +24,6 @@ pub enum Purpose {
 const COUNT: usize = 6;
 
 impl Purpose {
-    /// All purposes.
     pub const ALL: [Purpose; COUNT] = [
         Purpose::Weights,
         Purpose::Gradients,
@@ -71,7 +69,6 @@ impl Drop for Labelled {
 pub struct Bytes([usize; COUNT]);
 
 impl Bytes {
-    /// Bytes of a purpose.
     pub fn of(&self, purpose: Purpose) -> usize {
         self.0[purpose as usize]
     }
@@ -120,7 +117,6 @@ impl MemoryUsage {
     }
 }
 
-/// Memory use of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Buffers by purpose.

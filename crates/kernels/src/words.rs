@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_singular_and_everything_else_is_not() {
+    fn nouns_are_singular_for_one_only() {
         assert_eq!(counted(1, "prompt"), "1 prompt");
         assert_eq!(counted(0, "prompt"), "0 prompts");
         assert_eq!(counted(21, "reward model"), "21 reward models");

@@ -24,7 +24,6 @@ pub struct Args {
     figures: Option<PathBuf>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(name) = &args.name {
         return print(&settings(named(name, "ferrl algorithms")?));
@@ -39,7 +38,6 @@ pub fn run(args: &Args) -> Result<()> {
     print("`ferrl algorithms NAME` shows the settings of one; `algo = \"NAME\"` in a recipe uses it.\n")
 }
 
-/// The algorithm of that name, for a command that shows it.
 pub(super) fn named(name: &str, command: &str) -> Result<&'static Entry> {
     find(name).map_err(|e| match nearest(name, ALGORITHMS.iter().map(|entry| entry.name)) {
         Some(near) => e.fix(format!("{command} {near}")),

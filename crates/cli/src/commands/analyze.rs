@@ -39,7 +39,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let (computed, named): (Vec<String>, Vec<String>) =
         args.names.iter().cloned().partition(|name| COMPUTED.iter().any(|c| c.name == name));

@@ -37,7 +37,6 @@ const IDLE: u8 = 0;
 const REPLYING: u8 = 1;
 const STOPPED: u8 = 2;
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let dir = args.model.open_lm()?;
     let text = ModelText::new(&dir);

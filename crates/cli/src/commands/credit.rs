@@ -37,7 +37,6 @@ struct VineArgs {
     output: PathBuf,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         CreditCommand::Vine(args) => vine(args),

@@ -84,7 +84,6 @@ const PLAIN: &str = "{%- for message in messages %}\
 {%- endfor %}\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         DataCommand::Check(args) => run_check(args),

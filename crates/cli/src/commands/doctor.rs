@@ -17,7 +17,6 @@ pub struct Args {
     threads: Option<usize>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let unknown = || "unknown".to_string();
     let mut out = String::new();

@@ -163,7 +163,6 @@ fn row(word: &str) -> Result<Map<String, Value>> {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         EnvCommand::List { json: true } => print(&format!("{}\n", tasks_json())),

@@ -19,7 +19,7 @@ use ferrl::rollout::{self, Actor};
 use ferrl::run::newest_model;
 use ferrl::search::Searcher;
 use ferrl::setup;
-use ferrl::source::ExampleSource;
+use ferrl::source::Mixture;
 use ferrl::suite::Entry;
 use ferrl::task::{self, TASKS};
 use ferrl::verify::Hooks;
@@ -148,7 +148,7 @@ struct EvalJob {
     /// Its benchmark, with `--suite`.
     suite: Option<&'static Entry>,
     recipe: Recipe,
-    source: Box<dyn ExampleSource>,
+    source: Mixture,
     rewards: Rewards,
     prompts: usize,
     asked: usize,
@@ -164,7 +164,6 @@ impl EvalJob {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(source) = &args.pairs {
         return pairs::run(args, source);
@@ -190,7 +189,7 @@ pub fn run(args: &Args) -> Result<()> {
         let prompts = wanted(args.prompts, source.epoch());
         let rewards = setup::rewards(&recipe, Feed::Rollouts, &backend, &hooks)?;
         // Every prompt is checked before the first completion is sampled.
-        evaluate::check(&mut *source, &rewards, &dir.config, (prompts, recipe.rollout.max_new_tokens))?;
+        evaluate::check(&mut source, &rewards, &dir.config, (prompts, recipe.rollout.max_new_tokens))?;
         let all = Evaluation { metrics: Metrics::default(), completions: Vec::new() };
         jobs.push(EvalJob {
             suite,
@@ -343,10 +342,10 @@ fn sample(
 fn sample_part(args: &Args, job: &mut EvalJob, actor: &mut Actor<'_>, prompts: usize) -> Result<Evaluation> {
     let EvalJob { recipe, source, rewards, .. } = job;
     match args.likelihood {
-        Some(by) => likelihood(actor.policy, actor.tokenizer, &mut **source, prompts, by.continuation()),
+        Some(by) => likelihood(actor.policy, actor.tokenizer, source, prompts, by.continuation()),
         None => {
             let counts = (prompts, recipe.eval.samples, args.set.seed(recipe));
-            evaluate(actor, &mut **source, rewards, &recipe.rollout, counts, Default::default())
+            evaluate(actor, source, rewards, &recipe.rollout, counts, Default::default())
         }
     }
 }
@@ -357,7 +356,7 @@ fn search(args: &Args, job: &mut EvalJob, actor: &mut Actor<'_>, begin: &Value) 
     let Some(mut searcher) = Searcher::open(recipe, &actor.policy.backend)? else { return Ok(None) };
     source.restore(begin)?;
     let counts = (*prompts, args.set.seed(recipe));
-    evaluate::search(actor, &mut **source, &mut searcher, (rewards, &recipe.rollout), counts).map(Some)
+    evaluate::search(actor, source, &mut searcher, (rewards, &recipe.rollout), counts).map(Some)
 }
 
 fn show(args: &Args, recipe: &Recipe, model: &Path, job: &EvalJob) -> Result<()> {

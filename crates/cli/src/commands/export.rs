@@ -34,7 +34,6 @@ pub struct Args {
     overwrite: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let dir = open_model(&args.model)?;
     if std::fs::canonicalize(&args.out).is_ok_and(|out| {
@@ -72,7 +71,6 @@ pub fn run(args: &Args) -> Result<()> {
     print(&format!("{}: {what}\n", args.out.display()))
 }
 
-/// The format that `config.json` names.
 fn stored(config: &Value) -> StorageFormat {
     let name = config["dtype"].as_str().or(config["torch_dtype"].as_str()).unwrap_or_default();
     match name {

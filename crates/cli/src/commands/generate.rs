@@ -68,7 +68,6 @@ struct WrittenRow {
     stop: &'static str,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let dir = args.model.open_lm()?;
     let text = ModelText::new(&dir);

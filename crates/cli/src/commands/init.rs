@@ -98,7 +98,6 @@ enum Top {
     Value,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let options = options(args)?;
     let (config, _) = options.build()?;

@@ -35,14 +35,12 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// Which MPI a launcher belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MpiKind {
     OpenMpi,
     Hydra,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let command = match args.command[0].as_str() {
         "ferrl" => &args.command[1..],
@@ -251,7 +249,6 @@ fn end_group(child: u32) {
     let _ = group.map(|pid| killpg(nix::unistd::Pid::from_raw(pid), Signal::SIGTERM));
 }
 
-/// Ends a process.
 #[cfg(unix)]
 fn end(pid: u32) {
     use nix::sys::signal::{Signal, kill};

@@ -51,7 +51,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(ranks) = args.ranks {
         return on_many(args, ranks);

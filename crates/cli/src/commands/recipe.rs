@@ -43,7 +43,6 @@ enum RecipeCommand {
     Names,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         None if args.json_schema => print(&format!("{:#}\n", json_schema())),

@@ -18,7 +18,6 @@ pub struct Args {
     out: Option<PathBuf>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let out = args.out.as_deref();
     let path = match args.runs.as_slice() {

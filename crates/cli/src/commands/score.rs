@@ -47,7 +47,6 @@ struct ScoredRow<'a> {
     score: Option<f32>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let dir = args.model.open()?;
     let text = ModelText::new(&dir);

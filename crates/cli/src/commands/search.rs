@@ -125,7 +125,6 @@ pub struct Args {
     list: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if args.list {
         return print(&if args.json { show::list_json() } else { show::list() });
@@ -284,7 +283,6 @@ fn pipeline(args: &Args) -> Result<Pipeline> {
     Ok(pipeline)
 }
 
-/// Writes every path that passes the pipeline.
 fn write_paths(mut output: JsonlOutput, pipeline: &Pipeline, records: &[Record]) -> Result<()> {
     for record in records {
         for path in pipeline.run(&record.nodes)? {
@@ -337,7 +335,6 @@ fn truth(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, hooks: &Hooks
     setup::rewards(recipe, Feed::Rollouts, backend, hooks).map(Some)
 }
 
-/// The scorer of the search.
 fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool) -> Result<Box<dyn Scorer>> {
     let Some(name) = args.verifier.as_deref() else {
         return Ok(if known { Box::new(Oracle) } else { Box::new(LogpScorer) });
@@ -408,7 +405,7 @@ fn prompts(
     let count = wanted(args.prompts, source.epoch());
     let none = Rewards::default();
     evaluate::check(
-        &mut *source,
+        &mut source,
         rewards.unwrap_or(&none),
         &dir.config,
         (count, recipe.rollout.max_new_tokens),

@@ -30,14 +30,12 @@ pub struct ManArgs {
     markdown: bool,
 }
 
-/// Runs `ferrl completions`.
 pub fn completions(args: &CompletionsArgs, mut command: Command) -> Result<()> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut command, "ferrl", &mut text);
     print(&String::from_utf8_lossy(&text))
 }
 
-/// Runs `ferrl man`.
 pub fn man(args: &ManArgs, command: Command) -> Result<()> {
     let Some(folder) = &args.out else { return print(&markdown(command)) };
     std::fs::create_dir_all(folder).map_err(|e| unwritable(folder, &e))?;

@@ -51,7 +51,6 @@ pub struct Args {
     separator: String,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if args.separator.is_empty() {
         return Err(Error::usage("is empty")
@@ -94,7 +93,7 @@ pub fn run(args: &Args) -> Result<()> {
             separator: args.separator.clone(),
         },
     };
-    let found = pairs.run(&mut *source, &mut |row| output.row(&row), &mut |asked, _| {
+    let found = pairs.run(&mut source, &mut |row| output.row(&row), &mut |asked, _| {
         progress.add((asked - done) as u64);
         done = asked;
     })?;

@@ -35,7 +35,6 @@ enum Tracker {
     Wandb,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let to =
         Destination { project: args.project.clone(), entity: args.entity.clone(), name: args.name.clone() };

@@ -95,7 +95,6 @@ struct DecodeArgs {
     ids: Vec<String>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         TokenizerCommand::Train(args) => train(args),
@@ -161,7 +160,6 @@ fn train(args: &TrainArgs) -> Result<()> {
 
 type TextIter = Box<dyn Iterator<Item = Result<String>> + Send>;
 
-/// The texts of one file.
 fn texts(path: &Path) -> TextIter {
     let json = path.extension().is_some_and(|e| ["jsonl", "ndjson", "json"].iter().any(|j| e == *j));
     let found = if json || path.as_os_str() == "-" { json_texts(path) } else { plain_texts(path) };

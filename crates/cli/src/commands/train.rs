@@ -54,7 +54,6 @@ pub struct Args {
 }
 
 impl Args {
-    /// The folder of the run.
     pub fn folder(&self) -> Result<PathBuf> {
         let name = match &self.name {
             Some(name) => name.clone(),
@@ -71,7 +70,6 @@ impl Args {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let ranks = Ranks::open().unwrap_or_else(|e| exit_unconnected(e));
     if ranks.rank() > 0 {
@@ -140,7 +138,6 @@ fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
     })
 }
 
-/// The device of a run.
 fn open(resolved: &Resolved, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
     let recipe = resolved.stages.first().map(|s| &s.recipe);
     let threads = recipe.map(|r| r.threads).filter(|&t| t > 0);

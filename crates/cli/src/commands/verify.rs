@@ -56,7 +56,6 @@ pub struct Args {
     markdown: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match (&args.name, &args.input) {
         (Some(name), Some(input)) => grade(args, name, data::rows_or_errors(input)?),

@@ -201,12 +201,8 @@ fn rows() -> Vec<Case> {
             .says(&["rows.jsonl:601"]),
         sft("a misspelt column", "{\"promt\": \"a\", \"response\": \"b\"}\n")
             .says(&["rows.jsonl:1", "prompt = \"promt\""]),
-        sft("columns of other names", "{\"question\": \"a\", \"answer\": \"b\"}\n").says(&[
-            "rows.jsonl:1",
-            "data.columns",
-            "prompt = \"question\"",
-            "response = \"answer\"",
-        ]),
+        sft("columns of other names", "{\"question\": \"a\", \"answer\": \"b\"}\n")
+            .says(&["rows.jsonl:1", "data.columns", "prompt = \"question\"", "response = \"answer\""]),
         sft("a line that is cut short", &format!("{ROW}{{\"prompt\": \"x")).says(&["rows.jsonl:2", "JSON"]),
         sft("a line that is a list", "[1, 2]\n").says(&["rows.jsonl:1", "list"]),
         sft("a character that the tokenizer does not know", "{\"prompt\": \"a\", \"response\": \"é\"}\n")
@@ -305,17 +301,10 @@ fn doubts() -> Vec<Case> {
     };
     let same = PAIR.replace("\"c\"", "\"b\"");
     vec![
-        doubt("chosen = rejected", "dpo", "", &format!("{PAIR}{same}")).says(&[
-            "warning",
-            "1 of 2",
-            "rows.jsonl:2",
-            "rejected",
-        ]),
-        doubt("an empty response", "sft", "", &format!("{ROW}{}", ROW.replace("\"b\"", "\"\""))).says(&[
-            "warning",
-            "1 of 2",
-            "rows.jsonl:2",
-        ]),
+        doubt("chosen = rejected", "dpo", "", &format!("{PAIR}{same}"))
+            .says(&["warning", "1 of 2", "rows.jsonl:2", "rejected"]),
+        doubt("an empty response", "sft", "", &format!("{ROW}{}", ROW.replace("\"b\"", "\"\"")))
+            .says(&["warning", "1 of 2", "rows.jsonl:2"]),
         doubt(
             "a response that ends in the end-of-text token",
             "sft",
@@ -390,16 +379,12 @@ fn models() -> Vec<Case> {
             .exit(4)
     };
     vec![
-        named("a GGUF file as the model", "m.gguf").file("m.gguf", "GGUF....").says(&[
-            "m.gguf",
-            "GGUF",
-            "transformers",
-        ]),
-        named("a folder of GGUF files as the model", "m").file("m/q4.gguf", "GGUF....").says(&[
-            "q4.gguf",
-            "GGUF",
-            "transformers",
-        ]),
+        named("a GGUF file as the model", "m.gguf")
+            .file("m.gguf", "GGUF....")
+            .says(&["m.gguf", "GGUF", "transformers"]),
+        named("a folder of GGUF files as the model", "m")
+            .file("m/q4.gguf", "GGUF....")
+            .says(&["q4.gguf", "GGUF", "transformers"]),
         named("a pickle as the model", "pytorch_model.bin")
             .file("pytorch_model.bin", "PK")
             .says(&["pytorch_model.bin", "transformers"]),

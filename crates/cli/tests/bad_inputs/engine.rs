@@ -92,42 +92,38 @@ pub fn cases() -> Vec<Case> {
     let cut = |family, keep: fn(usize) -> usize| {
         changed(family, "model.safetensors", move |bytes| bytes.truncate(keep(bytes.len())))
     };
-    let broken =
-        vec![
-            on("a NaN in a model's weights", SCORE, &with_number("llama", down, 11, f32::NAN))
-                .says(&[weights, down, "[1, 3]"]),
-            on("an infinity in a model that is sampled from", GENERATE, &{
-                with_number("llama", "model.norm.weight", 7, f32::NEG_INFINITY)
-            })
-            .says(&[weights, "model.norm.weight", "[7]"]),
-            on("a NaN in a matrix that is stored transposed", SCORE, &{
-                with_number("gpt2", "transformer.h.0.mlp.c_fc.weight", 8 + 2, f32::NAN)
-            })
-            .says(&[weights, "transformer.h.0.mlp.c_fc.weight", "[1, 2]"]),
-            on("weights that were cut short", SCORE, &cut("llama", |n| n - 1)).says(&[weights]),
-            on("weights without their numbers", SCORE, &cut("llama", |_| 8)).says(&[weights]),
-            on("an empty file of weights", SCORE, &cut("llama", |_| 0)).says(&[weights]),
-            on("weights whose header lies about its length", SCORE, &{
-                changed("llama", "model.safetensors", |bytes| bytes[..8].copy_from_slice(&[0xff; 8]))
-            })
-            .says(&[weights]),
-            on("a vocabulary that is not that of the weights", SCORE, &with_field("llama", "vocab_size", 21))
-                .says(&[weights, "model.embed_tokens.weight", "vocab_size"]),
-            on("more positions than the weights have", SCORE, &with_field("gpt2", "n_positions", 17))
-                .says(&[weights, "transformer.wpe.weight", "n_positions"]),
-            // Was: ignored, so that every completion ran to the length limit.
-            on(
-                "an end token that is no id",
-                "generate --model m --input rows.jsonl --max-new-tokens 2",
-                &with_field("llama", "eos_token_id", "</s>"),
-            )
-            .says(&["config.json", "eos_token_id", "</s>"]),
-            on("a model type nobody knows", SCORE, &with_field("llama", "model_type", "lama")).says(&[
-                "config.json",
-                "lama",
-                "llama",
-            ]),
-        ];
+    let broken = vec![
+        on("a NaN in a model's weights", SCORE, &with_number("llama", down, 11, f32::NAN))
+            .says(&[weights, down, "[1, 3]"]),
+        on("an infinity in a model that is sampled from", GENERATE, &{
+            with_number("llama", "model.norm.weight", 7, f32::NEG_INFINITY)
+        })
+        .says(&[weights, "model.norm.weight", "[7]"]),
+        on("a NaN in a matrix that is stored transposed", SCORE, &{
+            with_number("gpt2", "transformer.h.0.mlp.c_fc.weight", 8 + 2, f32::NAN)
+        })
+        .says(&[weights, "transformer.h.0.mlp.c_fc.weight", "[1, 2]"]),
+        on("weights that were cut short", SCORE, &cut("llama", |n| n - 1)).says(&[weights]),
+        on("weights without their numbers", SCORE, &cut("llama", |_| 8)).says(&[weights]),
+        on("an empty file of weights", SCORE, &cut("llama", |_| 0)).says(&[weights]),
+        on("weights whose header lies about its length", SCORE, &{
+            changed("llama", "model.safetensors", |bytes| bytes[..8].copy_from_slice(&[0xff; 8]))
+        })
+        .says(&[weights]),
+        on("a vocabulary that is not that of the weights", SCORE, &with_field("llama", "vocab_size", 21))
+            .says(&[weights, "model.embed_tokens.weight", "vocab_size"]),
+        on("more positions than the weights have", SCORE, &with_field("gpt2", "n_positions", 17))
+            .says(&[weights, "transformer.wpe.weight", "n_positions"]),
+        // Was: ignored, so that every completion ran to the length limit.
+        on(
+            "an end token that is no id",
+            "generate --model m --input rows.jsonl --max-new-tokens 2",
+            &with_field("llama", "eos_token_id", "</s>"),
+        )
+        .says(&["config.json", "eos_token_id", "</s>"]),
+        on("a model type nobody knows", SCORE, &with_field("llama", "model_type", "lama"))
+            .says(&["config.json", "lama", "llama"]),
+    ];
     let mut cases: Vec<Case> =
         broken.into_iter().map(|case| case.exit(4).file("rows.jsonl", row(1, 3))).collect();
     cases.extend([

@@ -53,11 +53,8 @@ fn limits() -> Vec<Case> {
         sft("more threads than there are numbers", "train r.toml", "threads = 9223372036854775807\n")
             .says(&["r.toml:5", "threads", "9223372036854775807", "1024"])
             .leaves_no(&["runs"]),
-        sft("a million million completions", "train r.toml rollout.samples=1000000000000", "").says(&[
-            "rollout.samples",
-            "1000000000000",
-            "65536",
-        ]),
+        sft("a million million completions", "train r.toml rollout.samples=1000000000000", "")
+            .says(&["rollout.samples", "1000000000000", "65536"]),
         sft(
             "more completions than memory",
             "train r.toml algo=grpo rollout.prompts=1000000 rollout.samples=65536",
@@ -67,11 +64,8 @@ fn limits() -> Vec<Case> {
         sft("epochs without end", "train r.toml ~train.steps train.epochs=1e300", "")
             .says(&["train.epochs", "1e+300"]),
         sft("a whole number written as 1e18", "train r.toml train.batch=1e18", "").says(&["train.batch"]),
-        sft("a negative temperature", "train r.toml rollout.temperature=-1", "").says(&[
-            "rollout.temperature",
-            "-1",
-            "0.0001",
-        ]),
+        sft("a negative temperature", "train r.toml rollout.temperature=-1", "")
+            .says(&["rollout.temperature", "-1", "0.0001"]),
         sft("SFT at temperature 0", "train r.toml rollout.temperature=0", "")
             .says(&["rollout.temperature"])
             .never_says(&["learning rate"]),
@@ -104,20 +98,14 @@ fn limits() -> Vec<Case> {
         .file("rows.jsonl", "{\"prompt\": \"2 + 2 = \", \"answer\": \"4\"}\n")
         .exit(0)
         .says(&["warning", "rollout.temperature", "50"]),
-        Case::new("a negative seed on the command line", "generate --model m --prompt x --seed -1").says(&[
-            "--seed",
-            "-1",
-            "from 0 to",
-        ]),
+        Case::new("a negative seed on the command line", "generate --model m --prompt x --seed -1")
+            .says(&["--seed", "-1", "from 0 to"]),
         Case::new("a misspelt algorithm to show", "algorithms grpoo")
             .says(&["grpoo", "ferrl algorithms grpo"]),
         Case::new("the name of a recipe that is no algorithm", "recipe show quickstart")
             .says(&["ferrl recipe new quickstart"]),
-        Case::new("ten thousand threads on the command line", "doctor --threads 10000").says(&[
-            "--threads",
-            "10000",
-            "1024",
-        ]),
+        Case::new("ten thousand threads on the command line", "doctor --threads 10000")
+            .says(&["--threads", "10000", "1024"]),
         Case::new("a temperature of NaN", "generate --model m --prompt x --temperature nan")
             .says(&["--temperature", "nan"]),
         Case::new("a plan for no memory", "plan r.toml --memory 0GiB").says(&["--memory"]),

@@ -369,11 +369,7 @@ fn commands() -> Vec<Case> {
             .file("rows.jsonl", "{\"completion\": \"a\", \"answer\": \"a\"}\n{\"compl\n[1]\n")
             .exit(0)
             .says(&[
-                "rows.jsonl:2",
-                "cut short",
-                "rows.jsonl:3",
-                "expected a JSON object",
-                "3 rows, 1 scored",
+                "rows.jsonl:2", "cut short", "rows.jsonl:3", "expected a JSON object", "3 rows, 1 scored",
             ]),
         Case::new("verify with no line that is a row", "verify exact --input rows.jsonl")
             .file("rows.jsonl", "no\n[1]\n")

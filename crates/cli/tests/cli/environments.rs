@@ -205,17 +205,7 @@ async def step(state, action, extra_info):
 "#;
 
 const MODES: [&str; 12] = [
-    "exits",
-    "segfaults",
-    "hangs",
-    "waits",
-    "floods",
-    "raises",
-    "lacks",
-    "nan",
-    "huge",
-    "eats",
-    "forks",
+    "exits", "segfaults", "hangs", "waits", "floods", "raises", "lacks", "nan", "huge", "eats", "forks",
     "prints",
 ];
 

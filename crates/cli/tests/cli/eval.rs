@@ -95,7 +95,7 @@ fn models_are_graded_on_tasks_and_files() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_inputs_are_named() {
     let folder = Folder::new("eval-errors");
     let run = tiny_run(&folder);
     let model = format!("{run}/stages/0");
@@ -181,16 +181,7 @@ fn a_truncated_completion_is_not_right() {
         folder.write("one.py", "def one(completions, **kw):\n    return [1.0 for c in completions]\n");
     let grade = format!("{python}:one");
     let base = [
-        "eval",
-        &model,
-        "--data",
-        &data,
-        "--reward",
-        &grade,
-        "--max-new-tokens",
-        "1",
-        "--json",
-        "--samples",
+        "eval", &model, "--data", &data, "--reward", &grade, "--max-new-tokens", "1", "--json", "--samples",
         "4",
     ];
     let (strict, loose) = (json(&ok(&base)), json(&ok(&[&base[..], &["--score-truncated"]].concat())));

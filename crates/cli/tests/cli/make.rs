@@ -47,16 +47,7 @@ fn tokenizers_encode_and_decode() {
     let said = ok(&["tokenizer", "train", "--input", &text, "--vocab", "300", "--out", &bpe]);
     assert!(said.contains("tokens") && said.contains("3 of them special"), "{said}");
     ok(&[
-        "tokenizer",
-        "train",
-        "--input",
-        &text,
-        "--kind",
-        "char",
-        "--special",
-        "<eos>",
-        "<unk>",
-        "--out",
+        "tokenizer", "train", "--input", &text, "--kind", "char", "--special", "<eos>", "<unk>", "--out",
         &chars,
     ]);
     for model in [&bpe, &chars] {

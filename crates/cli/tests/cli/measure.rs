@@ -66,18 +66,7 @@ fn tables_and_json() {
 fn continuations_of_states_compute_their_prefixes_once() {
     let shape = ["--hidden", "32", "--layers", "1", "--heads", "2", "--inter", "64", "--vocab", "64"];
     let sizes = [
-        "--prompts",
-        "3",
-        "--prompt",
-        "40",
-        "--new",
-        "12",
-        "--step",
-        "5",
-        "--samples",
-        "4",
-        "--repeats",
-        "1",
+        "--prompts", "3", "--prompt", "40", "--new", "12", "--step", "5", "--samples", "4", "--repeats", "1",
     ];
     let args = [&["bench", "continuations"], &shape[..], &sizes].concat();
     let json: Value = serde_json::from_str(&ok(&[&args[..], &["--json"]].concat())).unwrap();
@@ -115,7 +104,7 @@ fn the_doctor_lists_what_there_is() {
 }
 
 #[test]
-fn exactness_is_not_for_sale_where_it_costs_nothing() {
+fn inexact_is_refused_where_it_changes_nothing() {
     let why = ["--inexact", "changes nothing", "fix: "];
     fails(&[&["bench", "train", "--inexact"], &SMALL[..]].concat(), 2, &why);
 }

@@ -49,7 +49,7 @@ fn a_reward_model_writes_scores() {
 }
 
 #[test]
-fn neither_threads_nor_batches_change_a_bit() {
+fn scores_do_not_depend_on_threads_or_batches() {
     let folder = Folder::new("score-bits");
     let model = folder.model();
     let input: String =

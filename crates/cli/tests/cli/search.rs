@@ -15,13 +15,7 @@ fn trees(folder: &Folder, dir: &str, n: usize) -> Vec<Value> {
     let tree = |i: usize| {
         let mut tree = parsed(&folder.read(&format!("{dir}/tree-{i}.json")));
         let keys = [
-            "prompt",
-            "strategy",
-            "options",
-            "nodes",
-            "answer",
-            "generated_tokens",
-            "shared_tokens",
+            "prompt", "strategy", "options", "nodes", "answer", "generated_tokens", "shared_tokens",
             "seconds",
         ];
         keys.iter().for_each(|key| assert!(tree.get(key).is_some(), "{key} is missing"));
@@ -233,15 +227,7 @@ fn every_strategy_searches_games_and_environments_of_users() {
         for entry in STRATEGIES {
             let dir = folder.path(&format!("{name}-{}", entry.name));
             let small = [
-                "--max-new-tokens",
-                "3",
-                "--cache-mib",
-                "4",
-                "--prompts",
-                "2",
-                "--threads",
-                "1",
-                "--option",
+                "--max-new-tokens", "3", "--cache-mib", "4", "--prompts", "2", "--threads", "1", "--option",
                 "step=",
             ];
             let command = [&["search", &model, "--strategy", entry.name], &from[..], &small].concat();
@@ -260,7 +246,7 @@ fn every_strategy_searches_games_and_environments_of_users() {
 }
 
 #[test]
-fn what_chose_again_is_said_and_one_is_singular() {
+fn the_replay_table_names_the_rule_and_uses_the_singular() {
     let folder = Folder::new("search-words");
     let run = tiny_run(&folder);
     let dir = folder.path("four");

@@ -139,7 +139,7 @@ fn threads_change_nothing_but_the_time() {
 }
 
 #[test]
-fn what_was_taken_is_shown() {
+fn the_extracted_answer_is_shown() {
     let input = lines(&[
         json!({"completion": "It is London.", "answer": "B", "choices": ["Paris", "London"]}),
         json!({"completion": "I do not know", "answer": "B", "choices": ["Paris", "London"]}),

@@ -264,18 +264,8 @@ impl Now {
 
     fn format(self, format: &str) -> String {
         const MONTHS: [&str; 12] = [
-            "January",
-            "February",
-            "March",
-            "April",
-            "May",
-            "June",
-            "July",
-            "August",
-            "September",
-            "October",
-            "November",
-            "December",
+            "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
+            "November", "December",
         ];
         const DAYS: [&str; 7] =
             ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];

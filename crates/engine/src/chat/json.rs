@@ -18,7 +18,6 @@ pub(super) struct Style {
 }
 
 impl Style {
-    /// The text of `value`.
     pub fn dump(&self, value: &Value) -> String {
         let mut out = String::new();
         self.write(value, 0, &mut out);
@@ -143,7 +142,6 @@ pub(super) fn to_template(value: &Value) -> TemplateValue {
 /// Maximum nesting of lists and objects, the same as the parser's.
 const DEPTH: usize = 128;
 
-/// Converts a template value to JSON.
 pub(super) fn from_template(value: &TemplateValue, depth: usize) -> Result<Value, Error> {
     if depth > DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: more than {DEPTH} levels")));

@@ -168,7 +168,6 @@ pub(super) fn places(input: Input<'_>, names: &[String]) -> Vec<MarkPlace> {
     places
 }
 
-/// Whether `rest` is a prefix of `name`.
 fn begins(rest: &[u8], name: &[u8]) -> bool {
     rest.len() >= 2 && rest.len() < name.len() && name.starts_with(rest)
 }

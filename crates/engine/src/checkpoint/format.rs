@@ -40,16 +40,13 @@ pub(super) fn first_non_finite(bytes: &[u8]) -> Option<usize> {
 /// A number format. A quantised format would be a variant here, with `encode` and `decode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageFormat {
-    /// float32.
     F32,
-    /// bfloat16.
     Bf16,
     /// float16, with a range of 65504.
     F16,
 }
 
 impl From<DType> for StorageFormat {
-    /// The format of a compute type.
     fn from(compute: DType) -> Self {
         if compute == DType::Bf16 { StorageFormat::Bf16 } else { StorageFormat::F32 }
     }
@@ -130,7 +127,6 @@ impl StorageFormat {
         bad
     }
 
-    /// Rounds numbers to this format.
     pub(crate) fn round(self, numbers: &mut [f32]) {
         match self {
             StorageFormat::F32 => {}

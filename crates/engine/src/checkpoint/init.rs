@@ -14,13 +14,10 @@ use crate::{Class, Error, Result};
 /// Sizes of a new model. `None` chooses the default given.
 #[derive(Clone, Debug)]
 pub struct InitOptions {
-    /// Name of the family.
     pub family: String,
-    /// Vocabulary size.
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Number of layers.
     pub layers: usize,
     /// Query heads; default `hidden / 64`.
     pub heads: Option<usize>,
@@ -44,7 +41,6 @@ pub struct InitOptions {
     pub rope_theta: Option<f64>,
     /// Sliding window, for families that have one.
     pub window: Option<usize>,
-    /// Output head.
     pub head: Head,
     /// BOS token, written to `config.json`.
     pub bos: Option<u32>,
@@ -52,7 +48,6 @@ pub struct InitOptions {
     pub eos: Option<u32>,
     /// Padding token, written to `config.json`.
     pub pad: Option<u32>,
-    /// Seed of the weights.
     pub seed: u64,
     /// Standard deviation of the weights.
     pub std: f32,
@@ -239,7 +234,6 @@ pub fn init_param(config: &ModelConfig, options: &InitOptions, param: &ParamShap
     out
 }
 
-/// Writes a new model.
 pub fn init_model(dir: &Path, options: &InitOptions, save: &SaveOptions) -> Result<ModelConfig> {
     let (config, json) = options.build()?;
     save_model(dir, &config, Some(&json), save, &mut |p| Ok(init_param(&config, options, p)))?;

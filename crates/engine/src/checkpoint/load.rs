@@ -16,7 +16,6 @@ use crate::model::wrapper::ties_head;
 use crate::model::{Family, Head, ModelConfig, ParamShape, Slot, StoredPart, Tensor, family_of, text_config};
 use crate::{Error, Result, nearest};
 
-/// The values of a parameter.
 pub(crate) enum ParamValues<'a> {
     /// Decoded.
     F32(Vec<f32>),
@@ -39,7 +38,6 @@ impl ParamValues<'_> {
         Ok(())
     }
 
-    /// Decodes them.
     pub(crate) fn into_f32s(self) -> Vec<f32> {
         match self {
             ParamValues::F32(values) => values,
@@ -59,13 +57,10 @@ impl ParamValues<'_> {
 
 /// A Hugging Face model directory whose files are complete and consistent with its `config.json`.
 pub struct ModelDir {
-    /// Its path.
     pub path: PathBuf,
     /// Its `config.json`; of a multimodal model, the text configuration.
     pub config_json: Value,
-    /// The parsed configuration.
     pub config: ModelConfig,
-    /// The model's family.
     pub family: &'static Family,
     store: Store,
     /// Seed for the parameters of a requested head that the checkpoint lacks.
@@ -304,7 +299,6 @@ impl ModelDir {
         self.base.as_deref().unwrap_or(&self.path)
     }
 
-    /// Opens an adapter with its base.
     fn open_adapter(path: &Path) -> Result<ModelDir> {
         let adapter = AdapterDir::open(path)?;
         let base = adapter.base()?;

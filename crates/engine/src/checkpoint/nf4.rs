@@ -14,7 +14,6 @@ use serde_json::Value;
 const PARTS: [&str; 5] =
     [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__nf4"];
 
-/// A quantised tensor.
 pub(super) struct Nf4Tensor<'a> {
     codes: &'a [u8],
     absmax: Vec<f32>,

@@ -16,9 +16,7 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// The settings' file.
 pub(super) const CONFIG: &str = "adapter_config.json";
-/// The weights' file.
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 /// Written if the adapter was trained on an NF4-quantised copy of its base.
 const BASE: &str = "adapter_base.json";
@@ -28,10 +26,8 @@ pub(super) const MERGE: &str =
 /// PEFT's prefix of module names.
 const PREFIX: &str = "base_model.model.";
 
-/// An adapter's directory.
 pub struct AdapterDir {
     path: PathBuf,
-    /// Its settings.
     pub options: AdapterOptions,
     config: PeftConfig,
     store: Store,

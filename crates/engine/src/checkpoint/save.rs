@@ -12,7 +12,6 @@ use super::write::write_weights;
 use crate::model::{Family, Head, ModelConfig, ParamShape, family};
 use crate::{Error, Result};
 
-/// How a model is saved.
 #[derive(Clone, Copy, Debug)]
 pub struct SaveOptions<'a> {
     /// Number format of the weights.

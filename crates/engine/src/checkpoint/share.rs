@@ -8,7 +8,6 @@ use crate::model::{Model, ModelConfig, Tensor, family};
 use serde_json::Value;
 use std::path::Path;
 
-/// The files of a model.
 pub struct FileLayout<'a> {
     /// The files, in the order of their tensors.
     pub files: Vec<FileHead>,
@@ -20,7 +19,6 @@ pub struct FileLayout<'a> {
 
 /// A file without its tensors' data.
 pub struct FileHead {
-    /// Its name.
     pub name: String,
     /// Safetensors header, with its length prefix.
     pub header: Vec<u8>,
@@ -28,20 +26,16 @@ pub struct FileHead {
     pub bytes: u64,
 }
 
-/// A stored tensor with its data.
 pub struct StoredTensor {
     /// Index of its file.
     pub file: usize,
     /// Offset in the file.
     pub at: u64,
-    /// Its name.
     pub name: String,
-    /// Encoded data.
     pub bytes: Vec<u8>,
 }
 
 impl<'a> FileLayout<'a> {
-    /// The layout for a configuration.
     pub fn of(config: &ModelConfig, options: &SaveOptions<'a>) -> Result<Self> {
         let tensors = family(config.family)?.tensors(config);
         let parts: Vec<_> = tensors.iter().flat_map(|t| &t.parts).collect();

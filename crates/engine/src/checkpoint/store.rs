@@ -44,7 +44,6 @@ impl Store {
         Err(no_weights(dir))
     }
 
-    /// Maps a single file.
     pub(super) fn open_file(dir: &Path, file: &str) -> Result<Store> {
         let shard = Shard::open(dir, file)?;
         let places = shard.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
@@ -89,7 +88,6 @@ impl Store {
         Store { wrapped: true, ..self }
     }
 
-    /// Names of all tensors.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str).filter(|name| !self.wrapped || wrapper::is_text(name))
     }
@@ -140,7 +138,6 @@ impl Shard {
     }
 }
 
-/// Reads a JSON file.
 pub(super) fn read_json(path: &Path) -> Result<Value> {
     let text = std::fs::read(path).map_err(|e| io_error("cannot read the file", path, &e))?;
     serde_json::from_slice(&text).map_err(|e| Error::model(format!("not valid JSON: {e}")).at(path.display()))
@@ -161,7 +158,6 @@ fn bare_file_name<'a>(tensor: &str, value: &'a Value) -> Result<&'a str> {
     })
 }
 
-/// The error for a directory without safetensors.
 fn no_weights(dir: &Path) -> Error {
     let has = |name: &str| dir.join(name).exists();
     let shown = dir.display();

@@ -18,7 +18,6 @@ pub struct CacheOptions {
     pub bytes: usize,
     /// Maximum number of prompt tokens per step (chunked prefill).
     pub max_batch_tokens: usize,
-    /// Maximum number of concurrent sequences.
     pub max_sequences: usize,
 }
 
@@ -57,7 +56,6 @@ fn block_bytes(model: &Model) -> usize {
     model.backend.cache_len(heads(model), 1) * model.config.layers * model.dtype.size()
 }
 
-/// The block table of a sequence.
 #[derive(Default)]
 pub(super) struct BlockTable {
     pub blocks: Vec<u32>,
@@ -87,9 +85,7 @@ struct CacheEntry {
 pub(super) struct KvCache {
     /// Tokens per block.
     pub size: usize,
-    /// Bytes per block.
     pub block_bytes: usize,
-    /// One buffer per layer.
     pub layers: Vec<Buffer>,
     /// Number of copy-on-write copies.
     pub copies: u64,
@@ -157,7 +153,6 @@ impl KvCache {
     pub fn cached(&self) -> usize {
         self.idle.len()
     }
-    /// Blocks needed for `tokens` tokens.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.size)
     }
@@ -219,7 +214,6 @@ impl KvCache {
         &self.pending
     }
 
-    /// Makes these copies.
     pub fn copy_groups(&mut self, backend: &dyn Backend, groups: &[Vec<(u32, u32)>]) -> Result<()> {
         groups.iter().try_for_each(|pairs| backend.cache_copies(self.heads, pairs, &mut self.layers))
     }

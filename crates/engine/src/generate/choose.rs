@@ -10,7 +10,6 @@ use ferrl_kernels::backend::{Choices, SampleSpec};
 use ferrl_kernels::philox::{philox4x32, uniform};
 use ferrl_kernels::truncate::Truncation;
 
-/// A sampled token.
 pub(super) struct PickedToken {
     pub token: u32,
     pub logp: f32,

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn few_sizes_and_little_waste() {
+    fn graph_buckets_are_few_and_waste_at_most_a_quarter() {
         let sizes: std::collections::BTreeSet<usize> = (1..=512).map(bucket).collect();
         assert!(sizes.len() < 40, "{sizes:?}");
         for rows in 1..=512 {

@@ -21,13 +21,9 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Frequency penalty: subtracted from the logits of tokens in the completion, times their count.
     pub frequency_penalty: f32,
-    /// Maximum length of the completion.
     pub max_new_tokens: usize,
-    /// Stop tokens.
     pub stop_ids: Vec<u32>,
-    /// Stop strings.
     pub stop_strings: Vec<String>,
-    /// Random seed.
     pub seed: u64,
     /// Number of most probable tokens to return at each position (top logprobs).
     pub top_logprobs: usize,
@@ -60,12 +56,10 @@ impl SamplingParams {
     /// Valid temperatures. Below, dividing by them overflows f32; above, sampling is uniform.
     pub const TEMPERATURES: std::ops::RangeInclusive<f32> = 1e-4..=100.0;
 
-    /// Greedy decoding.
     pub fn greedy() -> Self {
         SamplingParams { temperature: 0.0, ..Default::default() }
     }
 
-    /// Refuses invalid values.
     pub fn validate(&self) -> Result<()> {
         let t = self.temperature;
         let range = Self::TEMPERATURES;
@@ -106,12 +100,6 @@ impl SamplingParams {
         Ok(())
     }
 
-    /// Whether sampling is from the unmodified distribution: no penalties, no truncation.
-    pub fn is_exact(&self) -> bool {
-        !self.has_penalties() && self.top_k == 0 && self.top_p == 1.0 && self.min_p == 0.0
-    }
-
-    /// Whether decoding is greedy.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }

@@ -7,7 +7,6 @@ use super::SamplingParams;
 pub struct GenerationRequest {
     /// Token ids; at least one.
     pub prompt: Vec<u32>,
-    /// Sampling parameters.
     pub params: SamplingParams,
     /// Key of its random numbers, set by the caller (step, prompt and sample): a token's random number is a function of the seed,
     /// this and the token's index.
@@ -18,7 +17,6 @@ pub struct GenerationRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Id(pub u64);
 
-/// Why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// One of the stop ids was sampled; it is the last token.
@@ -27,7 +25,6 @@ pub enum StopReason {
     String(usize),
     /// `max_new_tokens` reached.
     Length,
-    /// The caller cancelled it.
     Cancelled,
 }
 
@@ -47,7 +44,6 @@ pub struct Completion {
     pub versions: Vec<u64>,
     /// Number of prompt tokens found in the prefix cache.
     pub shared: usize,
-    /// Why the completion ended.
     pub stop: StopReason,
 }
 
@@ -63,20 +59,12 @@ impl PartialEq for Completion {
 /// What happened in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A token was sampled.
     Token {
-        /// its request
         id: Id,
-        /// the token
         token: u32,
         /// its log-probability, as in [`Completion::logp`]
         logp: f32,
     },
     /// A request ended, after the event of its last token.
-    Done {
-        /// the request
-        id: Id,
-        /// the whole completion
-        completion: Completion,
-    },
+    Done { id: Id, completion: Completion },
 }

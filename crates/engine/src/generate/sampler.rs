@@ -42,7 +42,6 @@ pub struct Sampler {
     events: Vec<Event>,
 }
 
-/// State and counters of a sampler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Blocks of the KV cache.
@@ -51,9 +50,7 @@ pub struct Usage {
     pub used: usize,
     /// Unreferenced cache blocks whose contents can still be shared (prefix cache).
     pub cached: usize,
-    /// Running sequences.
     pub running: usize,
-    /// Waiting sequences.
     pub waiting: usize,
     /// Forward passes.
     pub steps: u64,
@@ -61,7 +58,6 @@ pub struct Usage {
     pub rows: u64,
     /// Prompt tokens found in the prefix cache.
     pub reused: u64,
-    /// Number of preemptions.
     pub preemptions: u64,
     /// Number of copy-on-write copies.
     pub copies: u64,
@@ -142,7 +138,6 @@ impl Sampler {
         Ok(new)
     }
 
-    /// Current state and counters.
     pub fn usage(&self) -> Usage {
         Usage {
             blocks: self.cache.total(),

@@ -10,7 +10,6 @@ use super::{GenerationRequest, Id};
 use crate::{Error, Result};
 
 impl Sampler {
-    /// Refuses a request that cannot be completed.
     pub(super) fn check_request(&self, request: &GenerationRequest) -> Result<()> {
         let (p, vocab) = (&request.params, self.config.vocab);
         p.validate()?;
@@ -61,7 +60,6 @@ impl Sampler {
         Ok(())
     }
 
-    /// Schedules the next step.
     pub(super) fn schedule(&mut self) {
         self.schedule_once();
         // If every running sequence was preempted, a second pass admits waiting ones.
@@ -134,7 +132,6 @@ impl Sampler {
         }
     }
 
-    /// Frees the blocks of a waiting sequence.
     fn free_blocks(&mut self, w: usize) {
         let s = &mut self.waiting[w];
         self.cache.release(&mut s.table, &s.ids, s.computed);

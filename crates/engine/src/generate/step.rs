@@ -23,7 +23,6 @@ pub(super) struct InFlight {
     rows: usize,
 }
 
-/// The rows of a step.
 #[derive(Default)]
 struct StepRows {
     /// 0 while the token is in flight.

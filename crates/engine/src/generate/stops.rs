@@ -21,7 +21,6 @@ pub struct Stops {
 }
 
 impl Stops {
-    /// Stop tokens of a tokenizer and a chat template.
     pub fn of(tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Self {
         let mut ids = tokenizer.eos().to_vec();
         let turn = template.and_then(|t| t.end_of_turn(tokenizer));
@@ -56,7 +55,6 @@ impl Stops {
         &self.ids
     }
 
-    /// Stop strings.
     pub fn strings(&self) -> &[String] {
         &self.strings
     }

@@ -16,7 +16,6 @@ use ferrl_kernels::backend::{Attention, AttentionSaved, HeadNorm, Heads, Rotatio
 /// `x += post_norm(out(attention(rotate(qk_norm(qkv(norm(x)))))))`.
 pub(super) struct SelfAttention {
     pub layer: usize,
-    /// Which RoPE the layer uses.
     pub rope: LayerRope,
     pub norm: Option<NormLayer>,
     pub post_norm: Option<NormLayer>,

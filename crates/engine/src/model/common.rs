@@ -4,8 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::config::{FfnActivation, LayerRope, ModelConfig, NormConfig, NormKind, Position};
 use super::fields::Fields;
-use super::rope_json;
-use super::{Family, head_of};
+use super::{Family, head_of, rope_json};
 use crate::{Error, Result};
 
 /// transformers' defaults for fields that a family's `config.json` leaves out.
@@ -17,7 +16,6 @@ pub(crate) struct Defaults {
     pub(crate) max_positions: usize,
     pub(crate) eps: f64,
     pub(crate) tied: bool,
-    /// The field that names the activation.
     pub(crate) activation_key: &'static str,
     pub(crate) activation: &'static str,
 }
@@ -269,7 +267,6 @@ pub(crate) fn start_json(family: &Family, config: &ModelConfig) -> Map<String, V
     out
 }
 
-/// transformers' name of an activation.
 pub(crate) fn activation_name(activation: FfnActivation) -> &'static str {
     match activation {
         FfnActivation::SiluGated => "silu",

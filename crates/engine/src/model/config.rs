@@ -23,7 +23,6 @@ pub enum NormKind {
     Layer,
 }
 
-/// Activation of the feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FfnActivation {
     /// `down(silu(gate(x)) * up(x))`
@@ -44,7 +43,6 @@ impl FfnActivation {
 /// Position encoding.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Position {
-    /// RoPE.
     Rotary(Rope),
     /// A learned embedding per position.
     Learned,
@@ -61,7 +59,6 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
-/// RoPE scaling for long contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Unscaled.
@@ -119,7 +116,6 @@ pub enum QkNorm {
     Whole,
 }
 
-/// Which RoPE a layer uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerRope {
     /// That of [`ModelConfig::position`].
@@ -178,7 +174,6 @@ pub struct ModelConfig {
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Number of layers.
     pub layers: usize,
     /// Query heads.
     pub heads: usize,
@@ -200,7 +195,6 @@ pub struct ModelConfig {
     pub post_norms: bool,
     /// Norm of queries and keys before RoPE.
     pub qk_norm: Option<QkNorm>,
-    /// Activation of the feed-forward network.
     pub activation: FfnActivation,
     /// Bias on query, key and value projections.
     pub qkv_bias: bool,
@@ -212,7 +206,6 @@ pub struct ModelConfig {
     pub position: Position,
     /// RoPE of the layers marked [`LayerRope::Local`] (Gemma 3).
     pub local_rope: Option<Rope>,
-    /// Which RoPE each layer uses.
     pub layer_ropes: Vec<LayerRope>,
     /// Scores are `q . k * attention_scale`.
     pub attention_scale: f32,
@@ -230,7 +223,6 @@ pub struct ModelConfig {
     pub logits_divisor: f32,
     /// Whether embedding and language-model head are tied.
     pub tied: bool,
-    /// Output head.
     pub head: Head,
 }
 

@@ -84,7 +84,6 @@ impl Model {
         Ok((self.sharing_tokens()?, self.context_columns(columns)))
     }
 
-    /// The ranks that share tokens with this one.
     pub(super) fn sharing_tokens(&self) -> Result<Members<'_>> {
         self.team().map(Team::sharing_tokens).ok_or_else(|| Error::usage("no team shares tokens"))
     }

@@ -29,7 +29,6 @@ pub enum Keep {
     Nothing,
     /// Each layer's input; the rest is recomputed in backward, bit for bit (activation checkpointing).
     Inputs,
-    /// Everything.
     All,
 }
 
@@ -39,7 +38,6 @@ pub struct Tokens {
     pub ids: Buffer,
     /// One position per row.
     pub positions: Buffer,
-    /// Number of rows.
     pub rows: usize,
     /// Largest position + 1.
     pub reach: usize,
@@ -73,7 +71,6 @@ impl Layers for &Model {
     }
 }
 
-/// One layer's activations.
 struct LayerActivations {
     x: Buffer,               // (T, H) f32: residual stream at the layer's start
     inner: Option<Interior>, // absent under `Keep::Inputs`
@@ -87,7 +84,6 @@ struct Interior {
     ffn: NetworkActivations,
 }
 
-/// Activations of a whole forward pass.
 pub struct Activations {
     layers: Vec<LayerActivations>,
     x_final: Buffer, // (T, H) f32

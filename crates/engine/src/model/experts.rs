@@ -59,7 +59,6 @@ impl MixIndices {
 }
 
 impl MixtureOfExperts {
-    /// See [`Network::forward`](super::ffn::Network::forward).
     pub fn forward(&self, m: &Model, x: &mut Residual) -> Result<Option<(Added, ExpertActivations)>> {
         let (h, added) = x.normed(m, self.norm)?;
         let (routing, all) = self.route(m, &h)?;
@@ -111,7 +110,6 @@ impl MixtureOfExperts {
         Ok(inner)
     }
 
-    /// See [`Network::backward`](super::ffn::Network::backward).
     pub fn backward(
         &self,
         m: &Model,

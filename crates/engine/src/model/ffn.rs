@@ -101,7 +101,6 @@ pub(super) struct FfnActivations {
 }
 
 impl FeedForward {
-    /// See [`Network::forward`].
     pub fn forward(&self, m: &Model, x: &mut Residual) -> Result<Option<(Added, FfnActivations)>> {
         let rows = x.x.len() / m.config.hidden;
         let mut act = m.activations(rows * m.own_ffn())?;
@@ -119,7 +118,6 @@ impl FeedForward {
         m.all_gathered_columns(Columns::Input(Slot::Down), &act, m.config.ffn)
     }
 
-    /// See [`Network::backward`].
     pub fn backward(
         &self,
         m: &Model,

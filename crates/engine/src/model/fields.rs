@@ -4,7 +4,6 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result, nearest};
 
-/// The fields of one JSON object.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,

@@ -20,7 +20,6 @@ impl Gradient {
         Ok(Gradient { buffer: backend.alloc(DType::F32, len)?, empty: true })
     }
 
-    /// A gradient with these values.
     pub fn of(buffer: Buffer) -> Self {
         Gradient { buffer, empty: false }
     }
@@ -30,7 +29,6 @@ impl Gradient {
         self.empty
     }
 
-    /// Resets it to zero.
     pub fn clear(&mut self) {
         self.empty = true;
     }

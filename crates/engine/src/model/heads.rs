@@ -36,7 +36,6 @@ impl Model {
         LogpHead { temperature: temperature * self.config.logits_divisor, softcap: self.config.final_softcap }
     }
 
-    /// Refuses a model without a language-model head.
     pub fn check_lm_head(&self) -> Result<()> {
         self.head_layer().map(drop)
     }
@@ -201,7 +200,6 @@ impl Model {
         Ok((logits, lse))
     }
 
-    /// Gathers rows of the hidden states.
     pub fn select_rows(&self, h: &Buffer, rows: &[u32]) -> Result<Buffer> {
         let mut x = self.activations(rows.len() * self.config.hidden)?;
         self.backend.gather_rows(h, &self.backend.indices(rows)?, self.config.hidden, &mut x)?;

@@ -21,7 +21,6 @@ pub(super) struct Layout {
     pub value: Option<Linear>,
 }
 
-/// One layer.
 pub(super) struct Layer {
     pub attention: SelfAttention,
     pub ffn: Network,

@@ -61,7 +61,6 @@ pub use wrapper::text_config;
 use crate::{Error, Result, nearest};
 use fields::Fields;
 
-/// Every supported family.
 pub const FAMILIES: &[&Family] = &[
     &llama::FAMILY,
     &qwen2::FAMILY,
@@ -103,7 +102,6 @@ impl Family {
     /// The family that others override.
     const LLAMA: Family = llama::FAMILY;
 
-    /// Name in [`FAMILIES`].
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -154,7 +152,6 @@ impl Architectures {
     }
 }
 
-/// The family of that name.
 pub fn family(name: &str) -> Result<&'static Family> {
     FAMILIES.iter().copied().find(|f| f.name() == name).ok_or_else(|| {
         let names = FAMILIES.iter().map(|f| f.name());

@@ -21,7 +21,6 @@ pub struct StoredPart {
     pub shape: Vec<usize>,
     /// Whether it is stored as `[in, out]`, transposed relative to the decoder.
     pub transposed: bool,
-    /// Order of its rows.
     pub order: RowOrder,
 }
 
@@ -49,11 +48,9 @@ impl RowOrder {
 }
 
 impl StoredPart {
-    /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

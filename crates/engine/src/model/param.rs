@@ -10,7 +10,6 @@ pub struct ParamId {
     pub layer: Option<usize>,
     /// Module within the layer (or model).
     pub slot: Slot,
-    /// Weight or bias.
     pub kind: ParamKind,
 }
 
@@ -69,7 +68,6 @@ pub enum ParamKind {
 }
 
 impl Slot {
-    /// Whether it is a norm.
     pub fn is_norm(self) -> bool {
         use Slot::*;
         matches!(self, AttnNorm | AttnPostNorm | MlpNorm | MlpPostNorm | QNorm | KNorm | FinalNorm)
@@ -140,7 +138,6 @@ impl ParamId {
         ParamId { layer: None, slot, kind: ParamKind::Weight }
     }
 
-    /// A weight of a layer.
     pub const fn layer(layer: usize, slot: Slot) -> Self {
         ParamId { layer: Some(layer), slot, kind: ParamKind::Weight }
     }
@@ -155,7 +152,6 @@ impl ParamId {
         self.kind == ParamKind::Bias || self.slot.is_norm()
     }
 
-    /// Whether it belongs to an adapter.
     pub fn is_adapter(self) -> bool {
         matches!(self.kind, ParamKind::LoraA(_) | ParamKind::LoraB(_))
     }
@@ -190,7 +186,6 @@ impl fmt::Debug for ParamId {
 /// A parameter as the decoder stores it: q, k and v fused in one matrix, gate and up in one, every linear layer `[out, in]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamShape {
-    /// Which parameter.
     pub id: ParamId,
     /// Output features, or 1 for a vector.
     pub rows: usize,
@@ -203,11 +198,9 @@ impl ParamShape {
     pub fn name(&self) -> String {
         self.id.to_string()
     }
-    /// Number of elements.
     pub fn len(&self) -> usize {
         self.rows * self.cols
     }
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -175,7 +175,6 @@ fn scaled_copy(m: &Model, y: &Buffer) -> Result<Buffer> {
     Ok(out)
 }
 
-/// The gradient of the residual stream.
 pub(super) struct ResidualGrad {
     /// `(T, H)` f32
     pub dx: Buffer,

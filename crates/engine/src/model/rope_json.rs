@@ -10,7 +10,6 @@ use crate::{Error, Result, nearest};
 
 const TYPES: [&str; 5] = ["default", "linear", "llama3", "yarn", "longrope"];
 
-/// A family's deviations in reading RoPE settings.
 pub(crate) struct RopeRules {
     /// Default of `original_max_position_embeddings`; `None` falls back to other fields.
     pub(crate) original: Option<usize>,

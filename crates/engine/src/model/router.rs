@@ -40,12 +40,10 @@ pub struct ExpertLoad {
     /// Sum over sequences of the load-balance loss, as an integer in units of 2^-32, so that it does not depend on the order of
     /// summation.
     pub balance: i64,
-    /// Number of sequences.
     pub sequences: u64,
 }
 
 impl ExpertLoad {
-    /// Adds another batch of the same layer.
     pub fn add(&mut self, other: &ExpertLoad) {
         self.tokens.resize(other.tokens.len().max(self.tokens.len()), 0);
         self.tokens.iter_mut().zip(&other.tokens).for_each(|(sum, n)| *sum += n);

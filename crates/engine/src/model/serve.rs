@@ -9,7 +9,6 @@ use crate::Result;
 use ferrl_kernels::Ranks;
 use std::ops::Range;
 
-/// A tensor of a run's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateTensor {
     /// Index of the model within the run.

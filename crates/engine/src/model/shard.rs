@@ -48,7 +48,6 @@ impl Split {
         self.shards
     }
 
-    /// The ranks.
     pub fn ranks(&self) -> &Ranks {
         &self.ranks
     }
@@ -126,7 +125,6 @@ pub(crate) struct PendingGather {
     coming: PendingParcels,
 }
 
-/// Source of a parameter's weights.
 enum WeightSource<'a> {
     /// This rank holds all of them.
     Own(&'a [f32]),
@@ -177,7 +175,6 @@ impl Model {
         Ok(())
     }
 
-    /// Shards a full parameter.
     pub(super) fn shard_param(&mut self, param: usize, split: &Split) -> Result<()> {
         let own = split.part(param, self.params[param].shape.len(), split.ranks.rank());
         let _weights = Purpose::Weights.on(&self.backend);
@@ -298,7 +295,6 @@ impl Model {
         self.arrange(&split, &coming.parts, inbox, backward)
     }
 
-    /// Frees gathered parameters.
     pub(crate) fn release(&mut self, params: impl IntoIterator<Item = usize>) {
         if self.split.is_some() || self.team.is_some() {
             for i in params {
@@ -433,7 +429,6 @@ impl Model {
         Ok(())
     }
 
-    /// The parameters of a layer.
     pub(crate) fn layer_params(&self, layer: usize) -> Vec<usize> {
         self.params_of(Some(layer))
     }

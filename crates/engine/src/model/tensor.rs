@@ -48,7 +48,6 @@ impl Team {
         (tp * sp > 1).then(|| Team { ranks: all.team(tp * sp), tp, sp, backward })
     }
 
-    /// Its ranks.
     pub fn ranks(&self) -> &Ranks {
         &self.ranks
     }
@@ -63,14 +62,12 @@ impl Team {
         (self.ranks.rank() % self.tp, self.ranks.rank() / self.tp)
     }
 
-    /// The ranks that share features with this one.
     fn sharing_features(&self) -> Members<'_> {
         let (own, context) = self.place();
         let first = context * self.tp;
         Members { team: self, ranks: (first..first + self.tp).collect(), own }
     }
 
-    /// The ranks that share tokens with this one.
     pub(super) fn sharing_tokens(&self) -> Members<'_> {
         let (first, own) = self.place();
         Members { team: self, ranks: (0..self.sp).map(|i| first + i * self.tp).collect(), own }

@@ -24,9 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A decoder with its weights on a device.
 pub struct Model {
-    /// The device.
     pub backend: Arc<dyn Backend>,
-    /// The architecture.
     pub config: ModelConfig,
     /// Compute type, of activations and GEMM weights. Masters are f32; checkpoints have a [`StorageFormat`].
     pub dtype: DType,
@@ -58,9 +56,7 @@ pub struct Model {
 /// Next value of `Model::number`.
 static MODELS: AtomicU64 = AtomicU64::new(0);
 
-/// One parameter.
 pub struct Param {
-    /// Id and shape.
     pub shape: ParamShape,
     /// The f32 master, the only owner of the values; holds the range `own`.
     pub master: Buffer,
@@ -98,7 +94,6 @@ pub struct RotaryTables {
     local: Option<RotaryTable>,
 }
 
-/// The table of one RoPE.
 pub(super) struct RotaryTable {
     /// Dimensions of a head that are rotated.
     pub dim: usize,
@@ -115,7 +110,6 @@ impl RotaryTables {
             LayerRope::None => None,
         }
     }
-    /// Number of positions.
     pub(crate) fn positions(&self) -> usize {
         self.positions
     }
@@ -490,11 +484,6 @@ impl Model {
         split.collect((param, 0), self.params[param].shape.len(), &own, |weights| weights)
     }
 
-    /// Longest sequence the model was trained for ([`ModelConfig::max_context`]).
-    pub fn max_context(&self) -> Option<usize> {
-        self.config.max_context()
-    }
-
     /// Index of a parameter.
     pub fn find(&self, id: ParamId) -> Option<usize> {
         self.params.iter().position(|p| p.shape.id == id)
@@ -505,7 +494,6 @@ impl Model {
         self.params.iter().map(|p| p.shape.len()).sum()
     }
 
-    /// Whether there are no weights.
     pub fn is_empty(&self) -> bool {
         self.params.is_empty()
     }

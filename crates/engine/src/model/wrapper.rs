@@ -9,12 +9,7 @@ use crate::Result;
 
 /// Top-level fields that apply to the text part unless it overrides them.
 const SHARED: [&str; 7] = [
-    "tie_word_embeddings",
-    "dtype",
-    "torch_dtype",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
+    "tie_word_embeddings", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id",
     "transformers_version",
 ];
 

@@ -68,7 +68,6 @@ impl TokenizerConfig {
         listed
     }
 
-    /// Every special token in the settings.
     pub fn specials(&self) -> impl Iterator<Item = AddedToken> + '_ {
         let listed = self.listed();
         let extra = ["additional_special_tokens", "extra_special_tokens"].into_iter().flat_map(|key| {

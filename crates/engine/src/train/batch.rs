@@ -7,7 +7,6 @@ use crate::model::ModelConfig;
 use crate::{Error, Result};
 use ferrl_kernels::backend::Segments;
 
-/// One sequence of a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BatchSequence {
     /// Token ids.
@@ -64,7 +63,6 @@ impl Batch {
     pub fn of(sequences: impl IntoIterator<Item = Vec<u32>>) -> Self {
         Batch { sequences: sequences.into_iter().map(BatchSequence::new).collect(), others_per_row: 0 }
     }
-    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.sequences.iter().map(|s| s.ids.len()).sum()
     }
@@ -73,7 +71,6 @@ impl Batch {
         Segments::of(self.sequences.iter().map(|s| s.ids.len()))
     }
 
-    /// Refuses a malformed batch.
     pub(super) fn check(&self, config: &ModelConfig) -> Result<()> {
         if self.sequences.is_empty() {
             return Err(Error::data("a batch without sequences").fix("leave empty batches out"));

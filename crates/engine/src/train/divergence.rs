@@ -33,7 +33,6 @@ pub fn comparable(p: &Model, q: &Model) -> Result<()> {
     Ok(())
 }
 
-/// Hidden states of the scored rows.
 fn scored_states(model: &Model, batch: &Batch, rows: &[u32]) -> Result<Buffer> {
     batch.check(&model.config)?;
     let (ids, positions) = batch.flat();

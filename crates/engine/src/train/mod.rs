@@ -56,7 +56,6 @@ pub struct ModelTrainer {
     load: Vec<ExpertLoad>,
 }
 
-/// A forward whose backward is pending.
 struct PendingBackward {
     /// All token ids, to check that backward gets the same batch.
     ids: Vec<u32>,
@@ -281,7 +280,6 @@ impl ModelTrainer {
     }
 }
 
-/// Adds the expert load of a batch.
 fn add_load(to: &mut Vec<ExpertLoad>, kept: &Activations) {
     let batch: Vec<&ExpertLoad> = kept.loads().collect();
     to.resize(batch.len(), ExpertLoad::default());

@@ -27,7 +27,6 @@ pub enum StateKind {
     SecondAbsmax,
 }
 
-/// Storage of a parameter's moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MomentStorage {
     /// 8-bit codes.
@@ -37,7 +36,6 @@ pub(super) struct MomentStorage {
 }
 
 impl StateKind {
-    /// All kinds.
     pub const ALL: [StateKind; 5] = [
         StateKind::First,
         StateKind::Second,
@@ -75,7 +73,6 @@ impl StateKind {
         }
     }
 
-    /// Allocates a buffer of `len` elements.
     pub(super) fn alloc(self, backend: &dyn Backend, len: usize, stored: MomentStorage) -> Result<Buffer> {
         let dtype = self.dtype(stored.coded);
         // The EMA is read whenever the averaged model is used; moments once per step.

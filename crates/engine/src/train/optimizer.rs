@@ -28,7 +28,6 @@ pub struct OptimizerOptions {
     pub frozen: Vec<String>,
 }
 
-/// Update rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// Adam with decoupled weight decay.
@@ -40,9 +39,7 @@ pub enum Rule {
         /// added to the square root of the second moment
         eps: f64,
     },
-    /// SGD.
     Sgd {
-        /// momentum
         momentum: f64,
     },
 }
@@ -61,7 +58,6 @@ impl Default for OptimizerOptions {
     }
 }
 
-/// Optimizer and its state.
 pub struct Optimizer {
     options: OptimizerOptions,
     /// Steps taken.
@@ -75,17 +71,14 @@ pub struct Optimizer {
 /// A parameter's buffers, by [`StateKind`].
 type ParamState = [Option<Buffer>; StateKind::ALL.len()];
 
-/// Result of an update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateReport {
     /// Global gradient norm before clipping.
     pub grad_norm: f64,
-    /// Learning rate.
     pub learning_rate: f64,
 }
 
 impl Optimizer {
-    /// An optimizer for a model.
     pub fn new(model: &Model, options: OptimizerOptions) -> Result<Self> {
         let n = model.params.len();
         let trained = match model.adapter() {

@@ -275,7 +275,6 @@ pub(super) struct PendingReduce {
     coming: PendingParcels,
 }
 
-/// A contiguous piece of a gradient in transfer.
 struct GradientPiece {
     /// Start in the sender's buffer, and in the parameter.
     held: usize,

@@ -7,7 +7,6 @@ use crate::{Error, Result, nearest};
 pub enum Decay {
     /// No decay.
     Constant,
-    /// Linear.
     Linear,
     /// Half a cosine.
     Cosine,
@@ -17,7 +16,6 @@ impl Decay {
     const ALL: [(&'static str, Decay); 3] =
         [("constant", Decay::Constant), ("linear", Decay::Linear), ("cosine", Decay::Cosine)];
 
-    /// The decay with this name.
     pub fn named(name: &str) -> Result<Decay> {
         let names = Decay::ALL.map(|(n, _)| n);
         Decay::ALL.iter().find(|(n, _)| *n == name).map(|&(_, d)| d).ok_or_else(|| {
@@ -33,22 +31,15 @@ impl Decay {
 pub struct Schedule {
     /// Peak learning rate.
     pub lr: f64,
-    /// Warm-up steps.
     pub warmup_steps: u64,
     /// Steps of the whole run, including warm-up.
     pub total_steps: u64,
-    /// Shape of the decay.
     pub decay: Decay,
     /// Final learning rate as a fraction of the peak.
     pub min_ratio: f64,
 }
 
 impl Schedule {
-    /// A constant learning rate.
-    pub fn constant(lr: f64) -> Self {
-        Schedule { lr, warmup_steps: 0, total_steps: 0, decay: Decay::Constant, min_ratio: 0.0 }
-    }
-
     /// The learning rate of a step, counting from 0.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
@@ -79,7 +70,8 @@ mod tests {
         }
         let linear = Schedule { decay: Decay::Linear, min_ratio: 0.1, ..cosine };
         assert!((linear.at(55) - 0.55).abs() < 1e-12 && (linear.at(100) - 0.1).abs() < 1e-12);
-        assert_eq!(Schedule::constant(3e-4).at(12345), 3e-4);
+        let constant = Schedule { lr: 3e-4, warmup_steps: 0, decay: Decay::Constant, ..cosine };
+        assert_eq!(constant.at(12345), 3e-4);
         assert!(Decay::named("cosin").is_err_and(|e| e.to_string().contains("\"cosine\"")));
     }
 }

@@ -29,7 +29,6 @@ struct Gathered<'a> {
     backward: bool,
     /// Whether communication overlaps with computation.
     overlap: bool,
-    /// The prefetched layer.
     prefetched: Option<(usize, PendingGather)>,
     /// The previous layer's gradients in transfer.
     pending_reduce: Option<PendingReduce>,
@@ -46,7 +45,6 @@ impl Gathered<'_> {
         self.backward || layer + 1 == self.model.config.layers
     }
 
-    /// The layer that comes next.
     fn next(&self, layer: usize) -> Option<usize> {
         match self.backward {
             true => layer.checked_sub(1),
@@ -75,13 +73,11 @@ impl Gathered<'_> {
         f(&GradientExchange::new(self.model, split.ranks(), &parts), self.totals)
     }
 
-    /// Waits for gradients in transfer.
     fn wait_for_reduce(&mut self) -> Result<()> {
         let Some(pending_reduce) = self.pending_reduce.take() else { return Ok(()) };
         self.exchanged(|exchange, totals| exchange.finish(pending_reduce, totals))
     }
 
-    /// Allocates the gradients of trained parameters.
     fn alloc_grads(&self, params: &[usize], grads: Grads<'_>) -> Result<()> {
         let _gradients = Purpose::Gradients.on(&self.model.backend);
         for &i in params.iter().filter(|&&i| self.trained[i]) {

@@ -36,13 +36,11 @@ impl ModelTrainer {
         Ok(ParamVector(slots.into_iter().map(one).collect::<Result<_>>()?))
     }
 
-    /// Replaces the accumulated gradient.
     pub fn set_gradient(&mut self, v: ParamVector) {
         self.grads = v.0.into_iter().map(|b| b.map(Gradient::of)).collect();
         (self.sum, self.pending) = (Accumulated::Whole, None);
     }
 
-    /// Dot product.
     pub fn dot(&self, a: &ParamVector, b: &ParamVector) -> Result<f64> {
         let both = a.0.iter().zip(&b.0).enumerate();
         let pairs: Vec<_> = both.filter_map(|(i, (a, b))| Some((i, a.as_ref()?, b.as_ref()?))).collect();

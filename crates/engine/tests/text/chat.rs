@@ -6,7 +6,7 @@ use ferrl_engine::generate::{Completion, StopReason, Stops};
 use ferrl_engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use crate::{Folder, ids, rows, template, tokenizer};
+use crate::{copy, ids, rows, template, tokenizer};
 
 #[test]
 fn chats_render_and_encode_as_in_transformers() {
@@ -172,23 +172,23 @@ fn dates_are_pinned() {
 
 #[test]
 fn templates_are_found_where_transformers_finds_them() {
-    let folder = Folder::copy("where", "qwen");
-    let e = ChatTemplate::from_dir(&folder.0).unwrap_err().to_string();
+    let folder = copy("qwen");
+    let e = ChatTemplate::from_dir(folder.path()).unwrap_err().to_string();
     assert!(e.contains("has no chat template"), "{e}");
     let config = |value: Value| {
         let text = json!({"eos_token": {"content": "<|im_end|>"}, "bos_token": null, "chat_template": value})
             .to_string();
-        std::fs::write(folder.0.join("tokenizer_config.json"), text).unwrap();
+        std::fs::write(folder.path().join("tokenizer_config.json"), text).unwrap();
     };
     let render = |tools: Option<&Value>| {
-        ChatTemplate::from_dir(&folder.0).unwrap().render(&[], tools, false, &Kwargs::new()).unwrap()
+        ChatTemplate::from_dir(folder.path()).unwrap().render(&[], tools, false, &Kwargs::new()).unwrap()
     };
     config(json!("one{{ bos_token }}{{ eos_token }}"));
     assert_eq!(render(None), "one<|im_end|>");
     config(json!([{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]));
     assert_eq!((render(None), render(Some(&json!([])))), ("d".into(), "t".into()));
     config(json!([{"name": "other", "template": "d"}]));
-    let chat = ChatTemplate::from_dir(&folder.0).unwrap();
+    let chat = ChatTemplate::from_dir(folder.path()).unwrap();
     assert!(
         chat.render(&[], None, false, &Kwargs::new())
             .unwrap_err()
@@ -196,14 +196,14 @@ fn templates_are_found_where_transformers_finds_them() {
             .contains("none named \"default\"")
     );
     config(json!(3));
-    assert!(ChatTemplate::from_dir(&folder.0).is_err());
-    std::fs::write(folder.0.join("chat_template.jinja"), "file").unwrap();
+    assert!(ChatTemplate::from_dir(folder.path()).is_err());
+    std::fs::write(folder.path().join("chat_template.jinja"), "file").unwrap();
     assert_eq!(render(None), "file");
-    std::fs::create_dir(folder.0.join("additional_chat_templates")).unwrap();
-    std::fs::write(folder.0.join("additional_chat_templates/tool_use.jinja"), "more").unwrap();
+    std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+    std::fs::write(folder.path().join("additional_chat_templates/tool_use.jinja"), "more").unwrap();
     assert_eq!((render(None), render(Some(&json!([])))), ("file".into(), "more".into()));
-    std::fs::write(folder.0.join("chat_template.jinja"), "a\n{% if %}").unwrap();
-    let e = ChatTemplate::from_dir(&folder.0).unwrap_err().to_string();
+    std::fs::write(folder.path().join("chat_template.jinja"), "a\n{% if %}").unwrap();
+    let e = ChatTemplate::from_dir(folder.path()).unwrap_err().to_string();
     assert!(e.contains("does not compile") && e.contains("line 2"), "{e}");
 }
 
@@ -260,14 +260,14 @@ fn names_of_special_tokens_in_messages_stay_text() {
 
 #[test]
 fn a_template_may_act_on_special_names_the_assistant_writes() {
-    let folder = Folder::copy("special-think", "qwen");
-    let path = folder.0.join("tokenizer.json");
+    let folder = copy("qwen");
+    let path = folder.path().join("tokenizer.json");
     let mut raw: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     for token in raw["added_tokens"].as_array_mut().unwrap() {
         token["special"] = true.into();
     }
     std::fs::write(&path, raw.to_string()).unwrap();
-    let (t, chat) = (Tokenizer::from_dir(&folder.0).unwrap(), template("qwen3", "qwen"));
+    let (t, chat) = (Tokenizer::from_dir(folder.path()).unwrap(), template("qwen3", "qwen"));
     let answer = json!({"role": "assistant", "content": "<think>\nhm\n</think>\n\n2"});
     let none = Kwargs::new();
     let messages = [json!({"role": "user", "content": "1+1?"}), answer.clone()];

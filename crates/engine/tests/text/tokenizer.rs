@@ -7,7 +7,7 @@ use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use serde_json::{Value, json};
 
-use crate::{Folder, fixtures, ids, rows, tokenizer};
+use crate::{fixtures, ids, rows, tokenizer};
 
 const TOKENIZERS: [&str; 4] = ["qwen", "llama3", "metaspace", "prepend"];
 
@@ -48,11 +48,11 @@ fn plain_text_never_yields_a_special_token() {
 #[test]
 fn added_tokens_of_the_settings_alone_have_the_ids_they_are_listed_with() {
     // As in InternLM2: tokenizer.json knows the ids under the names of unused tokens.
-    let folder = Folder::new("added");
+    let folder = tempfile::tempdir().unwrap();
     let names: Vec<String> =
         ["a", "b", "[UNUSED_TOKEN_145]", "[UNUSED_TOKEN_146]", "c"].map(String::from).into();
-    train_chars(["abc ".to_string()].into_iter(), &["<s>".to_string()]).unwrap().save(&folder.0).unwrap();
-    let path = folder.0.join("tokenizer.json");
+    train_chars(["abc ".to_string()].into_iter(), &["<s>".to_string()]).unwrap().save(folder.path()).unwrap();
+    let path = folder.path().join("tokenizer.json");
     let mut json: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     let vocab: serde_json::Map<String, Value> = [String::from("<s>")]
         .into_iter()
@@ -66,8 +66,8 @@ fn added_tokens_of_the_settings_alone_have_the_ids_they_are_listed_with() {
     let settings = json!({ "eos_token": "<|im_end|>", "added_tokens_decoder": {
         "0": token("<s>"), "3": token("<|im_end|>"), "4": token("<|im_start|>"), "6": token("<|new|>"),
     } });
-    std::fs::write(folder.0.join("tokenizer_config.json"), settings.to_string()).unwrap();
-    let t = Tokenizer::from_dir(&folder.0).unwrap();
+    std::fs::write(folder.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
+    let t = Tokenizer::from_dir(folder.path()).unwrap();
     assert_eq!(
         [t.token_id("<|im_end|>"), t.token_id("<|im_start|>"), t.token_id("<|new|>")],
         [Some(3), Some(4), Some(6)]
@@ -141,30 +141,30 @@ fn broken_directories_are_named() {
     let gone = Tokenizer::from_dir(Path::new("/no/such/dir")).unwrap_err();
     assert_eq!(gone.class, Class::Model);
     assert!(gone.to_string().contains("no such model directory"), "{gone}");
-    let folder = Folder::new("broken");
-    let e = Tokenizer::from_dir(&folder.0).unwrap_err().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let e = Tokenizer::from_dir(folder.path()).unwrap_err().to_string();
     assert!(e.contains("no tokenizer.json") && e.contains("fix:"), "{e}");
     let whole = std::fs::read_to_string(fixtures().join("qwen/tokenizer.json")).unwrap();
-    std::fs::write(folder.0.join("tokenizer.json"), &whole[..whole.len() / 2]).unwrap();
-    let e = Tokenizer::from_dir(&folder.0).unwrap_err().to_string();
+    std::fs::write(folder.path().join("tokenizer.json"), &whole[..whole.len() / 2]).unwrap();
+    let e = Tokenizer::from_dir(folder.path()).unwrap_err().to_string();
     assert!(e.contains("tokenizer.json: is not a usable tokenizer") && e.contains("again"), "{e}");
-    std::fs::write(folder.0.join("tokenizer.json"), b"\xff\xfe\x00").unwrap();
-    assert!(Tokenizer::from_dir(&folder.0).unwrap_err().to_string().contains("not UTF-8"));
-    std::fs::write(folder.0.join("tokenizer.json"), &whole).unwrap();
-    std::fs::write(folder.0.join("tokenizer_config.json"), "[1]").unwrap();
-    let e = Tokenizer::from_dir(&folder.0).unwrap_err().to_string();
+    std::fs::write(folder.path().join("tokenizer.json"), b"\xff\xfe\x00").unwrap();
+    assert!(Tokenizer::from_dir(folder.path()).unwrap_err().to_string().contains("not UTF-8"));
+    std::fs::write(folder.path().join("tokenizer.json"), &whole).unwrap();
+    std::fs::write(folder.path().join("tokenizer_config.json"), "[1]").unwrap();
+    let e = Tokenizer::from_dir(folder.path()).unwrap_err().to_string();
     assert!(e.contains("tokenizer_config.json: holds a list, expected a JSON object"), "{e}");
-    std::fs::write(folder.0.join("tokenizer_config.json"), "{\"a\": ").unwrap();
-    assert!(Tokenizer::from_dir(&folder.0).unwrap_err().to_string().contains("is not valid JSON"));
-    assert!(ChatTemplate::from_dir(&folder.0).unwrap_err().to_string().contains("is not valid JSON"));
+    std::fs::write(folder.path().join("tokenizer_config.json"), "{\"a\": ").unwrap();
+    assert!(Tokenizer::from_dir(folder.path()).unwrap_err().to_string().contains("is not valid JSON"));
+    assert!(ChatTemplate::from_dir(folder.path()).unwrap_err().to_string().contains("is not valid JSON"));
 }
 
 #[test]
 fn saving_and_loading_changes_nothing() {
     for name in TOKENIZERS {
-        let (t, folder) = (tokenizer(name), Folder::new(&format!("save-{name}")));
-        t.save(&folder.0.join("deep/er")).unwrap();
-        let again = Tokenizer::from_dir(&folder.0.join("deep/er")).unwrap();
+        let (t, folder) = (tokenizer(name), tempfile::tempdir().unwrap());
+        t.save(&folder.path().join("deep/er")).unwrap();
+        let again = Tokenizer::from_dir(&folder.path().join("deep/er")).unwrap();
         assert_eq!((again.bos(), again.pad(), again.eos()[0]), (t.bos(), t.pad(), t.eos()[0]));
         let rows = rows(&format!("{name}.strings.json"));
         offer(&t, name, &rows.iter().map(|row| row["text"].as_str().unwrap()).collect::<Vec<_>>());
@@ -207,9 +207,9 @@ fn trained_bpe_reads_everything_back() {
     assert!(t.vocab_size() > 259 && t.vocab_size() <= 300, "{}", t.vocab_size());
     assert_eq!((t.eos(), t.pad(), t.bos()), (&[2u32][..], Some(0), None));
     let texts = ["", " ", "the mat", "unseen Ω ☃ 👨‍👩‍👧‍👦\r\n\t", "1234", "  two  ", "<|im_end|>", "don't"];
-    let folder = Folder::new("bpe");
-    t.save(&folder.0).unwrap();
-    let again = Tokenizer::from_dir(&folder.0).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    t.save(folder.path()).unwrap();
+    let again = Tokenizer::from_dir(folder.path()).unwrap();
     let twin = train_bpe(corpus(), 300, &specials).unwrap();
     for text in texts {
         let ids = t.encode_text(text).unwrap();
@@ -218,7 +218,7 @@ fn trained_bpe_reads_everything_back() {
         assert_eq!(twin.encode_text(text).unwrap(), ids);
     }
     assert!(t.encode_text("the").unwrap().len() < 3);
-    let chat = ChatTemplate::from_dir(&folder.0).unwrap();
+    let chat = ChatTemplate::from_dir(folder.path()).unwrap();
     let messages = [json!({"role": "user", "content": "hi"}), json!({"role": "assistant", "content": "yo"})];
     let text = chat.render(&messages, None, false, &Kwargs::new()).unwrap();
     assert_eq!(text, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n");
@@ -230,11 +230,11 @@ fn trained_bpe_reads_everything_back() {
 
 #[test]
 fn training_the_same_text_gives_the_same_file() {
-    let [a, b] = ["same-a", "same-b"].map(Folder::new);
+    let [a, b] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     for folder in [&a, &b] {
-        train_bpe(corpus(), 290, &names(&["<s>"])).unwrap().save(&folder.0).unwrap();
+        train_bpe(corpus(), 290, &names(&["<s>"])).unwrap().save(folder.path()).unwrap();
     }
-    let read = |f: &Folder| std::fs::read(f.0.join("tokenizer.json")).unwrap();
+    let read = |f: &tempfile::TempDir| std::fs::read(f.path().join("tokenizer.json")).unwrap();
     assert_eq!(read(&a), read(&b));
     let e = train_bpe(corpus(), 100, &names(&["<s>"])).unwrap_err().to_string();
     assert!(e.contains("at least 257"), "{e}");
@@ -245,9 +245,9 @@ fn training_the_same_text_gives_the_same_file() {
 fn trained_characters_read_back_and_strangers_are_refused() {
     let t = train_chars(corpus(), &names(&["<|im_start|>", "<|im_end|>"])).unwrap();
     let texts = ["the cat", "1 + 1 = 2\n", "Grüße 你好 👍", "", " ", "<|im_start|>the<|im_end|>\n"];
-    let folder = Folder::new("chars");
-    t.save(&folder.0).unwrap();
-    let again = Tokenizer::from_dir(&folder.0).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    t.save(folder.path()).unwrap();
+    let again = Tokenizer::from_dir(folder.path()).unwrap();
     for text in texts {
         let ids = t.encode_markup(text).unwrap();
         assert_eq!(t.decode(&ids, false).unwrap(), text);

@@ -13,9 +13,7 @@
 
 use super::math::surrogate::Surrogate;
 use super::policy::{Advantage, Policy, method};
-use super::{Entry, Feed, metrics};
-use schemars::schema_for;
-use serde_json::json;
+use super::{Entry, Feed, json, metrics, schema_for};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "cispo",

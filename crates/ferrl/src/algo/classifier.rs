@@ -10,13 +10,12 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
-use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, json, settings};
 use crate::experience::{ByRole, Evidence, Experience, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::train::Stats;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "classifier",

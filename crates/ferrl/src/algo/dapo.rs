@@ -11,9 +11,7 @@
 //! 3. `std` is the sample standard deviation (n - 1), plus 1e-4.
 
 use super::policy::{Advantage, Policy, method};
-use super::{Entry, Feed, metrics};
-use schemars::schema_for;
-use serde_json::json;
+use super::{Entry, Feed, json, metrics, schema_for};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dapo",

@@ -16,11 +16,10 @@ use super::metrics::{REWARDED, SURROGATE, metric};
 use super::policy::{
     Advantage, Baseline, Kl, KlPlacement, NOTHING_TO_COMPARE, Policy, merged, reward_metrics,
 };
-use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, schema_for, settings};
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
-use schemars::schema_for;
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {

@@ -8,9 +8,7 @@
 //! 1. λ = 50 and β = 0.1, as VinePPO ran it on MATH (it took β = 0.3 on GSM8K, as the paper does).
 //! 2. `label_smoothing` and `sft_coef` are those of DPO.
 
-use super::{Entry, Feed, dpo, metrics};
-use schemars::schema_for;
-use serde_json::json;
+use super::{Entry, Feed, dpo, json, metrics, schema_for};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dpo_positive",

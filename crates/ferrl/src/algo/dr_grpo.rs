@@ -8,9 +8,7 @@
 //!    is `aggregate = "constant"`.
 
 use super::policy::{Policy, method};
-use super::{Entry, Feed, metrics};
-use schemars::schema_for;
-use serde_json::json;
+use super::{Entry, Feed, json, metrics, schema_for};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dr_grpo",

@@ -46,7 +46,6 @@ impl Feed {
         FeedFacts { words, row, groups }
     }
 
-    /// In words.
     pub fn words(self) -> &'static str {
         self.kind().words
     }
@@ -56,7 +55,6 @@ impl Feed {
         self == Feed::Rollouts
     }
 
-    /// Whether sequences are pairs.
     pub fn paired(self) -> bool {
         matches!(self, Feed::Pairs | Feed::StepPairs)
     }

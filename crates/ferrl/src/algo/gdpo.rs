@@ -14,9 +14,7 @@
 use super::math::advantage::Normalise;
 use super::math::aggregate::Aggregate;
 use super::policy::{Advantage, Policy, method};
-use super::{Entry, Feed, metrics};
-use schemars::schema_for;
-use serde_json::json;
+use super::{Entry, Feed, json, metrics, schema_for};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "gdpo",

@@ -10,9 +10,7 @@
 use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
 use super::policy::{Advantage, Kl, KlPlacement, Policy, method};
-use super::{Entry, Feed, metrics};
-use schemars::schema_for;
-use serde_json::json;
+use super::{Entry, Feed, json, metrics, schema_for};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "grpo",

@@ -13,11 +13,9 @@
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
 use super::preference::completion_logp;
-use super::{Algorithm, Entry, Feed, Needs, settings};
+use super::{Algorithm, Entry, Feed, Needs, json, schema_for, settings};
 use crate::experience::{ByRole, Evidence, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::train::Stats;
-use schemars::schema_for;
-use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "implicit_prm",

@@ -9,11 +9,9 @@
 //! 2. Divided by the pairs of the whole update.
 
 use super::preference::{self, Pair, Term};
-use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
+use super::{Algorithm, Entry, Feed, Needs, json, metrics, schema_for, settings};
 use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::train::Stats;
-use schemars::schema_for;
-use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "ipo",

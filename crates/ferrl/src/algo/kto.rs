@@ -13,11 +13,10 @@
 use super::math::sigmoid;
 use super::metrics::metric;
 use super::preference::completion_logp;
-use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, schema_for, settings};
 use crate::experience::{ByRole, Evidence, Experience, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
-use schemars::schema_for;
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {

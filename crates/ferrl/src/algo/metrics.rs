@@ -11,11 +11,9 @@ use crate::run::metrics::RESERVED;
 pub struct Metric {
     /// Its name in `metrics.jsonl`.
     pub name: &'static str,
-    /// Its meaning.
     pub about: &'static str,
 }
 
-/// An entry of a list.
 pub(super) const fn metric(name: &'static str, about: &'static str) -> Metric {
     Metric { name, about }
 }

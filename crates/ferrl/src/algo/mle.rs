@@ -12,13 +12,12 @@
 use super::math::advantage::centre;
 use super::math::aggregate::{Aggregate, likelihood};
 use super::metrics::{ENTROPY, metric};
-use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, json, settings};
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use std::collections::BTreeMap;
 
 pub(super) const ENTRY: Entry = Entry {

@@ -49,27 +49,23 @@ use crate::trust_region::TrustRegion;
 use ferrl_engine::train::Stats;
 use ferrl_engine::{Error, Result};
 use metrics::Metric;
-use schemars::{JsonSchema, Schema};
+use schemars::{JsonSchema, Schema, schema_for};
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// An entry of the registry.
 pub struct Entry {
     /// The name in recipes.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
     /// Authors, title, year, identifier.
     pub paper: &'static str,
     /// Its source file, whose module comment is the manual's text.
     pub source: &'static str,
-    /// What it learns from.
     pub feed: Feed,
     /// Its metrics, in groups, without those of every run.
     pub metrics: &'static [&'static [Metric]],
-    /// Its default settings.
     pub defaults: fn() -> Value,
-    /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
     /// Builds it from its settings; unknown settings are an error.
     pub build: fn(Value) -> Result<Box<dyn Algorithm>>,
@@ -92,7 +88,6 @@ impl Entry {
     }
 }
 
-/// All algorithms.
 pub const ALGORITHMS: &[&Entry] = &[
     &sft::ENTRY,
     &mle::ENTRY,
@@ -126,12 +121,10 @@ pub const ALGORITHMS: &[&Entry] = &[
 /// The key of dynamic sampling.
 pub const REFILLS: &str = "algo.refills";
 
-/// The default algorithm of a recipe.
 pub const DEFAULT: &Entry = &dr_grpo::ENTRY;
 /// The method of RL2's `adv.estimator = gae`, with a critic.
 pub const WITH_CRITIC: &Entry = &ppo::ENTRY;
 
-/// The algorithm that trains a reward model.
 pub const REWARD_MODEL: &Entry = &reward_model::ENTRY;
 /// The method of RL2's `adv.estimator = reinforce`.
 pub const WITHOUT_CRITIC: &Entry = &reinforce::ENTRY;
@@ -181,7 +174,6 @@ pub struct Refusal {
     pub key: &'static str,
     /// The reason, after the algorithm's name.
     pub why: &'static str,
-    /// The fix.
     pub fix: &'static str,
 }
 
@@ -228,7 +220,6 @@ pub struct Misfit {
     pub key: &'static str,
     /// What does not fit.
     pub what: String,
-    /// The fix.
     pub fix: String,
 }
 
@@ -293,7 +284,6 @@ pub trait Algorithm: Send {
     fn state(&self) -> Value {
         Value::Null
     }
-    /// Restores what [`Algorithm::state`] returned.
     fn restore(&mut self, _state: &Value) -> Result<()> {
         Ok(())
     }
@@ -304,7 +294,6 @@ pub(crate) fn no_step_values(why: &str) -> Error {
     Error::usage(why).at("algo.advantage.baseline").fix("algo.advantage.baseline = \"group\" or \"critic\"")
 }
 
-/// The algorithm of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     ALGORITHMS.iter().copied().find(|e| e.name == name).ok_or_else(|| {
         unknown("algorithm", name, ALGORITHMS.iter().map(|e| e.name), |near| format!("algo.name = {near:?}"))

@@ -7,14 +7,12 @@ use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role, Sequence};
 use ferrl_engine::math::{exp, ln};
 use ferrl_engine::train::Stats;
 
-/// One completion of a pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PairSide {
     /// Log-probability of the completion: the sum over its tokens.
     pub logp: f64,
     /// The same under the reference; 0 without a reference.
     pub reference: f64,
-    /// Tokens of the completion.
     pub tokens: f64,
 }
 
@@ -32,9 +30,7 @@ impl PairSide {
 /// A chosen and a rejected completion of the same prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
-    /// The chosen one.
     pub chosen: PairSide,
-    /// The rejected one.
     pub rejected: PairSide,
     /// Weight of the pair in a mean over the update's pairs.
     pub share: f64,
@@ -64,7 +60,6 @@ impl Term {
     }
 }
 
-/// The loss of a micro-batch of pairs.
 pub(super) fn loss(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, term: impl Fn(&Pair) -> Term) -> Loss {
     let stats = stats.get(Role::Policy).expect("the policy was computed");
     let mut grads = Loss::zeros(batch.len());

@@ -17,12 +17,10 @@
 use super::math::aggregate::{Aggregate, likelihood};
 use super::metrics::{ENTROPY, REWARDED, metric};
 use super::policy::reward_metrics;
-use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, json, schema_for, settings};
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
-use schemars::schema_for;
-use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) const ENTRY: Entry = Entry {

@@ -11,12 +11,11 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
-use super::{Algorithm, Entry, Feed, Needs, UpdatePlan, settings};
+use super::{Algorithm, Entry, Feed, Needs, UpdatePlan, json, settings};
 use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "rm",

@@ -8,11 +8,9 @@
 
 use super::math::aggregate::{Aggregate, likelihood};
 use super::metrics::ENTROPY;
-use super::{Algorithm, Entry, Feed, Needs, settings};
+use super::{Algorithm, Entry, Feed, Needs, json, schema_for, settings};
 use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::train::Stats;
-use schemars::schema_for;
-use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "sft",

@@ -8,11 +8,9 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term};
-use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
+use super::{Algorithm, Entry, Feed, Needs, json, metrics, schema_for, settings};
 use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::train::Stats;
-use schemars::schema_for;
-use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "simpo",

@@ -11,9 +11,7 @@
 //! 2. No end-of-sequence token is added after a step.
 //! 3. `label_smoothing`, `sft_coef` and `positive` are those of DPO.
 
-use super::{Entry, Feed, dpo, metrics};
-use schemars::schema_for;
-use serde_json::json;
+use super::{Entry, Feed, dpo, json, metrics, schema_for};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "step_dpo",

@@ -18,13 +18,12 @@ use super::math::kl::Estimator;
 use super::math::surrogate::Surrogate;
 use super::metrics::{CRITIC, EQUAL, REFERENCE, REWARDED, SURROGATE, TRUST};
 use super::policy::{Advantage, Baseline, Critic, Kl, Method, Policy, merged};
-use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, schema_for, settings};
 use crate::credit::Vine;
 use crate::experience::{ByRole, Experience, Loss, MicroBatch};
 use crate::trust_region::TrustRegion;
 use ferrl_engine::train::Stats;
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {

@@ -33,7 +33,6 @@ pub struct Effort {
     pub truth: usize,
     /// Continuations of the Monte-Carlo estimate (VinePPO's K).
     pub estimate: usize,
-    /// Tokens of a step.
     pub step_tokens: usize,
 }
 
@@ -47,7 +46,6 @@ impl Default for Effort {
 pub struct Computed {
     /// Its name on the command line.
     pub name: &'static str,
-    /// One line for people.
     pub about: &'static str,
     /// The table of a run, computed on a device.
     pub run: fn(&Path, &Arc<dyn Backend>, Effort) -> Result<Table>,
@@ -184,7 +182,7 @@ fn measure(
     };
     let settings = Rollout { temperature, ..recipe.rollout.clone() };
     let counts = (prompts, 1, recipe.seed ^ 0xe7a1);
-    let all = evaluate(&mut actor, &mut *source, &rewards, &settings, counts, Default::default())?;
+    let all = evaluate(&mut actor, &mut source, &rewards, &settings, counts, Default::default())?;
     let mut metrics = all.metrics;
     if metrics.get("eval/ece").is_none() {
         metrics.join(calibration::metrics(&all.completions));

@@ -19,13 +19,11 @@ use std::path::Path;
 pub struct Analysis {
     /// Its name on the command line.
     pub name: &'static str,
-    /// One line for people.
     pub about: &'static str,
     /// The table of a run; `None` without data.
     pub run: fn(&Path) -> Result<Option<Table>>,
 }
 
-/// Every analysis.
 pub const ANALYSES: &[Analysis] = &[
     Analysis {
         name: "advantages",

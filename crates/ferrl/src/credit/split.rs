@@ -18,7 +18,6 @@ pub enum StepSplit {
     Gsm8k,
     /// Sentences, formulas and clauses (VinePPO's split of MATH).
     Math,
-    /// Lines.
     Lines,
     /// Every `step_tokens` tokens.
     Tokens,

@@ -53,11 +53,8 @@ impl Vine {
 pub(crate) struct Continuations<'a> {
     /// The policy that sampled the completions.
     pub actor: Actor<'a>,
-    /// Sampling parameters of the completions.
     pub params: SamplingParams,
-    /// The rewards.
     pub rewards: &'a Rewards,
-    /// The settings.
     pub vine: &'a Vine,
 }
 
@@ -83,7 +80,6 @@ pub(super) struct VineState {
 /// A completion or an episode with its steps and states.
 struct VinePath {
     trajectory: usize,
-    /// Texts of the steps.
     steps: Vec<String>,
     states: Vec<usize>,
     tokens: TokenOwner,

@@ -26,12 +26,10 @@ impl Default for ReportLimits {
     }
 }
 
-/// A problem of some rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowProblem {
     /// Message and fix, without a place.
     pub text: String,
-    /// Number of rows.
     pub rows: usize,
     /// Places of the first rows.
     pub places: Vec<String>,
@@ -52,12 +50,9 @@ impl fmt::Display for RowProblem {
     }
 }
 
-/// What was found.
 #[derive(Clone, Debug, Default)]
 pub struct DataReport {
-    /// Rows read.
     pub rows: usize,
-    /// Files read.
     pub files: usize,
     /// The first examples: where they are from and their text, trained tokens between marks.
     pub examples: Vec<(String, String)>,

@@ -13,7 +13,6 @@ use super::{DataSource, MAX_ROW, Row, format_of, too_long};
 pub struct Dataset {
     /// The source as it was written.
     pub name: String,
-    /// The files it was read from.
     pub files: Vec<PathBuf>,
     spans: Vec<RowSpan>,
     store: RowStore,
@@ -127,12 +126,10 @@ impl Dataset {
         })
     }
 
-    /// Number of rows.
     pub fn len(&self) -> usize {
         self.spans.len()
     }
 
-    /// Whether there is no row.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }

@@ -70,7 +70,6 @@ impl Encoder {
         Ok(Encoder { broken, ..Self::new(tokenizer, chat, settings)? })
     }
 
-    /// The tokenizer it was made with.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
@@ -80,7 +79,6 @@ impl Encoder {
         &self.columns.0
     }
 
-    /// Maximum length of sequences.
     pub fn max_length(&self) -> Option<usize> {
         self.settings.max_length
     }

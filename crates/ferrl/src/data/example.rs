@@ -9,7 +9,6 @@ use super::Row;
 /// Token ids and, for each, whether it is trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MaskedTokens {
-    /// The ids.
     pub ids: Vec<u32>,
     /// Whether each is trained; of the same length.
     pub mask: Vec<bool>,
@@ -42,10 +41,7 @@ pub enum Example {
         target: f32,
     },
     /// A prompt to sample from.
-    Prompt {
-        /// Its tokens.
-        ids: Vec<u32>,
-    },
+    Prompt { ids: Vec<u32> },
     /// Completions to one prompt, with rewards.
     Group {
         /// Each completion, prompt included.
@@ -67,7 +63,6 @@ pub enum Example {
 /// A row ready for training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncodedRow {
-    /// Its tokens.
     pub example: Example,
     /// The prompt as rewards see it: text, or a list of messages; null where there is none.
     pub prompt: Value,

@@ -5,7 +5,6 @@ use super::RowCounts;
 /// A finding in some rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Finding {
-    /// How many.
     pub rows: usize,
     /// Where it was found first, and how long the row is.
     pub first: String,
@@ -25,7 +24,6 @@ impl Finding {
         }
     }
 
-    /// Adds what was found in later rows.
     pub fn join(&mut self, later: Finding) {
         if self.rows == 0 {
             self.first = later.first;
@@ -35,7 +33,6 @@ impl Finding {
     }
 }
 
-/// All kinds of findings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Findings {
     /// Cut to `data.max_length`.
@@ -74,7 +71,6 @@ impl Findings {
         self.other_prompt.add(counts.other_prompt > 0, place, 0);
     }
 
-    /// Adds what was found in later rows.
     pub fn join(&mut self, mut later: Findings) {
         for kind in KINDS {
             (kind.of)(self).join(std::mem::take((kind.of)(&mut later)));

@@ -79,7 +79,6 @@ impl HubCache {
             .or_else(|error| self.fetched(repo, id, revision).unwrap_or(Err(error)))
     }
 
-    /// The folder of a repository.
     pub(super) fn folder(&self, repo: Repo, id: &str) -> PathBuf {
         self.root.join(format!("{}--{}", repo.folder(), id.replace('/', "--")))
     }
@@ -239,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_that_play_tricks_are_refused() {
+    fn repository_ids_with_path_tricks_are_refused() {
         for good in ["gpt2", "Qwen/Qwen2.5-0.5B", "a/b_c", "open-r1/x.y"] {
             assert!(is_id(good), "{good}");
         }

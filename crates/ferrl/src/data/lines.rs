@@ -15,7 +15,6 @@ pub struct LineReader<R> {
     end: u64,
 }
 
-/// One line.
 pub struct FileLine<'a> {
     /// From 1.
     pub number: usize,
@@ -55,14 +54,12 @@ impl<R: BufRead> LineReader<R> {
     }
 }
 
-/// A line as text.
 pub fn text(line: &[u8]) -> Result<&str> {
     std::str::from_utf8(line).map_err(|_| {
         Error::data("is not UTF-8 text").fix("save the file as UTF-8; it must be plain text, not compressed")
     })
 }
 
-/// A line as JSON.
 pub fn json(line: &[u8]) -> Result<Value> {
     let line = text(line)?;
     serde_json::from_str(line).map_err(|e| {

@@ -25,7 +25,6 @@ impl Default for Options {
     }
 }
 
-/// Size and weight of a dataset.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Size {
     /// Number of rows; for an endless dataset, the rows of an epoch at weight 1.
@@ -43,10 +42,8 @@ impl Size {
     }
 }
 
-/// A row of one of the datasets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PickedRow {
-    /// Which dataset.
     pub dataset: u32,
     /// Which row of it, counted from where the epoch begins if the dataset is endless.
     row: u32,
@@ -64,7 +61,6 @@ pub struct DrawnRows {
 /// Everything a checkpoint needs to resume with the next row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoaderState {
-    /// The seed of the order.
     pub seed: u64,
     /// The epoch under way, from 0.
     pub epoch: u64,
@@ -72,7 +68,6 @@ pub struct LoaderState {
     pub cursor: usize,
     /// Rows and weight of each dataset, to notice that the data changed.
     pub sizes: Vec<(usize, f64)>,
-    /// Whether rows are shuffled.
     pub shuffle: bool,
     /// Whether rows are drawn with replacement.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -102,7 +97,6 @@ const MIX: u32 = 0x6d69_7865;
 const DRAW: u32 = 0x6472_6177;
 
 impl Loader {
-    /// A loader over datasets.
     pub fn new(sizes: Vec<Size>, options: Options) -> Result<Self> {
         if let Some(size) = sizes.iter().find(|s| !(s.weight > 0.0 && s.weight <= MAX_WEIGHT)) {
             let what =
@@ -124,7 +118,6 @@ impl Loader {
         Ok(loader)
     }
 
-    /// How rows are drawn.
     pub fn options(&self) -> Options {
         self.options
     }
@@ -157,11 +150,6 @@ impl Loader {
         (0..whole).map(batches).sum::<u64>() + part
     }
 
-    /// The epoch under way, from 0.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
     /// Passes over the data so far, with the part of the one under way.
     pub fn epochs(&self) -> f64 {
         self.epoch as f64 + self.cursor as f64 / self.order.len().max(1) as f64
@@ -172,7 +160,6 @@ impl Loader {
         self.cursor >= self.order.len()
     }
 
-    /// Rows in the epoch under way.
     pub fn epoch_rows(&self) -> usize {
         self.order.len()
     }
@@ -247,7 +234,6 @@ impl Loader {
         }
     }
 
-    /// Rows of an epoch.
     fn rows_of(&self, epoch: u64) -> u64 {
         let rows = |d: usize| self.share(d, epoch);
         (0..self.sizes.len()).map(|d| rows(d).end - rows(d).start).sum()
@@ -472,7 +458,7 @@ mod tests {
         assert_eq!(rows(l.next_batch(2).unwrap()), [0, 1]);
         assert_eq!(rows(l.next_batch(2).unwrap()), [2]);
         assert_eq!(rows(l.next_batch(2).unwrap()), [0, 1]);
-        assert_eq!(l.epoch(), 1);
+        assert_eq!(l.epoch, 1);
     }
 
     #[test]

@@ -51,7 +51,6 @@ pub type Row = serde_json::Map<String, Value>;
 /// Longest row, in bytes of JSON.
 pub const MAX_ROW: usize = 8 << 20;
 
-/// One row of a file.
 pub struct FileRow {
     /// Its number, from 1: the line of a JSONL file, the row of any other.
     pub number: usize,
@@ -70,7 +69,6 @@ impl FileRow {
 /// Takes each row of a file.
 pub type Each<'a> = &'a mut dyn FnMut(FileRow) -> Result<()>;
 
-/// A kind of file that holds rows.
 pub trait FileFormat: Sync {
     /// Its name in messages.
     fn name(&self) -> &'static str;
@@ -86,7 +84,6 @@ pub trait FileFormat: Sync {
     fn read(&self, path: &Path, each: Each<'_>) -> Result<()>;
 }
 
-/// Every format that can be read.
 pub const FORMATS: &[&dyn FileFormat] = &[
     &json::JsonFormat,
     &jsonl::Jsonl,
@@ -139,7 +136,6 @@ pub(crate) fn each_row(path: &Path, mut take: impl FnMut(&str, Row) -> Result<()
     })
 }
 
-/// The columns of a row, for messages.
 pub(crate) fn columns_of(row: &Row) -> String {
     row.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
 }

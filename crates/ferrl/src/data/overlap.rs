@@ -170,9 +170,7 @@ pub struct OverlapPair {
 pub struct OverlapReport {
     /// Training rows that meet a test row, with the first test row each meets.
     pub pairs: Vec<OverlapPair>,
-    /// Training rows.
     pub train_rows: usize,
-    /// Test rows.
     pub test_rows: usize,
     /// Test rows that are met.
     pub met: usize,

@@ -8,7 +8,6 @@ use ferrl_engine::{Error, Result};
 
 use super::{Each, FileFormat, columns, unreadable};
 
-/// Apache Parquet.
 pub struct Parquet;
 
 impl FileFormat for Parquet {

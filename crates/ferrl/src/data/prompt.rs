@@ -71,7 +71,6 @@ pub struct PromptSettings {
 }
 
 impl PromptSettings {
-    /// The columns as a map from old names to new ones.
     pub fn column_map(&self) -> Result<ColumnNames> {
         let one = |(new, old): (&String, &Value)| match old.as_str() {
             Some(old) => Ok((new.clone(), old.to_owned())),

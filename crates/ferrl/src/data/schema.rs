@@ -17,7 +17,6 @@ pub(super) use value::{is_assistant, is_strange};
 pub enum RowKind {
     /// Demonstrations (SFT).
     Sft,
-    /// A chosen and a rejected completion.
     Preference,
     /// A right and a wrong step after the same beginning.
     StepPreference,
@@ -34,7 +33,6 @@ pub enum RowKind {
 }
 
 impl RowKind {
-    /// All of them.
     pub const ALL: [RowKind; 8] = [
         RowKind::Sft,
         RowKind::Preference,
@@ -126,27 +124,19 @@ pub enum RowFields {
     Text(String),
     /// A conversation whose assistant turns are imitated.
     Conversation(Vec<Value>),
-    /// A prompt and a completion to imitate.
     Completion {
-        /// What comes before.
         prompt: Content,
-        /// The completion.
         completion: Content,
     },
-    /// A chosen and a rejected completion.
     Pair {
-        /// What comes before.
         prompt: Content,
-        /// The better completion.
         chosen: Content,
-        /// The worse completion.
         rejected: Content,
     },
     /// A right and a wrong step.
     StepPair {
         /// What is asked.
         prompt: Content,
-        /// The steps before.
         before: String,
         /// The right step.
         chosen: String,
@@ -155,16 +145,13 @@ pub enum RowFields {
     },
     /// A completion that is good or bad.
     Labelled {
-        /// What comes before.
         prompt: Content,
-        /// The completion.
         completion: Content,
         /// Whether it is good.
         label: bool,
     },
     /// A completion with a probability.
     Target {
-        /// What comes before.
         prompt: Content,
         /// The completion.
         completion: Content,
@@ -175,18 +162,14 @@ pub enum RowFields {
     Prompt(Content),
     /// Completions to one prompt, with rewards.
     Group {
-        /// What comes before.
         prompt: Content,
-        /// The completions.
         completions: Vec<Content>,
         /// Rewards by name, one per completion; a plain list is named `reward`.
         rewards: Vec<(String, Vec<f32>)>,
     },
     /// A completion in steps.
     Steps {
-        /// What comes before.
         prompt: Content,
-        /// The steps.
         steps: Vec<String>,
         /// Whether each is right: 0 or 1, or anything between.
         labels: Vec<f32>,

@@ -38,7 +38,6 @@ pub struct RowSlice {
 /// One end of a slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
-    /// A number of rows.
     Rows(i64),
     /// A percentage of the rows.
     Percent(f64),

@@ -4,11 +4,10 @@
 //! any other format go to a file without a name in the system's folder for temporary files (`TMPDIR`).
 
 use ferrl_kernels::lock;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
 use ferrl_engine::{Error, Result};
@@ -29,7 +28,6 @@ pub struct RowSpan {
     pub number: u32,
 }
 
-/// The text of a dataset's rows.
 #[derive(Debug, Default)]
 pub struct RowStore {
     /// Text that was copied; what stands in a file of the dataset is read there.
@@ -82,7 +80,7 @@ impl RowStore {
             return Ok(RowSpan { start, len, file, number });
         }
         if self.spool.is_none() && self.copied.len() as u64 + text.len() as u64 > self.limit {
-            self.spool = Some(Mutex::new(nameless()?));
+            self.spool = Some(Mutex::new(tempfile::tempfile().map_err(|e| unspooled(&e))?));
         }
         let start = self.spooled + self.copied.len() as u64;
         self.copied.extend_from_slice(text);
@@ -110,7 +108,6 @@ impl RowStore {
         Ok(())
     }
 
-    /// The text of a row.
     pub fn text(&self, span: RowSpan) -> Result<Vec<u8>> {
         if let Some(Some(original)) = self.originals.get(span.file as usize) {
             return original.text(span);
@@ -153,17 +150,6 @@ fn stamp(file: &File) -> std::io::Result<Stamp> {
 fn read_at(file: &mut File, start: u64, text: &mut [u8]) -> std::io::Result<()> {
     file.seek(SeekFrom::Start(start))?;
     file.read_exact(text)
-}
-
-/// A file that vanishes with its handle, however the program ends.
-fn nameless() -> Result<File> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let path = std::env::temp_dir().join(format!("ferrl-rows-{}-{number}", std::process::id()));
-    let file =
-        OpenOptions::new().read(true).write(true).create_new(true).open(&path).map_err(|e| unspooled(&e))?;
-    let _ = std::fs::remove_file(&path); // where an open file keeps its name, the system cleans up
-    Ok(file)
 }
 
 fn unspooled(e: &std::io::Error) -> Error {

@@ -7,11 +7,8 @@ use serde::Serialize;
 /// A violated rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Violation {
-    /// Name of the rule.
     pub rule: &'static str,
-    /// What happened.
     pub problem: String,
-    /// How to fix it.
     pub fix: &'static str,
 }
 
@@ -145,7 +142,6 @@ fn broken(seen: &Seen) -> Vec<Violation> {
     found
 }
 
-/// The first difference between two episodes.
 fn difference(one: &Seen, other: &Seen) -> Option<String> {
     if let Some(lost) = &other.lost {
         return Some(format!("it failed: {}", lost.message));

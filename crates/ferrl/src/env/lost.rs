@@ -37,9 +37,7 @@ impl From<Fault> for Error {
 /// An episode that was given up because of its environment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lost {
-    /// Kind of failure.
     pub why: Why,
-    /// What happened.
     pub message: String,
     /// Seconds from the first attempt to giving up.
     pub seconds: f64,

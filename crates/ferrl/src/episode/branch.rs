@@ -18,7 +18,6 @@ pub(crate) enum Reach {
     Start,
     /// At the end of a turn, or of a step within its action.
     Step,
-    /// At the end of the episode.
     End,
 }
 
@@ -35,7 +34,6 @@ pub(crate) struct Prefix {
 
 /// Task and progress of a branch.
 pub(crate) struct Branch {
-    /// Where it ends.
     pub reach: Reach,
     /// Its prefix at the start, later its current prefix.
     pub prefix: Prefix,
@@ -91,7 +89,6 @@ impl Branch {
         Some(next)
     }
 
-    /// Whether the prefix is being replayed.
     pub(super) fn is_replaying(&self) -> bool {
         self.mark.is_none()
     }

@@ -22,10 +22,8 @@ use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The episode of a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EpisodeKey {
-    /// Its task.
     pub task: String,
     /// Its number there.
     pub index: u64,
@@ -40,12 +38,10 @@ pub trait RowEpisodes: Send + Sync {
     fn open(&self, prompt: &Prompt, state: &str) -> Result<Box<dyn Environment>>;
 }
 
-/// The environments of a stage.
 #[derive(Clone, Default)]
 pub struct Environments {
     tasks: Vec<(String, Arc<dyn Task>)>,
     rows: Option<Arc<dyn RowEpisodes>>,
-    /// Maximum number of actions per episode.
     max_turns: usize,
     /// Maximum number of concurrent environments that wait for other processes.
     concurrency: usize,
@@ -67,7 +63,6 @@ impl Environments {
         Environments { rows: Some(rows), ..self }
     }
 
-    /// Sets the number of concurrent environments.
     pub fn with_concurrency(self, concurrency: usize) -> Self {
         Environments { concurrency, ..self }
     }
@@ -77,7 +72,6 @@ impl Environments {
         Environments { encoder: Some(encoder), ..self }
     }
 
-    /// The encoder of conversations, if any.
     pub fn encoder(&self) -> Option<&Encoder> {
         self.encoder.as_deref()
     }
@@ -116,11 +110,9 @@ pub struct TimeShares {
 /// One turn of an episode, for logs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TurnRecord {
-    /// The action's text.
     pub action: String,
     /// The observation after it; empty after the last turn.
     pub observation: String,
-    /// The reward of the action.
     pub reward: f64,
     /// Tokens of the action.
     pub tokens: usize,
@@ -170,7 +162,6 @@ impl Played {
         self.turns.iter().map(|t| t.action.as_str()).collect()
     }
 
-    /// Sum of the rewards of all turns.
     pub fn total_reward(&self) -> f64 {
         self.turns.iter().map(|t| t.reward).sum()
     }

@@ -22,7 +22,6 @@ pub(crate) struct Plays {
     pub time: TimeShares,
 }
 
-/// Time spent so far.
 #[derive(Default)]
 struct Spent {
     /// In decode batches.
@@ -70,7 +69,6 @@ pub(crate) fn play(
 
 /// Running episodes.
 pub(crate) struct EpisodeLoop<'p, 'a> {
-    /// The policy.
     pub actor: &'p mut Actor<'a>,
     prompts: &'p [Prompt],
     /// By the number that [`EpisodeLoop::begin`] gave.
@@ -398,7 +396,6 @@ impl Episode {
         self.sequences.last().is_none_or(|s| s.ids.is_empty())
     }
 
-    /// Marks the episode as lost.
     fn lose(&mut self, lost: Lost) {
         let label = self.environment.as_ref().map_or_else(String::new, |e| format!("{}: ", e.label()));
         let turn = self.played.as_ref().map_or(0, |p| p.turns.len()) + 1;

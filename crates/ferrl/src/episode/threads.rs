@@ -7,7 +7,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A call of an environment.
 pub(super) enum EnvironmentCall {
     Start,
     /// The action.
@@ -38,7 +37,6 @@ struct EnvironmentJob(usize, Box<dyn Environment>, EnvironmentCall);
 
 /// A finished call.
 pub(super) struct Back {
-    /// Its episode.
     pub episode: usize,
     pub environment: Box<dyn Environment>,
     pub reply: env::Result<EnvReply>,

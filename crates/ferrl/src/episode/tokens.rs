@@ -32,7 +32,6 @@ pub(crate) struct Episode {
     pub tokens: usize,
     /// Tokens of the last action.
     pub(super) action_tokens: usize,
-    /// Why the last completion ended.
     pub stop: StopReason,
     /// The completion of an episode without an environment, decoded at the end.
     pub completion: Option<Completion>,
@@ -77,7 +76,6 @@ impl Episode {
         self
     }
 
-    /// Maximum number of tokens of an action.
     pub(super) fn longest_action(&self) -> usize {
         self.params.max_new_tokens
     }
@@ -92,7 +90,6 @@ impl Episode {
         self.sequences.last().map_or(&[], |s| &s.ids)
     }
 
-    /// The next generation request.
     pub fn request(&mut self) -> GenerationRequest {
         let (prompt, params) = (self.context().to_vec(), SamplingParams::clone(&self.params));
         if let Some(branch) = &mut self.branch {

@@ -8,7 +8,7 @@ use super::{EvaluatedCompletion, Evaluation, question};
 use crate::experience::Metrics;
 use crate::reward::CompletionScores;
 use crate::rollout::RolloutCompletion;
-use crate::source::{ExampleSource, Prompt};
+use crate::source::{Mixture, Prompt};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, plan, stats};
@@ -39,7 +39,7 @@ struct MultipleChoice {
 pub fn likelihood(
     model: &Model,
     tokenizer: &Tokenizer,
-    source: &mut dyn ExampleSource,
+    source: &mut Mixture,
     prompts: usize,
     by: Continuation,
 ) -> Result<Evaluation> {

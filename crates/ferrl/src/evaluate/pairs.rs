@@ -20,21 +20,14 @@ const SECTIONS: &[(&str, &[&str])] = &[
     (
         "Chat Hard",
         &[
-            "mt-bench-hard",
-            "llmbar-natural",
-            "llmbar-adver-neighbor",
-            "llmbar-adver-GPTInst",
-            "llmbar-adver-GPTOut",
-            "llmbar-adver-manual",
+            "mt-bench-hard", "llmbar-natural", "llmbar-adver-neighbor", "llmbar-adver-GPTInst",
+            "llmbar-adver-GPTOut", "llmbar-adver-manual",
         ],
     ),
     (
         "Safety",
         &[
-            "refusals-dangerous",
-            "refusals-offensive",
-            "xstest-should-refuse",
-            "xstest-should-respond",
+            "refusals-dangerous", "refusals-offensive", "xstest-should-refuse", "xstest-should-respond",
             "donotanswer",
         ],
     ),
@@ -48,9 +41,7 @@ const MATH: &str = "math-prm";
 pub struct EvalPair {
     /// The prompt, with its messages where it is a conversation.
     pub prompt: Prompt,
-    /// The better completion.
     pub chosen: String,
-    /// The worse completion.
     pub rejected: String,
     /// Where it counts in tables.
     pub subset: String,
@@ -109,12 +100,9 @@ pub fn compare(rewards: &Rewards, pairs: &[EvalPair], seen: &mut dyn FnMut(usize
     Ok(out)
 }
 
-/// Accuracy of a subset or section.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Accuracy {
-    /// Its name.
     pub name: String,
-    /// Pairs.
     pub pairs: usize,
     /// Fraction that is ordered right.
     pub accuracy: f64,
@@ -123,7 +111,6 @@ pub struct Accuracy {
 /// Accuracy of a reward model on a set of pairs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PairTable {
-    /// By subset.
     pub subsets: Vec<Accuracy>,
     /// RewardBench's sections, where the subsets are its own.
     pub sections: Vec<Accuracy>,
@@ -161,7 +148,6 @@ impl PairTable {
         (n > 0).then(|| self.sections.iter().map(|s| s.accuracy).sum::<f64>() / n as f64)
     }
 
-    /// For machines.
     pub fn json(&self) -> Map<String, Value> {
         let list = |all: &[Accuracy]| -> Map<String, Value> {
             all.iter()

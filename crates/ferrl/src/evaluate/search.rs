@@ -7,7 +7,7 @@ use crate::recipe::Rollout;
 use crate::reward::Rewards;
 use crate::rollout::{self, Actor};
 use crate::search::Searcher;
-use crate::source::{ExampleSource, Prompt};
+use crate::source::{Mixture, Prompt};
 use ferrl_engine::Result;
 
 /// What a search says of one prompt: whether its result is right, its reward, the tokens sampled, and the fraction of whole
@@ -18,7 +18,7 @@ type SearchOutcome = (Option<bool>, Option<f64>, u64, Option<f64>);
 /// (`eval/search_mean`) and the tokens sampled for a prompt (`eval/search_tokens`). Every rank searches for its share.
 pub fn search(
     actor: &mut Actor<'_>,
-    source: &mut dyn ExampleSource,
+    source: &mut Mixture,
     searcher: &mut Searcher,
     (rewards, settings): (&Rewards, &Rollout),
     (prompts, seed): (usize, u64),

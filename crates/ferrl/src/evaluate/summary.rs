@@ -17,10 +17,8 @@ pub struct Figure {
     pub share: bool,
 }
 
-/// The figures of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// Number of prompts.
     pub prompts: usize,
     /// Completions per prompt.
     pub samples: usize,
@@ -85,12 +83,10 @@ impl Summary {
         Summary { prompts: questions.len(), samples, lost, figures, interval }
     }
 
-    /// The figure of that name.
     pub fn figure(&self, name: &str) -> Option<f64> {
         self.figures.iter().find(|f| f.name == name).map(|f| f.value)
     }
 
-    /// As one JSON object.
     pub fn json(&self) -> Map<String, Value> {
         let mut out = Map::new();
         out.insert("prompts".into(), json!(self.prompts));

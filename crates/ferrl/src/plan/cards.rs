@@ -14,8 +14,6 @@ pub struct Card {
     pub bf16: f64,
     /// The same in f32.
     pub f32: f64,
-    /// Bytes a second from its memory.
-    pub bandwidth: f64,
     /// Bytes a second to the other cards of its machine, in one direction.
     pub link: f64,
     /// Where the figures are from.
@@ -24,20 +22,14 @@ pub struct Card {
 
 const GB: u64 = 1_000_000_000;
 
-/// Every card.
 pub const CARDS: &[Card] = &[
-    card("A100-40GB", (40, 312.0, 19.5), (1555.0, 300.0), "NVIDIA A100 Tensor Core GPU data sheet (SXM4)"),
-    card("A100-80GB", (80, 312.0, 19.5), (2039.0, 300.0), "NVIDIA A100 Tensor Core GPU data sheet (SXM4)"),
-    card("H100-80GB", (80, 989.0, 67.0), (3350.0, 450.0), "NVIDIA H100 Tensor Core GPU data sheet (SXM5)"),
-    card("H200-141GB", (141, 989.0, 67.0), (4800.0, 450.0), "NVIDIA H200 Tensor Core GPU data sheet (SXM5)"),
-    card("B200-180GB", (180, 2250.0, 75.0), (7700.0, 900.0), "NVIDIA HGX B200 data sheet"),
-    card("L40S-48GB", (48, 362.0, 91.6), (864.0, 32.0), "NVIDIA L40S data sheet; PCIe 4.0 x16"),
-    card(
-        "RTX4090-24GB",
-        (24, 165.2, 82.6),
-        (1008.0, 32.0),
-        "NVIDIA Ada GPU architecture white paper; PCIe 4.0 x16",
-    ),
+    card("A100-40GB", (40, 312.0, 19.5), 300.0, "NVIDIA A100 Tensor Core GPU data sheet (SXM4)"),
+    card("A100-80GB", (80, 312.0, 19.5), 300.0, "NVIDIA A100 Tensor Core GPU data sheet (SXM4)"),
+    card("H100-80GB", (80, 989.0, 67.0), 450.0, "NVIDIA H100 Tensor Core GPU data sheet (SXM5)"),
+    card("H200-141GB", (141, 989.0, 67.0), 450.0, "NVIDIA H200 Tensor Core GPU data sheet (SXM5)"),
+    card("B200-180GB", (180, 2250.0, 75.0), 900.0, "NVIDIA HGX B200 data sheet"),
+    card("L40S-48GB", (48, 362.0, 91.6), 32.0, "NVIDIA L40S data sheet; PCIe 4.0 x16"),
+    card("RTX4090-24GB", (24, 165.2, 82.6), 32.0, "NVIDIA Ada GPU architecture white paper; PCIe 4.0 x16"),
 ];
 
 /// Bytes a second between machines for each card: a 400 Gbit/s adapter of its own (InfiniBand NDR, ConnectX-7 data sheet).
@@ -46,22 +38,14 @@ pub const NETWORK: f64 = 50e9;
 /// Fraction of a link's peak that large exchanges reach: NCCL's all_gather among eight H100 moves about 360 of 450 GB/s.
 pub const LINK_SHARE: f64 = 0.8;
 
-/// Gigabytes and TFLOP/s in bf16 and f32; GB/s of the memory and of the link.
+/// Gigabytes and TFLOP/s in bf16 and f32; GB/s of the link.
 const fn card(
     name: &'static str,
     (memory, bf16, f32): (u64, f64, f64),
-    (bandwidth, link): (f64, f64),
+    link: f64,
     source: &'static str,
 ) -> Card {
-    Card {
-        name,
-        memory: memory * GB,
-        bf16: bf16 * 1e12,
-        f32: f32 * 1e12,
-        bandwidth: bandwidth * 1e9,
-        link: link * 1e9,
-        source,
-    }
+    Card { name, memory: memory * GB, bf16: bf16 * 1e12, f32: f32 * 1e12, link: link * 1e9, source }
 }
 
 /// The name of CPU ranks for `--card`.
@@ -80,7 +64,7 @@ impl Card {
 /// A rank on the CPU: bytes of memory, and operations per second in bf16 and f32.
 pub fn processor(memory: u64, bf16: f64, f32: f64) -> Card {
     let source = "measured on this machine; links as MPI between two ranks of one machine";
-    Card { name: CPU, memory, bf16, f32, bandwidth: MPI_LINK, link: MPI_LINK, source }
+    Card { name: CPU, memory, bf16, f32, link: MPI_LINK, source }
 }
 
 /// The card of a name, in any case.

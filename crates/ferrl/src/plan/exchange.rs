@@ -22,10 +22,8 @@ const DRAW: f64 = 20.0;
 /// Bytes of a row's log-sum-exp, entropy and target's logit.
 const FOLDED: f64 = 12.0;
 
-/// Bytes that ranks exchange in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exchange {
-    /// Its name.
     pub name: &'static str,
     /// Bytes that a rank receives in a step.
     pub bytes: f64,
@@ -43,7 +41,6 @@ pub(super) fn rounds(i: &Inputs, l: RankLayout) -> (usize, usize, usize) {
     (batches, (i.updates.epochs * i.updates.minibatches).max(1), batches.div_ceil(l.dp()))
 }
 
-/// What ranks exchange in a step.
 pub(super) fn exchanges(i: &Inputs, l: RankLayout, cluster: &Cluster) -> Vec<Exchange> {
     // Activations travel as weights do, from card to card; numbers that the host needs are messages between the machines.
     let slow = cluster.card.through_host();

@@ -8,18 +8,15 @@
 use super::Inputs;
 use super::adapted::adapted;
 use crate::recipe::Recipe;
-use ferrl_engine::model::ModelConfig;
-use ferrl_engine::model::ParamShape;
 use ferrl_engine::model::adapter::{AdapterOptions, BaseHome};
+use ferrl_engine::model::{ModelConfig, ParamShape};
 use ferrl_kernels::codes::NF4_BLOCK;
 use ferrl_kernels::{DType, Footprint, counted};
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPart {
-    /// What it is.
     pub name: &'static str,
-    /// Its bytes.
     pub bytes: u64,
     /// What it is made of, in a few words.
     pub what: String,
@@ -402,7 +399,6 @@ pub fn host_bytes(i: &Inputs) -> u64 {
     (moments + base) as u64
 }
 
-/// Number of weights.
 pub fn weights(c: &ModelConfig) -> usize {
     c.params().iter().map(|p| p.len()).sum()
 }

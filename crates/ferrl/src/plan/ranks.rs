@@ -31,13 +31,11 @@ pub struct Cluster {
 /// A stage on a cluster, in one layout.
 #[derive(Clone, Debug)]
 pub struct RankPlan {
-    /// The layout.
     pub layout: RankLayout,
     /// Memory of a rank, part by part.
     pub parts: Vec<MemoryPart>,
     /// Bytes of the machine's memory beside a card's, for a rank.
     pub host: u64,
-    /// Exchanges of a step.
     pub exchanges: Vec<Exchange>,
     /// Seconds of forward and backward.
     pub train: f64,
@@ -93,7 +91,6 @@ impl Cluster {
 }
 
 impl RankPlan {
-    /// Of a stage in a layout.
     pub fn new(stage: &StagePlan, l: RankLayout, cluster: &Cluster) -> Self {
         let (i, rates) = (&stage.inputs, cluster.rates(&stage.inputs));
         let (batches, _, rounds) = rounds(i, l);

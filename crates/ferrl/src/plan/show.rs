@@ -111,7 +111,6 @@ impl Plan {
         out
     }
 
-    /// As JSON.
     pub fn json(&self, room: Room, rates: &dyn Fn(&StagePlan) -> Option<Rates>) -> Value {
         let stage = |s: &StagePlan| {
             let rates = rates(s);

@@ -41,12 +41,10 @@ impl Rates {
 }
 
 impl Work {
-    /// Seconds of one step.
     pub fn step_seconds(&self, rates: Rates) -> f64 {
         (self.train + self.annotate) / rates.training + self.sample / rates.sampling
     }
 
-    /// Seconds of the stage's evaluations.
     pub fn evaluation_seconds(&self, rates: Rates) -> f64 {
         self.evaluate / rates.sampling
     }

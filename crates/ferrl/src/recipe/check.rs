@@ -26,7 +26,6 @@ pub const TOKENIZERS: &[&str] = &["char", "bpe"];
 /// Maximum number of completions in memory at once.
 const COMPLETIONS: u64 = 1 << 24;
 
-/// A dotted key.
 type DottedKey = std::borrow::Cow<'static, str>;
 
 /// A setting that cannot work.

@@ -8,15 +8,8 @@ pub type Difference = (String, String, String);
 
 /// Settings of parallelism and memory, which change no bit of the trained weights. (`adapter.base` is one unless it is `nf4`.)
 pub const SAME_BITS: [&str; 9] = [
-    "parallel",
-    "device_memory",
-    "model.recompute",
-    "optim.offload",
-    "reference.offload",
-    "rollout.cache_mib",
-    "rollout.release_cache",
-    "rollout.tp_size",
-    "teacher.offload",
+    "parallel", "device_memory", "model.recompute", "optim.offload", "reference.offload",
+    "rollout.cache_mib", "rollout.release_cache", "rollout.tp_size", "teacher.offload",
 ];
 
 /// Whether a change of a setting leaves every bit of the trained weights the same.
@@ -27,12 +20,6 @@ pub fn changes_no_bit((key, was, is): (&str, &str, &str)) -> bool {
     base || SAME_BITS.iter().any(within)
 }
 
-/// The first setting that differs, if any.
-pub fn difference(before: &Recipe, now: &Recipe) -> Option<Difference> {
-    differences(before, now).into_iter().next()
-}
-
-/// All settings that differ.
 pub fn differences(before: &Recipe, now: &Recipe) -> Vec<Difference> {
     let value = |r: &Recipe| serde_json::to_value(r).unwrap_or(Value::Null);
     let mut out = Vec::new();
@@ -65,19 +52,15 @@ mod tests {
     fn the_key_and_both_values_are_named() {
         let mut before = Recipe::default();
         before.optim.lr = 0.25;
-        assert_eq!(difference(&before, &before.clone()), None);
+        assert_eq!(differences(&before, &before.clone()), []);
         let mut now = before.clone();
         now.optim.lr = 0.5;
-        let found = difference(&before, &now).unwrap();
-        assert_eq!(found, ("optim.lr".into(), "0.25".into(), "0.5".into()));
+        assert_eq!(differences(&before, &now), [("optim.lr".into(), "0.25".into(), "0.5".into())]);
         now.seed = 3;
         let all: Vec<String> = differences(&before, &now).into_iter().map(|d| d.0).collect();
         assert_eq!(all, ["seed", "optim.lr"]);
         let mut now = before.clone();
         now.algo.insert("clip_low".into(), 0.1.into());
-        assert_eq!(
-            difference(&before, &now).unwrap(),
-            ("algo.clip_low".into(), "nothing".into(), "0.1".into())
-        );
+        assert_eq!(differences(&before, &now), [("algo.clip_low".into(), "nothing".into(), "0.1".into())]);
     }
 }

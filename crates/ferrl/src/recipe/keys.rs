@@ -10,22 +10,18 @@ use ferrl_engine::nearest;
 use serde_json::{Value, json};
 use std::sync::LazyLock;
 
-/// One key.
 #[derive(Clone, Debug)]
 pub struct Key {
     /// Dotted; `N` stands for the number of a list's entry.
     pub path: String,
-    /// Its type.
     pub kind: KeyKind,
     /// Whether `"off"` is allowed.
     pub optional: bool,
-    /// Whether it must be given.
     pub required: bool,
     /// The range of its number, or of the numbers of its list.
     pub range: Option<Range>,
     /// Its default; null if it has none.
     pub default: Value,
-    /// What it means.
     pub about: String,
 }
 
@@ -35,7 +31,6 @@ impl Key {
         self.kind.words(self.range)
     }
 
-    /// The key as JSON.
     pub fn json(&self) -> Value {
         let (name, about) = (&self.path, &self.about);
         json!({ "name": name, "type": self.words(), "default": self.default, "required": self.required, "about": about })

@@ -28,7 +28,6 @@ pub fn task_keys(entry: &task::Entry) -> Vec<Key> {
     option_keys(entry.schema, "data.task.")
 }
 
-/// The page on verifiers and generated tasks.
 pub fn verifiers_markdown() -> String {
     let mut page = String::from("# Verifiers and generated tasks\n\n");
     page += "This page is made from the registries (`ferrl verify --list`, `ferrl env list`). A recipe names a verifier in a \
@@ -61,18 +60,15 @@ pub fn verifiers_text() -> String {
     all.collect::<Vec<_>>().join("\n")
 }
 
-/// The same for machines.
 pub fn verifiers_json() -> Value {
     VERIFIERS.iter().map(|e| json(e.name, e.about, &option_keys(e.schema, ""))).collect()
 }
 
-/// Every generated task, for the terminal.
 pub fn tasks_text() -> String {
     let all = TASKS.iter().map(|e| text(&format!("task:{}", e.name), e.about, &task_keys(e)));
     all.collect::<Vec<_>>().join("\n")
 }
 
-/// The same for machines.
 pub fn tasks_json() -> Value {
     TASKS.iter().map(|e| json(e.name, e.about, &option_keys(e.schema, ""))).collect()
 }

@@ -270,7 +270,6 @@ pub(super) fn shorthand(at: &[String], value: Value, entry: bool) -> Value {
     }
 }
 
-/// Merges a file over the tree.
 pub(super) fn overlay(tree: &mut ValueTree, file: &str, order: usize) -> Result<()> {
     let text = read(std::path::Path::new(file)).map_err(|e| e.at(format!("override @{file}")))?;
     lay_over(tree, &source(&text, file, order)?)

@@ -31,7 +31,7 @@ mod warn;
 
 pub use adapter::{AdapterSettings, BiasChoice, INITS};
 pub use check::{DTYPES, OVERLAP, OVERLONG, SCHEDULES, TOKENIZERS};
-pub use difference::{Difference, SAME_BITS, changes_no_bit, difference, differences};
+pub use difference::{Difference, SAME_BITS, changes_no_bit, differences};
 pub use elsewhere::names_markdown;
 pub use env::EnvSettings;
 pub use in_run::in_run;
@@ -54,14 +54,12 @@ pub use warn::warn;
 use ferrl_engine::Error;
 use ferrl_kernels::DType;
 
-/// The default algorithm.
 pub const DEFAULT_ALGORITHM: &str = crate::algo::DEFAULT.name;
 
 /// The value that unsets a setting.
 pub const OFF: &str = "off";
 
 impl Recipe {
-    /// The algorithm's name.
     pub fn algorithm_name(&self) -> &str {
         self.algo.get("name").and_then(|n| n.as_str()).unwrap_or(DEFAULT_ALGORITHM)
     }
@@ -76,7 +74,6 @@ impl Recipe {
         })
     }
 
-    /// The algorithm with its settings.
     pub fn algorithm(&self) -> ferrl_engine::Result<Box<dyn crate::algo::Algorithm>> {
         let mut values = self.algo.clone();
         values.shift_remove("name");

@@ -9,7 +9,6 @@ use ferrl_engine::train::{OptimizerOptions, Rule, StateKind, is_coded};
 /// Choices of offloading.
 pub const OFFLOADS: &[&str] = &["none", "moments"];
 
-/// Optimizers by name.
 pub const OPTIMIZERS: &[&str] = &["adamw", "adamw8", "sgd"];
 
 impl Optim {
@@ -44,7 +43,6 @@ impl Optim {
         self.name != "sgd"
     }
 
-    /// Number of moments of a weight.
     pub fn moments(&self) -> usize {
         match self.is_adam() {
             true => 2,

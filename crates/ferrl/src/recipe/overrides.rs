@@ -1,15 +1,12 @@
 //! Overrides on the command line: `key=value`, `+key=value`, `~key`, `@overlay.toml`.
 
-use super::OFF;
-use super::keys;
 use super::load::{latest, shorthand};
-use super::rl2;
 use super::schema::KeyKind;
 use super::tree::{KeyPath, Place, ValueTree, dotted};
+use super::{OFF, keys, rl2};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 
-/// Applies one override.
 pub(super) fn apply(tree: &mut ValueTree, word: &str, order: usize) -> Result<()> {
     let place = Place { order: latest(order), text: format!("override {word}"), reference: None };
     let wrong = |what: &str, fix: String| Error::usage(what).at(&place.text).fix(fix);

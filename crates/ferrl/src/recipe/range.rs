@@ -6,9 +6,7 @@ use std::fmt;
 /// An interval of numbers, each end included (`[`, `]`) or excluded (`(`, `)`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
-    /// The smallest number.
     pub low: f64,
-    /// The largest number.
     pub high: f64,
     /// Whether the smallest is excluded.
     pub above: bool,
@@ -33,7 +31,6 @@ impl Range {
         Some(Range { low: low.parse().ok()?, high: high.parse().ok()?, above, below })
     }
 
-    /// Whether the range contains a number.
     pub fn holds(&self, x: f64) -> bool {
         let low = if self.above { x > self.low } else { x >= self.low };
         low && if self.below { x < self.high } else { x <= self.high }
@@ -101,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_remedy_lies_inside() {
+    fn the_suggested_value_is_within_the_range() {
         let range = Range::split("x [1, 1024]").1.unwrap();
         assert_eq!(range.remedy(&json!(8), 1e18).as_deref(), Some("8"));
         assert_eq!(range.remedy(&json!(0), 1e18).as_deref(), Some("1024"));

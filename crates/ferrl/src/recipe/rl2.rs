@@ -361,7 +361,6 @@ impl Options {
         Ok(all)
     }
 
-    /// The baseline and normalisation of advantages.
     fn advantage(&self) -> Result<Vec<Setting>> {
         let estimator = self.word("adv.estimator", &[algo::WITHOUT_CRITIC.name, "gae"])?;
         let global = self.given.get("adv.global_norm").cloned();

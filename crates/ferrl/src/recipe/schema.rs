@@ -10,14 +10,11 @@ use schemars::{JsonSchema, schema_for};
 use serde_json::Value;
 use std::sync::LazyLock;
 
-/// Type of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// Text.
     Text,
     /// A whole number of at least 0.
     Whole,
-    /// A number.
     Number,
     /// `true` or `false`.
     Flag,
@@ -25,7 +22,6 @@ pub enum KeyKind {
     Choice(Vec<String>),
     /// One of several kinds.
     Either(Vec<KeyKind>),
-    /// A list.
     List(Box<KeyKind>),
     /// A table whose keys are the fields of this type.
     Table(String),
@@ -59,14 +55,11 @@ impl KeyKind {
     }
 }
 
-/// A field of a type.
 #[derive(Clone, Debug)]
 pub(super) struct Field {
     pub name: String,
     pub kind: KeyKind,
-    /// Whether it may be unset.
     pub optional: bool,
-    /// Whether it must be given.
     pub required: bool,
     /// Its default; null if it has none.
     pub default: Value,
@@ -91,12 +84,10 @@ pub(super) static RECIPE: LazyLock<KeySchema> = LazyLock::new(KeySchema::of::<su
 pub(super) static POLICY: LazyLock<KeySchema> = LazyLock::new(KeySchema::of::<Policy>);
 
 impl KeySchema {
-    /// Of a type.
     pub fn of<T: JsonSchema>() -> KeySchema {
         KeySchema::read(&schema_for!(T).to_value())
     }
 
-    /// Of an algorithm's settings.
     pub fn of_algorithm(entry: &Entry) -> KeySchema {
         KeySchema::read(&(entry.schema)().to_value())
     }

@@ -289,7 +289,6 @@ impl SearchSettings {
         let model = Some(self.model()?.to_string());
         Some(RewardSettings { model, options: self.scorer_options.clone(), ..Default::default() })
     }
-    /// Whether the scorer can score prefixes.
     pub fn judges_steps(&self) -> bool {
         self.scorer != SCORERS[0]
     }
@@ -317,7 +316,6 @@ pub const MODEL_KINDS: [&str; 3] = ["generative", "implicit", "decision"];
 /// Options of `[[reward]]` that name a model.
 pub(crate) const OPTION_MODELS: [&str; 2] = ["extractor", "reference"];
 
-/// Default tokens per step.
 const STEP_TOKENS: usize = 16;
 
 impl RewardSettings {

@@ -83,7 +83,6 @@ impl ValueTree {
         Ok(tree)
     }
 
-    /// The value there.
     pub fn get(&self, path: &[String]) -> Option<&Value> {
         path.iter().try_fold(&self.root, |value, key| match value {
             Value::Object(map) => map.get(key),

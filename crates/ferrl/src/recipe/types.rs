@@ -241,7 +241,6 @@ impl TypeRules<'_> {
     }
 }
 
-/// The place where the value was written.
 pub(super) fn place(tree: &ValueTree, at: &[String]) -> String {
     tree.place(at).map_or_else(|| "recipe".into(), |p: &Place| p.text.clone())
 }

@@ -13,7 +13,6 @@ const SMALL_LR: f64 = 1e-9;
 /// Sampling is close to greedy below, and close to uniform above.
 const TEMPERATURES: std::ops::RangeInclusive<f64> = 0.1..=2.0;
 
-/// Raises warnings about a stage's settings.
 pub fn warn(recipe: &Recipe, warnings: &Warnings) {
     let o = &recipe.optim;
     let critic = recipe.algorithm().is_ok_and(|a| a.needs().critic) && !recipe.critic.shared;

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 
 pub(super) struct Groups {
     pub names: Vec<String>,
-    /// The group of each run.
     pub of_run: Vec<usize>,
     /// Keys whose values differ between groups, with the value of each.
     pub differences: Vec<Value>,

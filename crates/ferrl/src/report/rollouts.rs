@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_has_both_ends() {
+    fn a_spread_selection_includes_first_and_last() {
         let list: Vec<u64> = (0..1000).collect();
         let some = spread(&list, 60);
         assert_eq!((some.len(), some[0], some[59]), (60, 0, 999));

@@ -18,7 +18,6 @@ pub fn trees(records: &[Record], path: &Path) -> Result<PathBuf> {
     write(&html(records), path)
 }
 
-/// The page.
 fn html(records: &[Record]) -> String {
     let strategy = records.first().map_or("search", |r| r.strategy.as_str());
     let (title, css, own) = (escape(strategy), include_str!("page.css"), include_str!("trees.css"));

@@ -7,8 +7,7 @@
 //! language model trained to write `red; blue` or `No Answer`; `task:calibration` has data for both.
 
 use super::{Reward, RewardModel};
-use crate::recipe::read_settings;
-use crate::recipe::{Recipe, RewardSettings as Source};
+use crate::recipe::{Recipe, RewardSettings as Source, read_settings};
 use crate::task::calibration::{ASKED, NO_ANSWER};
 use crate::verify::calibration::{Decision, top};
 use crate::verify::{Outcome, Progress, Sample, Score, required};
@@ -56,7 +55,8 @@ pub struct DecisionReward {
     sampler: Mutex<Sampler>,
     reader: DecisionOptions,
     seed: u64,
-    name: String,
+    /// Its name in metrics.
+    pub(super) name: String,
 }
 
 impl DecisionReward {
@@ -88,7 +88,7 @@ impl DecisionReward {
         let mut own = recipe.clone();
         own.data.prefill = None;
         Ok(DecisionReward {
-            forecaster: RewardModel::open_at(dir, &own, dtype, backend, source.offload)?,
+            forecaster: RewardModel::open(dir, &own, dtype, backend, source.offload)?,
             extractor: Frozen::new(extractor, source.offload)?,
             stops: Stops::of_dir(path, &tokenizer),
             tokenizer,
@@ -97,11 +97,6 @@ impl DecisionReward {
             seed: recipe.seed,
             name: "decision".into(),
         })
-    }
-
-    /// Sets its name in metrics.
-    pub fn named(self, name: String) -> Self {
-        DecisionReward { name, ..self }
     }
 
     /// The answers that each paragraph names, each once.

@@ -10,8 +10,7 @@ use super::reading::Reading;
 use crate::credit::gains;
 use crate::data::Encoder;
 use crate::data::prompt::{Apply, PromptSettings};
-use crate::recipe::read_settings;
-use crate::recipe::{Recipe, RewardSettings as Source};
+use crate::recipe::{Recipe, RewardSettings as Source, read_settings};
 use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::checkpoint::ModelDir;
@@ -79,7 +78,8 @@ pub struct GenerativeVerifier {
     judgement: Judgement,
     sampler: Option<Mutex<Sampler>>,
     seed: u64,
-    name: String,
+    /// Its name in metrics.
+    pub(super) name: String,
 }
 
 impl GenerativeVerifier {
@@ -131,11 +131,6 @@ impl GenerativeVerifier {
             seed: recipe.seed,
             name: "verdict".into(),
         })
-    }
-
-    /// Sets its name in metrics.
-    pub fn named(self, name: String) -> Self {
-        GenerativeVerifier { name, ..self }
     }
 
     /// The probability of a good verdict for each completion, in order; with rationales the mean over them.

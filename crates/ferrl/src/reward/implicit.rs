@@ -4,8 +4,7 @@ use super::Reward;
 use super::reading::{Reading, start};
 use crate::credit::{StepSplit, split};
 use crate::data::MaskedTokens;
-use crate::recipe::read_settings;
-use crate::recipe::{Recipe, RewardSettings as Source};
+use crate::recipe::{Recipe, RewardSettings as Source, read_settings};
 use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Frozen, Model, Options};
@@ -52,7 +51,8 @@ pub struct ImplicitReward {
     reference: Frozen,
     reading: Reading,
     options: Implicit,
-    name: String,
+    /// Its name in metrics.
+    pub(super) name: String,
 }
 
 impl ImplicitReward {
@@ -88,11 +88,6 @@ impl ImplicitReward {
         let frozen = |model| Frozen::new(model, source.offload);
         let (model, reference) = (frozen(model)?, frozen(reference)?);
         Ok(ImplicitReward { model, reference, reading, options, name: "implicit".into() })
-    }
-
-    /// Sets its name in metrics.
-    pub fn named(self, name: String) -> Self {
-        ImplicitReward { name, ..self }
     }
 
     /// The reward of each step of each completion; their sum is the outcome reward.

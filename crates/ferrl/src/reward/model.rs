@@ -19,17 +19,14 @@ use std::sync::Arc;
 pub struct RewardModel {
     model: Frozen,
     reading: Reading,
-    name: String,
+    /// Its name in metrics.
+    pub(super) name: String,
 }
 
 impl RewardModel {
-    /// Opens the model of a directory; the recipe has the prefill and the size of micro-batches.
-    pub fn open(dir: &Path, recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>) -> Result<Self> {
-        RewardModel::open_at(dir, recipe, dtype, backend, false)
-    }
-
-    /// The same; with `offload` it is in host memory between uses.
-    pub fn open_at(
+    /// Opens the model of a directory; the recipe has the prefill and the size of micro-batches. With `offload` it is in host memory
+    /// between uses.
+    pub fn open(
         dir: &Path,
         recipe: &Recipe,
         dtype: DType,
@@ -46,11 +43,6 @@ impl RewardModel {
         let model = Model::load(backend.clone(), &opened, Options { dtype, ..Default::default() })?;
         let model = Frozen::new(model, offload)?;
         Ok(RewardModel { model, reading: Reading::open(dir, recipe)?, name: "model".into() })
-    }
-
-    /// Sets its name in metrics.
-    pub fn named(self, name: String) -> Self {
-        RewardModel { name, ..self }
     }
 
     /// The score of each completion, in their order; no score depends on the other completions.

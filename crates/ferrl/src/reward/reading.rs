@@ -29,7 +29,6 @@ impl Reading {
         Ok(Self::with(Encoder::new(Tokenizer::from_dir(dir)?, chat, PromptSettings::default())?, recipe))
     }
 
-    /// With this encoder.
     pub fn with(encoder: Encoder, recipe: &Recipe) -> Self {
         let prefill = recipe.data.prefill.clone().unwrap_or_default();
         Reading { encoder, prefill, budget: recipe.train.micro_batch_tokens }

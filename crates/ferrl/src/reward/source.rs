@@ -48,7 +48,6 @@ impl<F: Fn(&Sample<'_>) -> f64 + Send + Sync> Reward for F {
 
 /// A verifier with the scoring of truncated completions.
 pub struct Verified {
-    /// Scores texts.
     pub verifier: Box<dyn Verifier>,
     /// What truncated completions get.
     pub truncated: Truncated,

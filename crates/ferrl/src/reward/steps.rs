@@ -12,7 +12,6 @@ use ferrl_engine::tokenizer::Tokenizer;
 /// How a source's completions are split into steps: the rule, and the tokens per step of the rule `tokens`.
 pub(super) type StepRule = (StepSplit, usize);
 
-/// The steps of one completion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct CompletionSteps {
     /// Where each ends, in bytes of the text.

@@ -11,7 +11,6 @@ use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-/// Options of verdicts.
 #[derive(Clone, Debug)]
 pub struct VerdictOptions {
     /// The question and the two verdicts.

@@ -40,7 +40,6 @@ impl Default for CheckpointOptions {
     }
 }
 
-/// One trained model of a run.
 #[derive(Clone, Copy)]
 pub struct TrainedModel<'a> {
     /// `policy`, `critic` and the like.
@@ -58,7 +57,6 @@ pub struct TrainedModel<'a> {
 pub struct Best {
     /// The metric's name, such as `eval/pass@1`.
     pub metric: String,
-    /// Its value.
     pub value: f64,
     /// Whether lower is better.
     pub lower: bool,
@@ -67,13 +65,11 @@ pub struct Best {
 /// A checkpoint that was made.
 #[derive(Clone, Debug)]
 pub struct Saved {
-    /// Where it is.
     pub path: PathBuf,
     /// What went wrong afterwards, while old checkpoints were removed.
     pub problems: Vec<Error>,
 }
 
-/// The folder of a run's checkpoints.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     dir: PathBuf,

@@ -14,7 +14,6 @@ use std::path::Path;
 /// Bytes of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Disk {
-    /// One checkpoint.
     pub checkpoint: u64,
     /// Checkpoints on the disk at once: the retained ones and the one being written.
     pub copies: usize,

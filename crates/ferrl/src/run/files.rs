@@ -32,7 +32,6 @@ pub enum FaultKind {
 pub struct FileFault {
     /// Which operation, counted from 1.
     pub at: u64,
-    /// What happens there.
     pub kind: FaultKind,
     /// Whether it happens at every later operation too.
     pub lasting: bool,
@@ -148,7 +147,6 @@ impl Files {
         self.sync_dir(path.parent().unwrap_or(Path::new(".")))
     }
 
-    /// Gives a file or directory another name.
     pub fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         let done = self.gate().and_then(|()| fs::rename(from, to));
         done.map_err(|e| error(&format!("cannot rename to {}", to.display()), from, &e))
@@ -161,7 +159,6 @@ impl Files {
         done.map_err(|e| error("cannot sync", path, &e))
     }
 
-    /// Removes a file.
     pub fn remove_file(&self, path: &Path) -> Result<()> {
         let done = self.gate().and_then(|()| fs::remove_file(path));
         done.map_err(|e| error("cannot remove", path, &e))
@@ -181,7 +178,6 @@ impl Files {
         done.map_err(|e| error("cannot remove", path, &e))
     }
 
-    /// Cuts a file to a length.
     pub fn truncate(&self, path: &Path, len: u64) -> Result<()> {
         let cut = || OpenOptions::new().write(true).open(path)?.set_len(len);
         self.gate().and_then(|()| cut()).map_err(|e| error("cannot truncate", path, &e))
@@ -197,7 +193,6 @@ pub struct OutFile {
 }
 
 impl OutFile {
-    /// Writes all of the bytes.
     pub fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.write_all(bytes).map_err(|e| error("cannot write", &self.path, &e))
     }

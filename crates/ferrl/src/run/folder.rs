@@ -153,7 +153,6 @@ impl RunFolder {
         self.lock.is_none()
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -252,7 +251,6 @@ fn same_file(_now: &fs::Metadata, _open: &File) -> bool {
     true
 }
 
-/// Seconds since 1970.
 pub(crate) fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }

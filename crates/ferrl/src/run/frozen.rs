@@ -104,17 +104,8 @@ const SETTINGS: &str = "settings";
 fn settings(recipe: &Recipe) -> Value {
     let mut all = json!(recipe);
     for path in [
-        "/threads",
-        "/name",
-        "/checkpoint",
-        "/train/steps",
-        "/train/epochs",
-        "/data/train",
-        "/data/date",
-        "/eval/data",
-        "/model/path",
-        "/critic/path",
-        "/teacher/path",
+        "/threads", "/name", "/checkpoint", "/train/steps", "/train/epochs", "/data/train", "/data/date",
+        "/eval/data", "/model/path", "/critic/path", "/teacher/path",
     ] {
         if let Some(value) = all.pointer_mut(path) {
             *value = Value::Null;
@@ -162,13 +153,11 @@ fn unique(taken: &Map<String, Value>, name: &str) -> String {
     names.find(|n| !taken.contains_key(n)).unwrap_or_default()
 }
 
-/// The Python file of a reward.
 fn python_file(reward: &crate::recipe::RewardSettings) -> Option<PathBuf> {
     let option = reward.options.get("file").and_then(Value::as_str).map(PathBuf::from);
     reward.python.clone().or(option.filter(|_| reward.verifier.as_deref() == Some("python")))
 }
 
-/// The Python file of an environment.
 fn environment_file(recipe: &Recipe) -> Option<PathBuf> {
     match PythonEnv::file(recipe.env.path.as_deref()?) {
         PythonEnv::File(path, _) => Some(path),
@@ -256,7 +245,8 @@ mod tests {
 
     #[test]
     fn a_python_file_brings_along_what_it_imports_from_beside_it() {
-        let dir = std::env::temp_dir().join(format!("ferrl-imports-{}", std::process::id()));
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path();
         std::fs::create_dir_all(dir.join("pack")).unwrap();
         let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
         write("reward.py", "import re, helper as h\nfrom pack import thing\nimport os.path\n");
@@ -267,9 +257,8 @@ mod tests {
         let mut found = vec![dir.join("reward.py")];
         local_imports(&dir.join("reward.py"), &mut found);
         let mut names: Vec<String> =
-            found.iter().map(|p| p.strip_prefix(&dir).unwrap().display().to_string()).collect();
+            found.iter().map(|p| p.strip_prefix(dir).unwrap().display().to_string()).collect();
         names.sort();
-        std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(names, ["deep.py", "helper.py", "pack/__init__.py", "reward.py"]);
     }
 
@@ -277,7 +266,8 @@ mod tests {
     /// where it scores with the model of an earlier stage, or rewards against one.
     #[test]
     fn models_of_scorers_and_options_are_compared_by_what_they_hold() {
-        let dir = std::env::temp_dir().join(format!("ferrl-scorers-{}", std::process::id()));
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path();
         let model = |place: &str, weights: &str| {
             std::fs::create_dir_all(dir.join(place)).unwrap();
             std::fs::write(dir.join(place).join("model.safetensors"), weights).unwrap();
@@ -304,14 +294,14 @@ mod tests {
         assert!(told.iter().any(|what| what.contains("search model 2")), "{told:?}");
         assert!(!told.iter().any(|what| what.contains("settings")), "{told:?}");
         let told = changed(&described("moved", "reference"), &saved).join("; ");
-        std::fs::remove_dir_all(&dir).unwrap();
         assert!(told.contains("the search model is not the one"), "{told}");
     }
 
     /// Was: a resumed run went on in another world, without a word.
     #[test]
     fn an_environment_and_the_files_of_a_task_are_frozen_too() {
-        let dir = std::env::temp_dir().join(format!("ferrl-frozen-{}", std::process::id()));
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path();
         std::fs::create_dir_all(dir.join("start")).unwrap();
         let write = |name: &str, text: &str| {
             std::fs::write(dir.join(name), text).unwrap();
@@ -327,7 +317,6 @@ mod tests {
         write("rules.py", "a = 23\n");
         write("docs.jsonl", "{ }\n");
         let told = changed(&describe(&recipe, &dir.join("start")).unwrap(), &before).join("; ");
-        std::fs::remove_dir_all(&dir).unwrap();
         assert!(told.contains("world.py had") && told.contains("docs.jsonl had"), "{told}");
     }
 

@@ -13,7 +13,6 @@ use ferrl_kernels::lock;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// The name of the file.
 const NAME: &str = "log.jsonl";
 
 impl RunFolder {

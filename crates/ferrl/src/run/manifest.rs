@@ -12,7 +12,6 @@ use std::io::{BufReader, Read};
 use std::path::{Component, Path};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-/// The name of the file.
 pub(crate) const NAME: &str = "manifest.json";
 const FORMAT: u32 = 1;
 

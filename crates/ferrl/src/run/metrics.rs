@@ -14,12 +14,10 @@ use std::path::{Path, PathBuf};
 /// Fields of a line that are not metrics.
 pub(crate) const RESERVED: [&str; 4] = ["step", "stage", "epoch", "seconds"];
 
-/// What one step measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepRecord {
     /// Counted over all stages.
     pub step: u64,
-    /// The stage's name.
     pub stage: String,
     /// Passes over the data so far.
     pub epoch: f64,
@@ -36,12 +34,10 @@ impl StepRecord {
         StepRecord { step, stage: stage.into(), epoch, seconds, metrics }
     }
 
-    /// The value of a metric.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.metrics.iter().find(|(n, _)| n == name).map(|(_, v)| *v)
     }
 
-    /// As a line's object.
     pub fn to_json(&self) -> Result<Value> {
         let mut out = Map::new();
         out.insert("step".into(), json!(self.step));
@@ -57,7 +53,6 @@ impl StepRecord {
         Ok(Value::Object(out))
     }
 
-    /// From a line's object.
     pub fn from_json(value: &Value) -> Option<StepRecord> {
         let object = value.as_object()?;
         let metric = |(name, v): (&String, &Value)| Some((name.clone(), read_number(v)?));

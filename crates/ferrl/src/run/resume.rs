@@ -9,7 +9,6 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The checkpoint to resume from.
 #[derive(Clone, Debug, Default)]
 pub struct ResumePoint {
     /// The newest undamaged one.

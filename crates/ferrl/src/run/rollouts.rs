@@ -12,18 +12,14 @@ use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// One completion and its reward.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RolloutRecord {
-    /// The prompt.
     pub prompt: String,
-    /// The completion.
     pub completion: String,
     /// The reward; `None` if it was lost.
     pub reward: Option<f64>,
     /// Its named parts.
     pub components: Vec<(String, f64)>,
-    /// Advantage.
     pub advantage: f64,
     /// Length of the completion in tokens.
     pub tokens: usize,
@@ -77,7 +73,6 @@ impl RolloutRecord {
     }
 }
 
-/// Rollouts as the lines of their file.
 pub(crate) fn lines(rollouts: &[RolloutRecord]) -> String {
     rollouts.iter().map(|rollout| format!("{}\n", rollout.to_json())).collect()
 }

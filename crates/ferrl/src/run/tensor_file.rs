@@ -94,7 +94,6 @@ pub(crate) fn write(files: &Files, path: &Path, trainer: &ModelTrainer) -> Resul
     Ok(parts)
 }
 
-/// A tensor of the file.
 pub(super) struct FileTensor {
     pub name: String,
     shape: [usize; 2],

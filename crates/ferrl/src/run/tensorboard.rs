@@ -43,7 +43,6 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// Adds the metrics of a step.
     pub fn append(&mut self, record: &StepRecord) -> Result<()> {
         let event = self.event(record);
         self.file.put(&frame(&event))

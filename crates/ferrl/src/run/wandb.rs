@@ -19,7 +19,6 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Where `wandb sync` is to put a run.
 #[derive(Clone, Debug)]
 pub struct Destination {
-    /// The project.
     pub project: String,
     /// The user or team; the account's own where absent.
     pub entity: Option<String>,
@@ -312,9 +311,10 @@ mod tests {
 
     #[test]
     fn an_offline_run_holds_every_number_of_the_run() {
-        let root = std::env::temp_dir().join(format!("ferrl-wandb-{}", std::process::id()));
+        let root = tempfile::tempdir().unwrap();
         let folder =
-            crate::run::RunFolder::create(&root, "mine", "model.path = \"m\"\nalgo = \"grpo\"\n").unwrap();
+            crate::run::RunFolder::create(root.path(), "mine", "model.path = \"m\"\nalgo = \"grpo\"\n")
+                .unwrap();
         let mut log = MetricsLog::open(&folder.metrics(), &Files::default()).unwrap();
         let metrics = |x: f64| vec![("loss".to_string(), f64::NAN), ("reward".into(), x)];
         for step in 1..=3u64 {
@@ -351,7 +351,6 @@ mod tests {
         assert_eq!((of_run(2), of_run(3), of_run(8)), (b"e".to_vec(), b"p".to_vec(), b"mine".to_vec()));
         let config = items(&of_run(4));
         assert!(config.iter().any(|(k, v)| k == "algo" && v.contains("\"grpo\"")), "{config:?}");
-        fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::reward::Rewards;
 use crate::rollout::Actor;
 use crate::search::Searcher;
 use crate::setup;
-use crate::source::ExampleSource;
+use crate::source::Mixture;
 use crate::train::Stage;
 use crate::verify::Progress;
 use ferrl_engine::generate::{Generator, Sampler};
@@ -24,7 +24,7 @@ impl OneStage<'_> {
         let mut all = Evaluation::default();
         if !feed.sampled() {
             let mut source = self.held_out(stage, feed)?;
-            all.metrics = stage.validate(&mut **source, recipe.eval.prompts)?;
+            all.metrics = stage.validate(&mut source, recipe.eval.prompts)?;
         }
         let scores = feed.sampled() || setup::rewarded(&recipe)?;
         if scores && !stage.algo.needs().score {
@@ -37,7 +37,7 @@ impl OneStage<'_> {
 
     /// Held-out examples from the first on. They are opened once, so that later changes of the file do not change the
     /// evaluation.
-    fn held_out(&self, stage: &Stage, feed: Feed) -> Result<RefMut<'_, Box<dyn ExampleSource>>> {
+    fn held_out(&self, stage: &Stage, feed: Feed) -> Result<RefMut<'_, Mixture>> {
         let mut opened = self.opened.borrow_mut();
         let at = match opened.iter().position(|o| o.0 == feed) {
             Some(at) => at,
@@ -105,7 +105,7 @@ impl OneStage<'_> {
             let settings = Rollout { temperature, ..recipe.rollout.clone() };
             let mut source = self.held_out(stage, Feed::Rollouts)?;
             let counts = (recipe.eval.prompts, samples, seed);
-            evaluate(&mut actor, &mut **source, rewards, &settings, counts, at)
+            evaluate(&mut actor, &mut source, rewards, &settings, counts, at)
                 .map_err(|e| setup::too_small(e, &recipe.rollout))
         };
         let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);
@@ -119,7 +119,7 @@ impl OneStage<'_> {
             let settings = Rollout { temperature, ..recipe.rollout.clone() };
             let mut source = self.held_out(stage, Feed::Rollouts)?;
             let counts = (recipe.eval.prompts, recipe.seed ^ 0xe7a1);
-            let found = search(&mut actor, &mut **source, searcher, (rewards, &settings), counts)
+            let found = search(&mut actor, &mut source, searcher, (rewards, &settings), counts)
                 .map_err(|e| setup::too_small(e, &recipe.rollout))?;
             all.metrics.join(found);
         }

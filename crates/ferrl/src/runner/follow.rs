@@ -25,10 +25,13 @@ use xxhash_rust::xxh3::xxh3_128;
 #[derive(Serialize, Deserialize)]
 pub(super) enum Order {
     /// Build a stage, from a model and a checkpoint's state.
-    Begin { folder: PathBuf, stage: usize, model: PathBuf, checkpoint: Option<(PathBuf, Value)> },
-    /// Run a step.
+    Begin {
+        folder: PathBuf,
+        stage: usize,
+        model: PathBuf,
+        checkpoint: Option<(PathBuf, Value)>,
+    },
     Step,
-    /// Evaluate.
     Evaluate,
     /// Give the leader, which writes the log, what user code has printed.
     Printed,
@@ -45,7 +48,6 @@ pub(super) enum Order {
 }
 
 impl Order {
-    /// Sends the order to all followers.
     pub(super) fn send(self, ranks: &Ranks) -> Result<()> {
         if ranks.is_alone() {
             return Ok(());
@@ -76,11 +78,8 @@ pub fn lead<T>(ranks: &Ranks, work: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-/// Data of a follower.
 pub struct Follower {
-    /// The recipe.
     pub resolved: Resolved,
-    /// The device of this rank.
     pub backend: Arc<dyn Backend>,
     /// As for the leader.
     pub options: RunOptions,
@@ -110,7 +109,6 @@ impl Follower {
     }
 }
 
-/// A stage and its position.
 struct StagePosition {
     folder: PathBuf,
     stage: usize,
@@ -308,14 +306,7 @@ static PROGRAM: LazyLock<String> = LazyLock::new(|| {
 /// Followers show nothing.
 struct Silent;
 
-impl RunWatch for Silent {
-    fn stage(&mut self, _: &str, _: u64) {}
-    fn step(&mut self, _: &str, _: u64, _: u64, _: &crate::run::StepRecord) {}
-    fn note(&mut self, _: &str) {}
-    fn interrupted(&self) -> bool {
-        false
-    }
-}
+impl RunWatch for Silent {}
 
 #[cfg(test)]
 mod tests {

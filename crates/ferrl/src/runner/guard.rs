@@ -5,9 +5,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Why work failed.
 pub(super) enum Failed {
-    /// An error.
     Error(Error),
     /// A bug: the payload of the panic.
     Panic(Box<dyn Any + Send>),
@@ -23,7 +21,6 @@ impl From<Error> for Failed {
 }
 
 impl Failed {
-    /// In words.
     pub fn text(&self) -> String {
         match self {
             Failed::Error(e) => e.to_string(),

@@ -7,7 +7,6 @@ use crate::train::StepReport;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 
-/// Pending writes of a step.
 #[derive(Clone)]
 pub(super) struct PendingWrites {
     pub metrics: Metrics,

@@ -11,7 +11,6 @@ use ferrl_engine::{Error, Result};
 use serde_json::Value;
 use std::path::Path;
 
-/// Position of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunPosition {
     pub(super) found: ResumePoint,
@@ -20,12 +19,10 @@ pub struct RunPosition {
     pub stage: usize,
     /// Steps of this stage; 0 without a checkpoint.
     pub step: u64,
-    /// Whether this stage is finished.
     pub finished: bool,
 }
 
 impl RunPosition {
-    /// The position of the run in a folder.
     pub fn of(folder: &RunFolder) -> Result<RunPosition> {
         let found = latest(&folder.checkpoints())?;
         if let (None, Some((path, problem))) = (&found.path, found.skipped.first()) {
@@ -54,7 +51,6 @@ impl RunPosition {
         self.stage + usize::from(self.finished)
     }
 
-    /// Whether that stage has taken steps.
     pub fn begun(&self) -> bool {
         self.step > 0 && !self.finished
     }
@@ -75,7 +71,6 @@ fn no_checkpoint_left(run: &Path, stage: usize) -> Error {
 
 /// The recipe of a resumed run, and what changed in it.
 pub struct Accepted {
-    /// The recipe.
     pub resolved: Resolved,
     /// Differences from the run's recipe, as text.
     pub changes: Vec<String>,

@@ -46,7 +46,6 @@ pub(super) struct Steps<'a> {
     pub saved_at: Instant,
 }
 
-/// How the steps ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StageEnd {
     /// All steps are done, or stopped early.
@@ -183,7 +182,6 @@ impl Steps<'_> {
         Ok(judged)
     }
 
-    /// Writes the step to the logs.
     fn write(&mut self, pending: &PendingWrites) -> Guarded<StepRecord> {
         let step = self.one.before + self.stage.step;
         let (name, seconds) = (self.one.name, self.log.seconds());
@@ -207,7 +205,6 @@ impl Steps<'_> {
         Some(Best { value: record.get(&metric)?, metric, lower: c.lower_is_better })
     }
 
-    /// Saves a checkpoint.
     fn save(&mut self, best: Option<Best>) -> Result<PathBuf> {
         let step = self.one.before + self.stage.step;
         self.log.metrics.sync()?;

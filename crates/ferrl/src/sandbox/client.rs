@@ -28,9 +28,7 @@ pub(super) struct SupervisorClient {
     base: PathBuf,
 }
 
-/// Why an exchange failed.
 pub(super) enum ExchangeFailed {
-    /// The process was interrupted.
     Interrupted,
     /// The supervisor does not work.
     Broken(String),
@@ -80,7 +78,6 @@ impl SupervisorClient {
         Ok((supervisor, hello.0.report))
     }
 
-    /// Runs a program to its end.
     pub(super) fn run(
         &mut self,
         program: &SandboxProgram,

@@ -7,10 +7,8 @@ use serde::Deserialize;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// A Python interpreter.
 #[derive(Clone, Debug)]
 pub struct Interpreter {
-    /// The executable.
     pub executable: String,
     /// Where it finds modules.
     pub path: Vec<String>,

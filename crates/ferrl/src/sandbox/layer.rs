@@ -80,7 +80,6 @@ impl fmt::Display for Confinement {
 /// Active and missing layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfinementReport {
-    /// Layers in force.
     pub in_force: Vec<Confinement>,
     /// Layers that are missing, each with the reason.
     pub missing: Vec<(Confinement, String)>,
@@ -95,7 +94,6 @@ impl ConfinementReport {
         }
     }
 
-    /// Whether a layer is in force.
     pub fn has(&self, layer: Confinement) -> bool {
         self.in_force.contains(&layer)
     }

@@ -63,7 +63,6 @@ pub enum SandboxMode {
     Off,
 }
 
-/// Options of a sandbox.
 #[derive(Clone, Debug)]
 pub struct SandboxOptions {
     /// How much confinement.
@@ -87,18 +86,15 @@ impl Default for SandboxOptions {
     }
 }
 
-/// A program to run.
 #[derive(Clone, Debug, Default)]
 pub struct SandboxProgram {
     /// The executable's path, and its arguments.
     pub argv: Vec<String>,
     /// Its environment; `HOME` and `TMPDIR` are the scratch folder, and nothing is inherited.
     pub env: Vec<(String, String)>,
-    /// What it reads.
     pub stdin: Vec<u8>,
 }
 
-/// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProgramEnd {
     /// By itself, with this status.
@@ -111,7 +107,6 @@ pub enum ProgramEnd {
     Output,
     /// A signal, or a limit not named above.
     Killed(String),
-    /// It could not be started.
     CannotStart(String),
     /// Ferrl was asked to stop.
     Stopped,
@@ -134,28 +129,18 @@ impl fmt::Display for ProgramEnd {
 /// The result of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ran {
-    /// How it ended.
     pub end: ProgramEnd,
     /// Its stdout, up to the limit.
     pub stdout: Vec<u8>,
     /// Its stderr, up to the limit.
     pub stderr: Vec<u8>,
-    /// Seconds it took.
     pub seconds: f64,
 }
 
 /// What every program may read: the system's libraries, and what finds them.
 const SYSTEM: [&str; 10] = [
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/alternatives",
-    "/nix/store",
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/localtime",
+    "/etc/alternatives", "/nix/store",
 ];
 
 /// Runs programs, concurrently from several threads.

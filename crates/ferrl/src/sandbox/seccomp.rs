@@ -12,113 +12,40 @@ use seccompiler::{
 use std::collections::BTreeMap;
 
 /// Refused whatever the arguments are.
+#[rustfmt::skip]
 const REFUSED: &[c_long] = &[
     // Sockets: pairs of them stay, which event loops are made of.
-    SYS_socket,
-    SYS_connect,
-    SYS_bind,
-    SYS_listen,
-    SYS_accept,
-    SYS_accept4,
+    SYS_socket, SYS_connect, SYS_bind, SYS_listen, SYS_accept, SYS_accept4,
     // Namespaces and mounts.
-    SYS_unshare,
-    SYS_setns,
-    SYS_mount,
-    SYS_umount2,
-    SYS_pivot_root,
-    SYS_chroot,
-    SYS_open_tree,
-    SYS_move_mount,
-    SYS_fsopen,
-    SYS_fsconfig,
-    SYS_fsmount,
-    SYS_fspick,
-    SYS_mount_setattr,
-    SYS_open_by_handle_at,
+    SYS_unshare, SYS_setns, SYS_mount, SYS_umount2, SYS_pivot_root, SYS_chroot, SYS_open_tree, SYS_move_mount,
+    SYS_fsopen, SYS_fsconfig, SYS_fsmount, SYS_fspick, SYS_mount_setattr, SYS_open_by_handle_at,
     SYS_name_to_handle_at,
     // Other processes.
-    SYS_ptrace,
-    SYS_process_vm_readv,
-    SYS_process_vm_writev,
-    SYS_process_madvise,
-    SYS_pidfd_getfd,
-    SYS_kcmp,
-    SYS_migrate_pages,
-    SYS_move_pages,
+    SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_process_madvise, SYS_pidfd_getfd, SYS_kcmp,
+    SYS_migrate_pages, SYS_move_pages,
     // Kernel interfaces with a history of holes.
-    SYS_bpf,
-    SYS_perf_event_open,
-    SYS_userfaultfd,
-    SYS_io_uring_setup,
-    SYS_io_uring_enter,
-    SYS_io_uring_register,
-    SYS_add_key,
-    SYS_request_key,
-    SYS_keyctl,
-    SYS_fanotify_init,
-    SYS_personality,
+    SYS_bpf, SYS_perf_event_open, SYS_userfaultfd, SYS_io_uring_setup, SYS_io_uring_enter,
+    SYS_io_uring_register, SYS_add_key, SYS_request_key, SYS_keyctl, SYS_fanotify_init, SYS_personality,
     // Memory and queues that outlive a process or that no limit counts.
-    SYS_memfd_create,
-    SYS_memfd_secret,
-    SYS_shmget,
-    SYS_shmat,
-    SYS_shmctl,
-    SYS_semget,
-    SYS_semctl,
-    SYS_msgget,
-    SYS_msgsnd,
-    SYS_msgrcv,
-    SYS_msgctl,
-    SYS_mq_open,
-    SYS_mq_unlink,
+    SYS_memfd_create, SYS_memfd_secret, SYS_shmget, SYS_shmat, SYS_shmctl, SYS_semget, SYS_semctl, SYS_msgget,
+    SYS_msgsnd, SYS_msgrcv, SYS_msgctl, SYS_mq_open, SYS_mq_unlink,
     // The machine.
-    SYS_reboot,
-    SYS_kexec_load,
-    SYS_init_module,
-    SYS_finit_module,
-    SYS_delete_module,
-    SYS_swapon,
-    SYS_swapoff,
-    SYS_syslog,
-    SYS_acct,
-    SYS_quotactl,
-    SYS_settimeofday,
-    SYS_clock_settime,
-    SYS_clock_adjtime,
-    SYS_adjtimex,
-    SYS_sethostname,
-    SYS_setdomainname,
-    SYS_vhangup,
+    SYS_reboot, SYS_kexec_load, SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_swapon, SYS_swapoff,
+    SYS_syslog, SYS_acct, SYS_quotactl, SYS_settimeofday, SYS_clock_settime, SYS_clock_adjtime, SYS_adjtimex,
+    SYS_sethostname, SYS_setdomainname, SYS_vhangup,
 ];
 
 #[cfg(target_arch = "x86_64")]
 const REFUSED_HERE: &[c_long] = &[
-    SYS_kexec_file_load,
-    SYS_iopl,
-    SYS_ioperm,
-    SYS_modify_ldt,
-    SYS_uselib,
-    SYS_ustat,
-    SYS_sysfs,
-    SYS__sysctl,
+    SYS_kexec_file_load, SYS_iopl, SYS_ioperm, SYS_modify_ldt, SYS_uselib, SYS_ustat, SYS_sysfs, SYS__sysctl,
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const REFUSED_HERE: &[c_long] = &[];
 
 /// Calls that change a file's mode, owner, times or attributes, which Landlock does not check: refused without a read-only mount.
 const METADATA: &[c_long] = &[
-    SYS_fchmod,
-    SYS_fchmodat,
-    SYS_fchown,
-    SYS_fchownat,
-    SYS_utimensat,
-    SYS_setxattr,
-    SYS_lsetxattr,
-    SYS_fsetxattr,
-    SYS_removexattr,
-    SYS_lremovexattr,
-    SYS_fremovexattr,
-    FCHMODAT2,
+    SYS_fchmod, SYS_fchmodat, SYS_fchown, SYS_fchownat, SYS_utimensat, SYS_setxattr, SYS_lsetxattr,
+    SYS_fsetxattr, SYS_removexattr, SYS_lremovexattr, SYS_fremovexattr, FCHMODAT2,
 ];
 #[cfg(target_arch = "x86_64")]
 const METADATA_HERE: &[c_long] = &[SYS_chmod, SYS_chown, SYS_lchown, SYS_utime, SYS_utimes, SYS_futimesat];
@@ -129,14 +56,7 @@ const FCHMODAT2: c_long = 452;
 
 /// Flags of `clone` that make namespaces.
 const NEW_NAMESPACES: [c_int; 8] = [
-    CLONE_NEWNS,
-    CLONE_NEWCGROUP,
-    CLONE_NEWUTS,
-    CLONE_NEWIPC,
-    CLONE_NEWUSER,
-    CLONE_NEWPID,
-    CLONE_NEWNET,
-    0x80,
+    CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, 0x80,
 ];
 
 /// Applies the filter to this process and all that it starts.

@@ -22,7 +22,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Sampling parameters and budget of a search.
 #[derive(Clone, Debug)]
 pub struct SearchBudget {
     /// Of a whole completion, or of an action of an episode: its length, temperature, stops and seed.
@@ -38,7 +37,6 @@ pub type WithSystem<'a> = &'a dyn Fn(&Prompt, &str) -> Result<Vec<u32>>;
 
 /// Searches for many prompts.
 pub struct Driver<'a> {
-    /// The policy.
     pub actor: Actor<'a>,
     /// The rewards that decide whether a completion is right, if any.
     pub rewards: Option<&'a Rewards>,
@@ -48,7 +46,6 @@ pub struct Driver<'a> {
     pub settings: SearchBudget,
     /// The strategy.
     pub entry: &'static Entry,
-    /// Its options.
     pub options: Map<String, Value>,
     /// For expanders that try several system messages.
     pub with_system: Option<WithSystem<'a>>,
@@ -97,7 +94,6 @@ impl Driver<'_> {
     }
 }
 
-/// A running search.
 struct ActiveSearch<'s, 'a> {
     episodes: EpisodeLoop<'s, 'a>,
     prompts: &'s [Prompt],

@@ -19,11 +19,9 @@ pub struct AnswerReader<'r, 'a> {
     pub params: &'r SamplingParams,
 }
 
-/// An extractor.
 pub struct Extractor {
     /// The name of option `extractor`.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
     how: How,
 }
@@ -40,7 +38,6 @@ const SOLUTION: &str = "Solution:";
 /// Maximum tokens of a reply.
 const REPLY: usize = 128;
 
-/// Every extractor.
 pub const EXTRACTORS: &[Extractor] = &[
     Extractor {
         name: "verifier",
@@ -88,7 +85,6 @@ pub const EXTRACTORS: &[Extractor] = &[
 ];
 
 impl Extractor {
-    /// The extractor of that name.
     pub fn find(name: &str) -> Result<&'static Extractor> {
         EXTRACTORS.iter().find(|e| e.name == name).ok_or_else(|| {
             let fix = |near: &str| format!("--option extractor={near}");

@@ -79,7 +79,6 @@ pub(super) struct BranchDraft {
     pub stream: [u32; 3],
 }
 
-/// Texts of a node for scorers.
 pub(super) struct BranchTexts {
     /// The completion, or the last action of an episode.
     completion: String,
@@ -135,7 +134,6 @@ impl Live {
         }
     }
 
-    /// The texts of a node for scorers.
     pub fn texts(&self, id: usize, sampling: Sampling<'_>) -> Result<BranchTexts> {
         let Some(reached) = &self.tree.node(id).drawn.reached else {
             let text = completion_text(&self.tree, id, sampling)?;
@@ -344,7 +342,6 @@ fn params(
     params
 }
 
-/// A node from a sampled completion.
 fn node(tree: &Tree, parent: usize, mut c: Completion, sampling: Sampling<'_>) -> Result<Node> {
     cut_at_stop(&tree.tokens(parent), &mut c, &sampling.params.stop_strings, sampling.tokenizer)?;
     let (used, _) = tree.sampled(parent);

@@ -47,7 +47,6 @@ pub struct Expansion {
     pub node: usize,
     /// Number of children.
     pub samples: usize,
-    /// Where each ends.
     pub until: Until,
     /// Whether the children are rollouts that evaluate the node, and not steps.
     pub rollout: bool,

@@ -16,14 +16,10 @@ use super::Tree;
 use ferrl_engine::{Error, Result, nearest};
 use serde::{Deserialize, Serialize};
 
-/// One step of a path.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathStep {
-    /// The node.
     pub node: usize,
-    /// Text of the step.
     pub text: String,
-    /// Tokens of the step.
     pub tokens: Vec<u32>,
     /// The node's value; at the end of the path the score of the completion.
     pub score: f64,
@@ -85,15 +81,11 @@ pub fn paths(tree: &Tree) -> Vec<TreePath> {
 
 /// A member of one of the three registries.
 pub struct Entry<F> {
-    /// Its name.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
-    /// What it does.
     pub apply: F,
 }
 
-/// The member of that name.
 pub fn find<'a, F>(kind: &str, registry: &'a [Entry<F>], name: &str) -> Result<&'a Entry<F>> {
     registry.iter().find(|e| e.name == name).ok_or_else(|| {
         let names = registry.iter().map(|e| e.name);

@@ -1,7 +1,6 @@
 //! Saved searches: tree and figures as `tree-N.json`, and the replay of such files without a model.
 
-use super::strategy;
-use super::{ChoiceRule, Node, Tree};
+use super::{ChoiceRule, Node, Tree, strategy};
 use crate::evaluate::estimate::{interval, mean};
 use ferrl_engine::{Error, Result, counted};
 use serde::{Deserialize, Serialize};
@@ -13,25 +12,19 @@ use std::path::{Path, PathBuf};
 pub struct Record {
     /// The prompt's number.
     pub index: u64,
-    /// Its text.
     pub prompt: String,
-    /// The strategy's name.
     pub strategy: String,
     /// Its options, defaults filled in.
     pub options: Map<String, Value>,
-    /// The scorer's name.
     pub scorer: String,
     /// Facts that determined defaults of options.
     pub facts: Facts,
-    /// The random seed.
     pub seed: u64,
     /// All nodes, the root first.
     pub nodes: Tree,
-    /// The answer of the selected completion.
     pub answer: String,
     /// The node where that completion ends.
     pub answer_node: Option<usize>,
-    /// Its reward.
     pub reward: Option<f64>,
     /// Whether it is right, if known.
     pub correct: Option<bool>,
@@ -68,7 +61,6 @@ impl Record {
         Ok(path)
     }
 
-    /// Reads one.
     pub fn load(path: &Path) -> Result<Self> {
         let failed = |e: std::io::Error| Error::data(format!("cannot read: {e}")).at(path.display());
         let text = std::fs::read(path).map_err(failed)?;
@@ -144,12 +136,10 @@ pub struct Replayed {
     pub records: Vec<Record>,
 }
 
-/// Whether a folder has saved trees.
 pub fn has_trees(dir: &Path) -> bool {
     tree_files(dir).is_ok_and(|files| !files.is_empty())
 }
 
-/// The saved trees of a folder.
 pub fn tree_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let failed = |e: std::io::Error| {
         Error::data(format!("cannot read: {e}"))
@@ -185,7 +175,6 @@ pub fn replay(path: &Path) -> Result<Replayed> {
 /// Figures over the prompts of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figures {
-    /// Questions.
     pub prompts: usize,
     /// Fraction of results that are right, if known, with its standard error.
     pub accuracy: Option<(f64, Option<f64>)>,
@@ -197,7 +186,6 @@ pub struct Figures {
     pub any: Option<f64>,
     /// Nodes of all trees.
     pub nodes: usize,
-    /// Tokens sampled.
     pub generated_tokens: u64,
     /// Prefix tokens found in the cache.
     pub shared_tokens: u64,
@@ -206,7 +194,6 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Of some questions.
     pub fn of(records: &[Record]) -> Self {
         let right: Vec<f64> =
             records.iter().filter_map(|r| r.correct.map(|c| f64::from(u8::from(c)))).collect();
@@ -232,7 +219,6 @@ impl Figures {
         }
     }
 
-    /// The figures as JSON.
     pub fn json(&self) -> Map<String, Value> {
         let fields = json!({
             "prompts": self.prompts,

@@ -254,7 +254,6 @@ pub fn path_frequency(tree: &Tree, end: usize) -> f64 {
     tree.path(end).into_iter().filter_map(share).product()
 }
 
-/// Checks the names in a recipe's settings.
 pub(crate) fn check(s: &SearchSettings) -> Result<()> {
     let Some(name) = &s.strategy else { return Ok(()) };
     let entry = find(name).map_err(|e| e.at("search.strategy"))?;

@@ -20,7 +20,6 @@ use std::sync::Arc;
 /// A prefix or completion to score.
 #[derive(Clone, Copy, Debug)]
 pub struct Judged<'a> {
-    /// Its prompt.
     pub prompt: &'a Prompt,
     /// Text after the prompt, or the last action of an episode.
     pub text: &'a str,
@@ -34,7 +33,6 @@ pub struct Judged<'a> {
     pub sampled: (usize, f64),
     /// Whether it is a whole completion.
     pub terminal: bool,
-    /// Whether it was truncated.
     pub truncated: bool,
     /// Score of a whole completion by the task's verifier, if there is one.
     pub graded: Option<&'a CompletionScores>,

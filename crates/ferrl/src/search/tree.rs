@@ -12,7 +12,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// One node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     /// Its index in the tree.
@@ -84,11 +83,8 @@ pub struct Node {
 /// A turn of an episode, for display.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeTurn {
-    /// The action.
     pub action: String,
-    /// The observation after it.
     pub observation: String,
-    /// Its reward.
     pub reward: f64,
 }
 
@@ -189,7 +185,6 @@ pub enum Prior {
     Logp,
     /// Fraction of the samples with the step.
     Count,
-    /// Uniform.
     Uniform,
 }
 
@@ -242,7 +237,6 @@ impl Tree {
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
-    /// One node.
     pub fn node(&self, id: usize) -> &Node {
         &self.nodes[id]
     }
@@ -513,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn priors_are_shares_of_one() {
+    fn priors_sum_to_one() {
         let mut tree = Tree::new(0);
         let step = |logprob: f64, n: usize| Node { logprob, tokens: vec![0; n], ..Default::default() };
         let (a, b) = (tree.add(0, step(-2.0, 2)), tree.add(0, Node { samples: 3, ..step(-6.0, 2) }));

@@ -6,7 +6,7 @@ use crate::data::hub::HubCache;
 use crate::data::loader::MAX_EPOCHS;
 use crate::data::{self, Dataset};
 use crate::recipe::{DataSettings, Recipe};
-use crate::source::{ExampleSource, Mixture, MixturePart, ModelRoom, ReadingPurpose};
+use crate::source::{Mixture, MixturePart, ModelRoom, ReadingPurpose};
 use crate::suite;
 use crate::task::{self, ByTask, TASKS, Task, TaskExamples};
 use crate::verify::Verifier;
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Training or held-out examples. The training source knows the rows of evaluations: [`ExampleSource::check`] checks both.
+/// Training or held-out examples. The training source knows the rows of evaluations: [`Mixture::check`] checks both.
 pub fn source(
     recipe: &Recipe,
     model: &Path,
@@ -27,7 +27,7 @@ pub fn source(
     feed: Feed,
     held_out: bool,
     warnings: &Warnings,
-) -> Result<Box<dyn ExampleSource>> {
+) -> Result<Mixture> {
     unused_options(recipe, warnings);
     let mut sources =
         Sources { recipe, model, tokenizer, warnings, room: room(recipe, model)?, read: HashMap::new() };
@@ -39,7 +39,7 @@ pub fn source(
             others.push(sources.mixture(Feed::Rollouts, true)?);
         }
     }
-    Ok(Box::new(main.with_held_out(others)?))
+    main.with_held_out(others)
 }
 
 /// Limits of the model in a directory, and of the completions sampled from it.
@@ -236,8 +236,7 @@ fn unused_options(recipe: &Recipe, warnings: &Warnings) {
     }
 }
 
-/// Steps of a stage.
-pub fn total_steps(recipe: &Recipe, source: &dyn ExampleSource, feed: Feed) -> Result<u64> {
+pub fn total_steps(recipe: &Recipe, source: &Mixture, feed: Feed) -> Result<u64> {
     if let Some(steps) = recipe.train.steps {
         return Ok(steps);
     }

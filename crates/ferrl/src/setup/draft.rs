@@ -7,7 +7,7 @@ use super::{algorithm, own_rewards, plain_rewards, source, total_steps};
 use crate::algo::{Algorithm, Feed, Needs};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
-use crate::source::ExampleSource;
+use crate::source::Mixture;
 use crate::verify::Hooks;
 use crate::warnings::Warnings;
 use ferrl_engine::tokenizer::Tokenizer;
@@ -20,21 +20,16 @@ const HOT: f64 = 2.0;
 
 /// Parts of a stage, without models.
 pub struct Draft {
-    /// The algorithm.
     pub algo: Box<dyn Algorithm>,
     /// Its kind of training data.
     pub feed: Feed,
-    /// What its algorithm needs.
     pub needs: Needs,
-    /// The policy's.
     pub tokenizer: Arc<Tokenizer>,
-    /// The source of examples.
-    pub source: Box<dyn ExampleSource>,
+    pub source: Mixture,
     /// Its steps.
     pub total: u64,
     /// The rewards, without reward models.
     pub rewards: Rewards,
-    /// Warnings.
     pub warnings: Warnings,
 }
 
@@ -68,7 +63,7 @@ impl Draft {
         dir: &Path,
         warnings: &Warnings,
         rewards: Option<Rewards>,
-        source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn ExampleSource>>,
+        source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Mixture>,
     ) -> Result<Draft> {
         crate::recipe::warn(recipe, warnings);
         let (algo, feed) = algorithm(recipe)?;
@@ -89,7 +84,7 @@ impl Draft {
             );
             return Err(Error::usage(what).at("train.batch").fix("train.batch = 16, and as many rows"));
         }
-        let total = total_steps(recipe, &*source, feed)?;
+        let total = total_steps(recipe, &source, feed)?;
         moves(recipe, &*algo, total)?;
         let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
         let rewards = match rewards {

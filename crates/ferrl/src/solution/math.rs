@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn formulas_are_not_looked_into() {
+    fn formulas_are_never_split() {
         check(&["We find $a. B$ and $x. Y$ in the text.", " That is all that there is."]);
         check(&["See [asy] draw. A\n(0,0); [/asy] for a picture.", " The rest is clear from it."]);
     }

@@ -2,7 +2,7 @@
 
 use super::item::{is_group, item};
 use super::survey::{ModelRoom, Overlap};
-use super::{ExampleCheck, ExampleSource, Item, SourceSummary, SurveyProgress};
+use super::{Item, SourceSummary, SurveyProgress};
 use crate::algo;
 use crate::data::loader::{self, Loader, Size};
 use crate::data::prompt::PromptSettings;
@@ -60,15 +60,12 @@ impl MixturePart {
     }
 }
 
-/// Purpose and settings of reading rows.
 pub struct ReadingPurpose<'a> {
     /// How rows become examples.
     pub data: &'a DataSettings,
     /// The directory of the model, for its chat template.
     pub model: &'a Path,
-    /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
-    /// What the algorithm learns from.
     pub feed: algo::Feed,
     /// Seed of the order.
     pub seed: u64,
@@ -78,11 +75,9 @@ pub struct ReadingPurpose<'a> {
     pub encoding: PromptSettings,
     /// What the model can take.
     pub room: ModelRoom,
-    /// Where warnings go.
     pub warnings: &'a Warnings,
 }
 
-/// Examples of several sources in one order.
 pub struct Mixture {
     pub(super) parts: Vec<MixturePart>,
     loader: Loader,
@@ -270,36 +265,48 @@ pub fn encoding(settings: &DataSettings) -> Result<PromptSettings> {
     })
 }
 
-impl ExampleSource for Mixture {
-    fn next(&mut self, n: usize) -> Result<Vec<Item>> {
+impl Mixture {
+    /// The next `n` examples, or what is left of the epoch.
+    pub fn next(&mut self, n: usize) -> Result<Vec<Item>> {
         let picks = self.loader.next_batch(n)?.picks;
         picks.into_iter().map(|(part, row)| self.draw(part, row)).collect()
     }
-    fn epoch(&self) -> Option<usize> {
+    /// Examples per epoch; `None` if endless.
+    pub fn epoch(&self) -> Option<usize> {
         self.ends().then(|| self.loader.epoch_rows())
     }
-    fn epochs(&self) -> f64 {
+    /// Passes over the data so far; 0 for a stream without end.
+    pub fn epochs(&self) -> f64 {
         if self.ends() { self.loader.epochs() } else { 0.0 }
     }
-    fn batches(&self, epochs: f64, batch: usize) -> Option<u64> {
+    /// Number of batches of up to `batch` examples in `epochs` passes over the data: the last one of a pass is smaller. `None` without
+    /// end.
+    pub fn batches(&self, epochs: f64, batch: usize) -> Option<u64> {
         self.ends().then(|| self.loader.batches(epochs, batch))
     }
-    fn has_rewards(&self) -> bool {
+    /// Whether all prompts come with completions and rewards: nothing is sampled then.
+    pub fn has_rewards(&self) -> bool {
         self.grouped
     }
-    fn cut(&self) -> usize {
+    /// Number of sequences truncated so far, and drawn so far.
+    pub fn cut(&self) -> usize {
         self.counts.truncated
     }
-    fn check_with(&mut self, look: ExampleCheck<'_>, progress: SurveyProgress<'_>) -> Result<()> {
-        self.look(look, progress)
+    /// Checks every example, in the order of the files; returns the first error and raises warnings. Does not change the
+    /// position.
+    pub fn check(&mut self, progress: SurveyProgress<'_>) -> Result<()> {
+        self.check_with(&|_| Ok(()), progress)
     }
-    fn summary(&self) -> SourceSummary {
+    /// Summary of the source, exact after [`Mixture::check`].
+    pub fn summary(&self) -> SourceSummary {
         self.summary
     }
-    fn state(&self) -> Value {
+    /// Position in the stream.
+    pub fn state(&self) -> Value {
         serde_json::json!({ "loader": self.loader.state(), "drawn": self.drawn, "counts": self.counts })
     }
-    fn restore(&mut self, state: &Value) -> Result<()> {
+    /// Restores a position.
+    pub fn restore(&mut self, state: &Value) -> Result<()> {
         let broken = |e: serde_json::Error| Error::data(format!("the loader's state cannot be read: {e}"));
         self.loader.restore(&serde_json::from_value(state["loader"].clone()).map_err(broken)?)?;
         self.drawn = serde_json::from_value(state["drawn"].clone()).map_err(broken)?;

@@ -14,7 +14,6 @@ use ferrl_engine::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A prompt to sample completions for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prompt {
     /// Its number in the run, which determines the random numbers of its completions.
@@ -38,12 +37,10 @@ pub struct Prompt {
     pub episode: Option<EpisodeKey>,
 }
 
-/// One example.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
     /// Given sequences: one demonstration, or both completions of a pair.
     Sequences(Vec<Sequence>),
-    /// A prompt to sample completions for.
     Prompt(Prompt),
     /// A prompt with given completions and rewards.
     Group(RewardedGroup),
@@ -52,7 +49,6 @@ pub enum Item {
 /// Given completions of one prompt with their rewards.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RewardedGroup {
-    /// The prompt.
     pub prompt: Prompt,
     /// The completions, prompt included; rewards are in place.
     pub completions: Vec<Sequence>,
@@ -66,7 +62,6 @@ pub type SurveyProgress<'a> = &'a mut dyn FnMut(usize, usize) -> bool;
 /// An example in the check before the first step.
 #[derive(Clone, Copy)]
 pub struct SurveyedExample<'a> {
-    /// The example.
     pub item: &'a Item,
     /// File and row, or the number in a generated task.
     pub place: &'a str,
@@ -94,46 +89,4 @@ pub struct SourceSummary {
     pub dropped: usize,
     /// Tokens of the longest sequence, as it is trained.
     pub longest: usize,
-}
-
-/// A stream of examples.
-pub trait ExampleSource: Send {
-    /// The next `n` examples, or what is left of the epoch.
-    fn next(&mut self, n: usize) -> Result<Vec<Item>>;
-    /// Examples per epoch; `None` if endless.
-    fn epoch(&self) -> Option<usize>;
-    /// Passes over the data so far; 0 for a stream without end.
-    fn epochs(&self) -> f64 {
-        0.0
-    }
-    /// Number of batches of up to `batch` examples in `epochs` passes over the data: the last one of a pass is smaller. `None` without
-    /// end.
-    fn batches(&self, epochs: f64, batch: usize) -> Option<u64> {
-        self.epoch().map(|rows| (epochs * rows.div_ceil(batch.max(1)) as f64).ceil() as u64)
-    }
-    /// Whether all prompts come with completions and rewards: nothing is sampled then.
-    fn has_rewards(&self) -> bool {
-        false
-    }
-    /// Number of sequences truncated so far, and drawn so far.
-    fn cut(&self) -> usize {
-        0
-    }
-    /// Checks every example, in the order of the files; returns the first error and raises warnings. Does not change the
-    /// position.
-    fn check(&mut self, progress: SurveyProgress<'_>) -> Result<()> {
-        self.check_with(&|_| Ok(()), progress)
-    }
-    /// The same with a check of the caller's for every example.
-    fn check_with(&mut self, _look: ExampleCheck<'_>, _progress: SurveyProgress<'_>) -> Result<()> {
-        Ok(())
-    }
-    /// Summary of the source, exact after [`ExampleSource::check`].
-    fn summary(&self) -> SourceSummary {
-        SourceSummary::default()
-    }
-    /// Position in the stream.
-    fn state(&self) -> Value;
-    /// Restores a position.
-    fn restore(&mut self, state: &Value) -> Result<()>;
 }

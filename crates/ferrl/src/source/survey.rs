@@ -196,8 +196,8 @@ impl Mixture {
         Ok(())
     }
 
-    /// Checks held-out data, then training data, and raises warnings.
-    pub(super) fn look(&mut self, look: ExampleCheck<'_>, progress: SurveyProgress<'_>) -> Result<()> {
+    /// [`Mixture::check`] with a check of the caller's for every example. Held-out data comes first.
+    pub fn check_with(&mut self, look: ExampleCheck<'_>, progress: SurveyProgress<'_>) -> Result<()> {
         let held: usize = self.held_out.iter().map(Mixture::row_count).sum();
         let (total, mut known, mut before) = (held + self.row_count(), HeldOut::default(), 0);
         for other in &self.held_out {

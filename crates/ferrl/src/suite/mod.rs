@@ -44,7 +44,6 @@ pub enum Use {
 pub struct SuiteSampling {
     /// Sampling temperature of a single completion; 0 is greedy.
     pub temperature: f64,
-    /// Maximum number of new tokens.
     pub max_new_tokens: usize,
     /// Stop strings.
     pub stop: &'static [&'static str],
@@ -57,7 +56,6 @@ pub const SEVERAL: f64 = 0.6;
 pub struct Entry {
     /// The name after `suite:`.
     pub name: &'static str,
-    /// One line for listings.
     pub about: &'static str,
     /// The repository on the Hugging Face hub.
     pub repo: &'static str,
@@ -69,13 +67,11 @@ pub struct Entry {
     pub test: Option<&'static str>,
     /// The terms it is published under.
     pub license: &'static str,
-    /// Who to cite.
     pub cite: &'static str,
     /// What its rows are for.
     pub rows: Use,
     /// Columns that split the accuracy into a table, such as the subject.
     pub groups: &'static [&'static str],
-    /// Sampling by default.
     pub sampling: SuiteSampling,
     /// A row of the published shape, made up, as JSON.
     pub sample: &'static str,
@@ -90,7 +86,6 @@ pub struct Entry {
 /// What a published row becomes.
 type Converted = Vec<(&'static str, Value)>;
 
-/// Every suite.
 pub const SUITES: &[&Entry] = &[
     &math::GSM8K,
     &math::MATH,

@@ -4,7 +4,6 @@ use crate::data::Row;
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
-/// A published row of a suite.
 pub(super) struct Published<'a> {
     pub suite: &'static str,
     pub row: &'a Row,

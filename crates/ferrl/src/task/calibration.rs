@@ -76,7 +76,6 @@ impl CalibrationTask {
     }
 }
 
-/// The distribution of an entity over colours.
 fn distribution(entity: usize) -> [f64; 4] {
     const KINDS: [[f64; 4]; 4] =
         [[1.0, 0.0, 0.0, 0.0], [0.8, 0.2, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0], [0.4, 0.3, 0.2, 0.1]];

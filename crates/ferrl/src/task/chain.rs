@@ -2,12 +2,11 @@
 //! true reward and every line is right or wrong, so the task has demonstrations, preference pairs, labels, soft targets, pairs of
 //! steps, and prompts.
 
-use super::{DemonstrationKind, Entry, StepPair, Task, TaskExample, options};
+use super::{DemonstrationKind, Entry, StepPair, Task, TaskExample, options, schema_for};
 use crate::verify::chain::Chain;
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::{name_words, philox4x32};
-use schemars::schema_for;
 use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {

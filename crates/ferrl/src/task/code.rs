@@ -1,10 +1,9 @@
 //! Short Python functions to write, with generated tests.
 
-use super::{Entry, Task, TaskExample, options};
+use super::{Entry, Task, TaskExample, options, schema_for};
 use crate::sandbox::SandboxMode;
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::Result;
-use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -1,13 +1,12 @@
 //! Countdown: reach a target from a few numbers, each used once. The prompt is `5,7,12:24=`, the answer `(7-5)*12`.
 
-use super::{DemonstrationKind, Entry, Task, TaskExample, options};
+use super::{DemonstrationKind, Entry, Task, TaskExample, options, schema_for};
 use crate::verify::countdown::expression::{CountdownExpr, CountdownOp};
 use crate::verify::countdown::{
     AnswerFormat, CountdownOptions, CountdownVerdict, DemonstrationOptions, Puzzle, PuzzleSplit, TaskDraw,
     demonstrate, generate, judge,
 };
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {

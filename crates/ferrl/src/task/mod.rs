@@ -22,7 +22,7 @@ use crate::source::{Item, Prompt};
 use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
-use schemars::{JsonSchema, Schema};
+use schemars::{JsonSchema, Schema, schema_for};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -33,15 +33,12 @@ use std::sync::Arc;
 pub struct Entry {
     /// The name in recipes, after `task:`.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
-    /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
     /// Builds it from `data.task`; unknown settings are an error.
     pub build: BuildTask,
 }
 
-/// Builds a task from its settings and the run's seed.
 pub type BuildTask = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 
 /// The settings of a task, checked: `data.task` of the recipe.
@@ -58,7 +55,6 @@ const LISTS: [&[&Entry]; 5] = [
     questions::QUESTIONS,
 ];
 
-/// Every generated task.
 pub const TASKS: &[&Entry] = &joined::<{ total(&LISTS) }>(&LISTS);
 
 const fn total(lists: &[&[&Entry]]) -> usize {
@@ -148,16 +144,12 @@ impl DemonstrationKind {
 pub struct StepPair {
     /// The prefix, without mistakes.
     pub before: String,
-    /// A right step.
     pub chosen: String,
-    /// A wrong step.
     pub rejected: String,
 }
 
-/// One example.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TaskExample {
-    /// The prompt.
     pub prompt: String,
     /// The completion of a demonstration; with noise it may be wrong.
     pub answer: String,
@@ -167,7 +159,6 @@ pub struct TaskExample {
     pub turns: Vec<(String, String)>,
 }
 
-/// The task of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     TASKS.iter().copied().find(|t| t.name == name).ok_or_else(|| {
         let fix = |near: &str| format!("data.train = [\"task:{near}\"]");
@@ -261,7 +252,6 @@ impl TaskExamples {
         }))
     }
 
-    /// A prompt to sample completions for.
     fn prompt(
         &self,
         (index, number): (u64, u64),

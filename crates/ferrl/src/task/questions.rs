@@ -1,12 +1,11 @@
 //! Questions of a file with one answer each: `gsm8k`, `math`, `choice` and `qa` read the columns of those data sets. Without a
 //! file they have a few sample rows.
 
-use super::{Entry, Task, TaskExample, options};
+use super::{Entry, Task, TaskExample, options, schema_for};
 use crate::data::lines::json_lines;
 use crate::data::{Row, columns_of, each_row, object};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -42,7 +41,6 @@ struct Options {
 }
 }
 
-/// A kind of question.
 struct QuestionKind {
     name: &'static str,
     verifier: &'static str,

@@ -28,14 +28,12 @@ pub enum CallFormat {
 pub struct ToolCall {
     /// Index of the tool.
     pub tool: usize,
-    /// Its arguments.
     pub arguments: Map<String, Value>,
 }
 
 /// A call as it stands in an action.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WrittenCall {
-    /// Its format.
     pub format: CallFormat,
     /// Where it begins, in bytes.
     pub at: usize,
@@ -340,24 +338,8 @@ mod tests {
     #[test]
     fn random_texts_never_panic() {
         let parts = [
-            "<search>",
-            "</search>",
-            "<tool_call>",
-            "</tool_call>",
-            "{",
-            "}",
-            "\"name\"",
-            ":",
-            "\"search\"",
-            "é",
-            ";",
-            "<|python_tag|>",
-            "\"arguments\"",
-            ",",
-            " ",
-            "<answer>",
-            ".call(",
-            "=",
+            "<search>", "</search>", "<tool_call>", "</tool_call>", "{", "}", "\"name\"", ":", "\"search\"",
+            "é", ";", "<|python_tag|>", "\"arguments\"", ",", " ", "<answer>", ".call(", "=",
         ];
         let (tools, mut draw) = (tools(), crate::verify::countdown::TaskDraw::new("call fuzz", 1, 0));
         for _ in 0..20_000 {

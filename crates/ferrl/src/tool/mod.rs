@@ -16,14 +16,13 @@ pub use search::{Document, SearchIndex};
 
 use crate::fixes::unknown;
 use ferrl_engine::Result;
-use schemars::Schema;
+use schemars::{Schema, schema_for};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Prefix of the result of a failed call.
 pub const ERROR: &str = "error";
 
-/// A tool.
 pub trait Tool: Send + Sync {
     /// The name in calls.
     fn name(&self) -> &str;
@@ -43,21 +42,16 @@ pub trait Tool: Send + Sync {
 pub struct Entry {
     /// The name in recipes and calls.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
-    /// The JSON Schema of its settings.
     pub schema: fn() -> Schema,
     /// Builds it from its settings; unknown settings are an error.
     pub build: BuildTool,
 }
 
-/// Builds a tool from its settings.
 pub type BuildTool = fn(&Map<String, Value>) -> Result<Arc<dyn Tool>>;
 
-/// Every tool.
 pub const TOOLS: &[&Entry] = &[&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
 
-/// The tool of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     TOOLS.iter().copied().find(|tool| tool.name == name).ok_or_else(|| {
         let fix = |near: &str| format!("env.tools = [{near:?}]");
@@ -65,7 +59,6 @@ pub fn find(name: &str) -> Result<&'static Entry> {
     })
 }
 
-/// The tool of that name with these settings.
 pub fn build(name: &str, options: &Map<String, Value>) -> Result<Arc<dyn Tool>> {
     (find(name)?.build)(options)
 }

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_and_nothing_runs_away() {
+    fn errors_are_named_and_evaluation_is_bounded() {
         for (text, part) in [
             ("1/0", "division by zero"),
             ("5 % 0", "division by zero"),

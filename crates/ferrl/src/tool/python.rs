@@ -1,11 +1,10 @@
 //! A Python interpreter in the sandbox, started anew for each call.
 
-use super::{Entry, Tool, one_text, text_argument};
+use super::{Entry, Tool, one_text, schema_for, text_argument};
 use crate::recipe::read_settings;
 use crate::sandbox::{self, Limits, PythonSandbox, PythonTask, Ran, SandboxMode};
 use ferrl_engine::Result;
 use ferrl_kernels::lock;
-use schemars::schema_for;
 use serde_json::{Map, Value};
 use std::sync::{Arc, Mutex};
 

@@ -1,11 +1,10 @@
 //! Document retrieval by BM25 over the user's documents, or from a retrieval service with Search-R1's `POST /retrieve`.
 
-use super::{Entry, Tool, one_text, text_argument};
+use super::{Entry, Tool, one_text, schema_for, text_argument};
 use crate::data::{columns_of, each_row};
 use crate::http::Url;
 use crate::recipe::read_settings;
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::path::Path;
@@ -45,12 +44,9 @@ pub(crate) struct Options {
 }
 }
 
-/// One document.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Document {
-    /// Its title.
     pub title: String,
-    /// Its text.
     pub text: String,
 }
 
@@ -90,7 +86,6 @@ pub struct SearchIndex {
 }
 
 impl SearchIndex {
-    /// Of these documents.
     pub fn new(documents: Vec<Document>) -> Self {
         let (mut postings, mut lengths) = (HashMap::<String, Vec<(u32, u32)>>::new(), Vec::new());
         for (number, document) in documents.iter().enumerate() {
@@ -154,7 +149,6 @@ enum SearchBackend {
     Service { url: Url, timeout: Duration },
 }
 
-/// The tool.
 pub(crate) struct SearchTool {
     backend: SearchBackend,
     topk: usize,

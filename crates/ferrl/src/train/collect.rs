@@ -34,12 +34,10 @@ pub struct StepExperience {
 /// A completion of a step with its prompt, score and advantage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScoredRollout {
-    /// The prompt.
     pub prompt: Prompt,
     /// The completion.
     #[serde(alias = "answer")]
     pub completion: RolloutCompletion,
-    /// Its rewards.
     #[serde(alias = "graded")]
     pub scores: CompletionScores,
     /// Advantage of its first token.

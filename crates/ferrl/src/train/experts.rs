@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loads_travel_as_they_are() {
+    fn expert_loads_round_trip_between_ranks() {
         let load = |tokens: &[u64], balance| ExpertLoad { tokens: tokens.to_vec(), balance, sequences: 3 };
         let loads = vec![load(&[1, 0, 7], -5), load(&[2, 2, 2], i64::MAX)];
         assert_eq!(unpack(&pack(&loads)), Some(loads));

@@ -5,8 +5,7 @@
 //! cannot be undone, and the run resumes from the last checkpoint.
 
 use crate::partial::Unfinished;
-use crate::train::Stage;
-use crate::train::StepExperience;
+use crate::train::{Stage, StepExperience};
 use ferrl_engine::Result;
 use ferrl_engine::train::ModelTrainer;
 use serde_json::Value;

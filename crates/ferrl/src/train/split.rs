@@ -98,7 +98,6 @@ impl Stage {
         if frozen { Ok(()) } else { self.policy.idle_backward() }
     }
 
-    /// Loads weights and moments of a checkpoint.
     pub(crate) fn load(&mut self, path: &Path) -> Result<()> {
         let mut roles = vec![("policy", &mut self.policy)];
         roles.extend(self.critic.as_mut().map(|c| ("critic", c)));

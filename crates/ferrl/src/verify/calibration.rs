@@ -10,7 +10,6 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "calibration",
     about: "a proper scoring rule on answers with stated probabilities (calibration)",
@@ -58,7 +57,6 @@ pub fn stated(text: &str) -> Vec<(String, f64)> {
     all
 }
 
-/// Whether a name is one of the right answers.
 pub(crate) fn is_answer(name: &str, truth: &Value) -> bool {
     match truth {
         Value::Array(all) => all.iter().any(|one| is_answer(name, one)),

@@ -1,13 +1,11 @@
 //! A sum worked out term by term: of `7+5-3:` the right answer is the lines `7+5=12` and `12-3=9`. Each line is a step
 //! that is right or wrong by itself.
 
-use super::{Entry, Sample, Score, Verifier, required};
+use super::{Entry, Sample, Score, Verifier, required, schema_for};
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::Value;
 use std::ops::Range;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "chain",
     about: "1 if every line of a sum worked out term by term is right, otherwise 0",
@@ -29,18 +27,15 @@ impl Chain {
         terms.filter(|t| t.len() > 1).map(|terms| Chain { terms })
     }
 
-    /// The question.
     pub fn prompt(&self) -> String {
         let rest: String = self.terms[1..].iter().map(|t| format!("{t:+}")).collect();
         format!("{}{rest}:", self.terms[0])
     }
 
-    /// Number of steps.
     pub fn len(&self) -> usize {
         self.terms.len() - 1
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.terms.len() < 2
     }

@@ -4,14 +4,12 @@
 //! phrases, the text after `####`, a completion that consists of a choice, the last marked letter (`(B)`, `**B**`, `B)`), the only
 //! option whose text occurs in the last sentence. Two different choices at once are no answer.
 
-use super::{Entry, Sample, Score, Verifier, last_answer, last_boxed, required};
+use super::{Entry, Sample, Score, Verifier, last_answer, last_boxed, required, schema_for};
 use ferrl_engine::{Error, Result};
 use regex::Regex;
-use schemars::schema_for;
 use serde_json::Value;
 use std::sync::LazyLock;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "choice",
     about: "1 if the completion chooses the right option (multiple choice), otherwise 0",
@@ -68,7 +66,6 @@ impl Choice {
         Ok(Listed { options, labels, known: true })
     }
 
-    /// The letter of the right option.
     fn right(&self, sample: &Sample<'_>, listed: &Listed) -> Result<char> {
         let value = required(sample, &self.column, ENTRY.name)?;
         let letter = match value {
@@ -156,7 +153,6 @@ impl Listed {
         if others || joined || comma { None } else { self.letter(letter) }
     }
 
-    /// The only option of that text.
     fn by_text(&self, text: &str) -> Option<char> {
         let text = plain(text);
         let mut same = self.options.iter().filter(|(_, option)| !text.is_empty() && plain(option) == text);
@@ -242,7 +238,6 @@ fn places(completion: &str) -> Vec<&str> {
     places
 }
 
-/// The option that a completion chooses.
 fn chosen(completion: &str, listed: &Listed) -> Option<char> {
     // Only the last 16 KiB are searched for the answer.
     let mut from = completion.len().saturating_sub(16 << 10);

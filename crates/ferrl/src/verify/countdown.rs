@@ -5,7 +5,6 @@
 pub mod demonstration;
 pub mod expression;
 pub mod puzzle;
-pub mod solve;
 
 use super::{Entry, Sample, Score, Verifier, column, last_answer, required};
 use expression::{CountdownExpr, Fraction, MAX_BYTES};
@@ -17,9 +16,7 @@ use serde_json::Value;
 pub use demonstration::{DemonstrationOptions, demonstrate};
 pub(crate) use puzzle::TaskDraw;
 pub use puzzle::{CountdownOptions, Puzzle, PuzzleSplit, generate, held_out};
-pub use solve::{solve, solve_with};
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "countdown",
     about: "1 if an expression makes the target from the given numbers, less for its form alone",
@@ -95,19 +92,16 @@ pub struct Countdown {
 }
 }
 
-/// Verdict on an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountdownVerdict {
     /// No answer, or one that is not an expression.
     Malformed,
     /// An expression with the wrong numbers or the wrong value.
     Wrong,
-    /// Right.
     Right,
 }
 
 impl Countdown {
-    /// The text of the answer.
     fn answer<'a>(&self, completion: &'a str) -> Option<&'a str> {
         match self.mode {
             CountdownMode::Last => self.format.answer(completion),

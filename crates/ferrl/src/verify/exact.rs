@@ -7,7 +7,6 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "exact",
     about: "1 if the answer equals a column's text (exact match), otherwise 0",

@@ -4,13 +4,11 @@
 //! empty too: the question has no answer, as in SQuAD 2.0.
 
 use super::take::TakeText;
-use super::{Entry, Sample, Score, Verifier, required};
+use super::{Entry, Sample, Score, Verifier, required, schema_for};
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "f1",
     about: "F1 of the answer's words with the best expected answer (SQuAD), from 0 to 1",

@@ -8,7 +8,6 @@ use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "format",
     about: "1 if the completion is <think>…</think><answer>…</answer>, each once, otherwise 0",
@@ -38,7 +37,6 @@ enum FormatMode {
     Count,
 }
 
-/// The verifier.
 pub struct Format {
     /// Opening and closing tag of each.
     tags: Vec<(String, String)>,

@@ -13,7 +13,6 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "gsm8k",
     about: "1 if the number after ####, or else the last one, equals the row's (GSM8K), otherwise 0",

@@ -14,7 +14,6 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "length",
     about: "a reward by length in tokens: DAPO's overlong penalty, L1's targets, cosine",
@@ -80,7 +79,6 @@ struct Judge {
     options: Map<String, Value>,
 }
 
-/// The verifier.
 pub struct Length {
     options: Options,
     /// `max` and `cache` of the mode; 0 if it has none.

@@ -24,7 +24,7 @@ use crate::credit::gains;
 use crate::fixes::unknown;
 use ferrl_engine::{Error, Result, nearest};
 pub use options::{Given, Hooks};
-use schemars::Schema;
+use schemars::{Schema, schema_for};
 use serde_json::{Map, Value};
 use std::ops::Range;
 use std::path::Path;
@@ -34,11 +34,9 @@ use std::path::Path;
 pub struct Sample<'a> {
     /// The rollout's number, for messages.
     pub id: u64,
-    /// The prompt's text.
     pub prompt: &'a str,
     /// The messages of the prompt, if it is a conversation.
     pub messages: &'a [Value],
-    /// The completion's text.
     pub completion: &'a str,
     /// Its tokens with the stop token; empty if only the text is known.
     pub ids: &'a [u32],
@@ -81,7 +79,6 @@ impl<'a> From<&'a Map<String, Value>> for RowColumns<'a> {
 }
 
 impl<'a> RowColumns<'a> {
-    /// All names.
     pub fn names(&self) -> Vec<&'a str> {
         let own = self.row.into_iter().flat_map(|row| row.keys().map(String::as_str));
         let old = self.renamed.iter().filter(|(new, _)| self.row.is_some_and(|r| r.contains_key(new)));
@@ -109,7 +106,6 @@ pub struct Progress {
     pub epoch: f64,
 }
 
-/// A verifier's result for one completion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Score {
     /// The reward for training.
@@ -147,10 +143,8 @@ impl Score {
     }
 }
 
-/// The result of scoring one completion.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// Its score.
     Scored(Score),
     /// No reward from this source; the other sources decide.
     Abstained,
@@ -229,7 +223,6 @@ pub trait Verifier: Send + Sync {
     fn name(&self) -> &str;
     /// The score of one completion.
     fn score(&self, sample: &Sample<'_>) -> Result<Score>;
-    /// The scores of a batch, in order.
     fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
         samples.iter().map(|s| self.score(s).map(Outcome::Scored)).collect()
     }
@@ -301,15 +294,12 @@ pub trait Verifier: Send + Sync {
 pub struct Entry {
     /// The name a recipe uses.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
-    /// The JSON Schema of its options.
     pub schema: fn() -> Schema,
     /// Builds the verifier from its options; unknown options are an error.
     pub build: fn(&Given<'_>) -> Result<Box<dyn Verifier>>,
 }
 
-/// All verifiers.
 pub const VERIFIERS: &[Entry] = &[
     countdown::ENTRY,
     chain::ENTRY,
@@ -328,7 +318,6 @@ pub const VERIFIERS: &[Entry] = &[
     python::ENTRY,
 ];
 
-/// The verifier of that name with these options.
 pub fn build(name: &str, options: &Map<String, Value>) -> Result<Box<dyn Verifier>> {
     build_with(name, options, &Hooks::default())
 }

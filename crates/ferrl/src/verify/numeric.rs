@@ -7,7 +7,6 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "numeric",
     about: "1 if the final number equals the column's (GSM8K), otherwise 0",
@@ -164,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_lose_their_dress() {
+    fn numbers_are_parsed_without_currency_and_separators() {
         for (text, want) in [
             ("the total is $1,250.50.", Some("1250.5")),
             ("5 - 3", Some("3")),

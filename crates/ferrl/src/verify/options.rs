@@ -16,7 +16,6 @@ use std::sync::atomic::AtomicBool;
 pub struct Given<'a> {
     /// The verifier's name, for messages.
     pub verifier: &'static str,
-    /// Its options.
     pub options: &'a Map<String, Value>,
     /// The run's hooks, for verifiers with processes.
     pub hooks: &'a Hooks,

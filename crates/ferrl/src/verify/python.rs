@@ -14,7 +14,6 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "python",
     about: "functions of a Python file, in supervised worker processes",
@@ -46,7 +45,6 @@ struct Options {
 }
 }
 
-/// The verifier.
 pub struct Python {
     pool: WorkerPool,
     functions: Vec<String>,
@@ -92,11 +90,6 @@ impl Python {
         }
         let (metrics, warnings, bound) = Default::default();
         Ok(Python { pool: WorkerPool::start(workers)?, functions, weights, batch, metrics, warnings, bound })
-    }
-
-    /// The workers.
-    pub fn pool(&self) -> &WorkerPool {
-        &self.pool
     }
 
     /// Calls every function with all samples; results by function.

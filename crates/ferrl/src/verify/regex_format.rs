@@ -1,11 +1,9 @@
 //! Regular expressions, matched in linear time for any pattern.
 
-use super::{Entry, Sample, Score, Verifier};
+use super::{Entry, Sample, Score, Verifier, schema_for};
 use ferrl_engine::{Error, Result};
 use regex::{Regex, RegexBuilder};
-use schemars::schema_for;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "regex",
     about: "1 if the completion matches a regular expression, otherwise 0",
@@ -23,7 +21,6 @@ struct Options {
 }
 }
 
-/// The verifier.
 pub struct RegexFormat {
     regex: Regex,
 }

@@ -5,7 +5,6 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What went wrong.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FailureKind {
     /// The process ended: its exit status.
@@ -50,7 +49,6 @@ pub enum FailureKind {
     },
     /// The process could not be started.
     Start(String),
-    /// The user asked to stop.
     Interrupted,
 }
 
@@ -103,15 +101,11 @@ impl fmt::Display for FailureKind {
 pub struct Failure {
     /// What went wrong, the last time it was tried.
     pub kind: FailureKind,
-    /// The function that was called.
     pub function: String,
-    /// The file it is in.
     pub file: PathBuf,
-    /// Which worker.
     pub worker: String,
     /// The rollouts that have no reward for it.
     pub ids: Vec<u64>,
-    /// How often it was tried.
     pub attempts: u32,
     /// From the first try to giving up.
     pub waited: Duration,

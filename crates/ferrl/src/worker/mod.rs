@@ -62,14 +62,12 @@ pub struct Called {
     pub metrics: Vec<(String, f64)>,
 }
 
-/// How workers are run.
 #[derive(Clone)]
 pub struct WorkerOptions {
     /// The user's file.
     pub file: PathBuf,
     /// The functions it must have.
     pub functions: Vec<String>,
-    /// The Python to run it.
     pub python: String,
     /// How many processes.
     pub workers: usize,
@@ -121,7 +119,6 @@ impl WorkerOptions {
 /// What has happened in a pool so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolCounts {
-    /// Calls made.
     pub calls: u64,
     /// Calls made again, for all or some of the rollouts of one that failed.
     pub retries: u64,
@@ -193,17 +190,14 @@ impl WorkerPool {
         Ok(WorkerPool { options, slots, next: AtomicUsize::new(0), counters: Counters::default() })
     }
 
-    /// How many workers there are.
     pub fn workers(&self) -> usize {
         self.slots.len()
     }
 
-    /// The user's file.
     pub fn file(&self) -> &Path {
         &self.options.file
     }
 
-    /// Counts of calls and failures.
     pub fn counts(&self) -> PoolCounts {
         let read = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let Counters { calls, retries, restarts, failures, stale } = &self.counters;

@@ -19,7 +19,6 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// How a worker is started.
 pub(crate) struct Spawn<'a> {
-    /// The Python to run.
     pub python: &'a str,
     /// The script at the other end of the pipe; `guard.py` is prepended to it.
     pub script: &'a str,

@@ -36,7 +36,7 @@ fn below_the_last_branching_one_completion_goes_to_the_end() {
 }
 
 #[test]
-fn half_of_the_draws_are_hot() {
+fn half_of_the_samples_use_the_high_temperature() {
     let world = World::new(1);
     let options = json!({"samples": 60, "expander": "high_low_temperature_iid", "high": 3.0, "low": 0.05});
     let r = search(&world, &world.prompts(1), &How::new("cot", options)).remove(0);

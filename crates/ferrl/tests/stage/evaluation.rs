@@ -71,7 +71,7 @@ fn the_loss_is_that_of_the_examples_and_changes_nothing() {
             &Default::default(),
         )
         .unwrap();
-        let loss = watched.validate(&mut *source, 16).unwrap().get("eval/loss").unwrap();
+        let loss = watched.validate(&mut source, 16).unwrap().get("eval/loss").unwrap();
         assert!(loss.is_finite() && loss > 0.0);
         let (a, b) = (plain.step().unwrap().metrics, watched.step().unwrap().metrics);
         assert_eq!(a.get("loss"), b.get("loss"));

@@ -86,11 +86,9 @@ struct Steps {
 }
 
 impl ferrl::runner::RunWatch for Steps {
-    fn stage(&mut self, _name: &str, _steps: u64) {}
     fn step(&mut self, _stage: &str, _step: u64, _steps: u64, _record: &StepRecord) {
         self.left = self.left.saturating_sub(1);
     }
-    fn note(&mut self, _text: &str) {}
     fn interrupted(&self) -> bool {
         self.left == 0
     }

@@ -1,8 +1,7 @@
 //! Rollouts that run ahead of training.
 
 use crate::help::{metrics, model, run, stage, weights};
-use ferrl::train::Stage;
-use ferrl::train::StepExperience;
+use ferrl::train::{Stage, StepExperience};
 use std::collections::VecDeque;
 
 fn recipe(lag: usize, more: &str) -> String {

@@ -48,7 +48,7 @@ fn a_completion_gets_so_many_tokens_of_each_policy_and_each_prompt_is_learned_fr
 }
 
 #[test]
-fn with_room_for_whole_completions_nothing_changes() {
+fn partial_rollouts_with_room_for_whole_completions_change_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
     let after = |piece: usize| {

@@ -49,7 +49,7 @@ fn a_stage_rewards_the_next_and_scores_are_those_of_the_engine() {
 
     let judge = runs.join("test/stages/0");
     let recipe = Recipe::parse(&text, "r.toml", "r", &[]).unwrap().stages[1].recipe.clone();
-    let scorer = RewardModel::open(&judge, &recipe, DType::F32, &backend()).unwrap();
+    let scorer = RewardModel::open(&judge, &recipe, DType::F32, &backend(), false).unwrap();
     let completion =
         |completion, truncated| Sample { prompt: "say a: ", completion, truncated, ..Default::default() };
     let completions = [
@@ -73,7 +73,7 @@ fn a_stage_rewards_the_next_and_scores_are_those_of_the_engine() {
 }
 
 #[test]
-fn what_cannot_judge_is_refused() {
+fn models_that_cannot_judge_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let text = pipeline(dir.path());
     let error = |text: &str| run(&dir.path().join("runs"), text, false, 1).err().unwrap().to_string();

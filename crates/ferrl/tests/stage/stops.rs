@@ -91,7 +91,7 @@ fn rollouts_and_evaluation_stop_at_the_end_of_the_turn() {
     let mut actor = Actor { generator: &mut sampler, policy, tokenizer, stops, environments, ranks };
     let settings = ferrl::recipe::Rollout { temperature: 0.0, max_new_tokens: 16, ..Default::default() };
     let rewards = Rewards::new(&[exact]).unwrap();
-    let all = evaluate(&mut actor, &mut *source, &rewards, &settings, (6, 1, 0), Default::default()).unwrap();
+    let all = evaluate(&mut actor, &mut source, &rewards, &settings, (6, 1, 0), Default::default()).unwrap();
     assert_eq!(all.metrics.get("eval/pass@1"), Some(1.0));
 }
 

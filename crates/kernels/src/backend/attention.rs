@@ -1,11 +1,8 @@
 //! Attention, its KV cache, RoPE, and fusions of these.
 
 use super::{ActivationOps, LinearOps, MemoryOps, NormOps};
-use crate::buffer::Buffer;
-use crate::composed;
-use crate::error::Result;
 use crate::operands::*;
-use crate::shapes;
+use crate::{Buffer, Result, composed, shapes};
 
 /// Causal attention over packed sequences.
 pub trait AttentionOps: MemoryOps {

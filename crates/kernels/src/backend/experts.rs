@@ -1,11 +1,8 @@
 //! Mixture of experts: combining the outputs of several experts per token.
 
 use super::VectorOps;
-use crate::buffer::Buffer;
-use crate::composed;
-use crate::error::Result;
 use crate::operands::*;
-use crate::shapes;
+use crate::{Buffer, Result, composed, shapes};
 
 /// Weighted sums of gathered rows.
 pub trait ExpertOps: VectorOps {

@@ -1,11 +1,8 @@
 //! From hidden states to log-probabilities and sampled tokens.
 
 use super::{LinearOps, MemoryOps};
-use crate::buffer::{Buffer, Weight};
-use crate::composed;
-use crate::error::{Error, Result};
 use crate::operands::*;
-use crate::shapes;
+use crate::{Buffer, Error, Result, Weight, composed, shapes};
 
 /// The language-model head: log-probabilities without materialising logits.
 pub trait HeadOps: LinearOps {

@@ -1,11 +1,8 @@
 //! Row-wise layers: embeddings, norms, linear layers, activations.
 
 use super::VectorOps;
-use crate::buffer::{Buffer, DType, Weight};
-use crate::composed;
-use crate::error::Result;
 use crate::operands::*;
-use crate::shapes;
+use crate::{Buffer, DType, Result, Weight, composed, shapes};
 
 /// Token and position embeddings.
 pub trait EmbeddingOps: VectorOps {

@@ -1,11 +1,8 @@
 //! LoRA: `w + bᵀ a` on some rows of `w`, and the gradients of the two factors.
 
 use super::LinearOps;
-use crate::buffer::{Buffer, Weight};
-use crate::composed;
-use crate::error::Result;
 use crate::operands::*;
-use crate::shapes;
+use crate::{Buffer, Result, Weight, composed, shapes};
 
 /// Merging LoRA updates into weights, and the gradients of their factors.
 pub trait LowRankOps: LinearOps {

@@ -1,11 +1,8 @@
 //! Memory: allocation, copies between host and device, and vectors.
 
-use crate::buffer::{Buffer, DType, Weight};
-use crate::composed;
-use crate::error::Result;
 use crate::operands::{Heads, VOCAB_TILE};
-use crate::shapes;
 use crate::usage::{MemoryReport, MemoryUsage, Purpose};
+use crate::{Buffer, DType, Result, Weight, composed, shapes};
 
 /// What operand checks need to know of a device: which memory it owns, and its cache and head layouts.
 pub trait DeviceInfo {

@@ -30,9 +30,7 @@ pub use memory::{DOT_CHUNK, DeviceInfo, MemoryOps, VectorOps};
 pub use optimizer::OptimizerOps;
 pub use vocab::VocabOps;
 
-use crate::Card;
-use crate::buffer::DType;
-use crate::error::{Error, Result};
+use crate::{Card, DType, Error, Result};
 
 /// A device: all operations together.
 pub trait Backend:

@@ -1,9 +1,8 @@
 //! Optimizer steps.
 
 use super::LinearOps;
-use crate::buffer::Buffer;
-use crate::error::Result;
 use crate::operands::*;
+use crate::{Buffer, Result};
 
 /// Optimizer steps.
 pub trait OptimizerOps: LinearOps {

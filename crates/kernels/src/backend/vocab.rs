@@ -1,11 +1,8 @@
 //! The vocabulary-parallel head: each rank computes some tiles; tile statistics are exchanged and combined in tile order.
 
 use super::{HeadOps, SampleOps};
-use crate::buffer::Buffer;
-use crate::composed;
-use crate::error::Result;
 use crate::operands::*;
-use crate::shapes;
+use crate::{Buffer, Result, composed, shapes};
 
 /// The language-model head on parts of the vocabulary. All parts together give the bits of [`HeadOps`],
 /// [`DivergenceOps`](super::DivergenceOps) and [`SampleOps`].

@@ -2,9 +2,8 @@
 
 use super::{Check, download, nan_filled, random, stored, upload};
 use crate::backend::{Attention, AttentionSaved, Backend, Heads, PagedRows, PagedSequence, Segments};
-use crate::buffer::DType;
-use crate::error::Result;
 use crate::philox::philox4x32;
+use crate::{DType, Result};
 
 /// Heads (of queries, of keys, head width), soft cap, window, sequence lengths.
 type Shape = ([usize; 3], Option<f32>, Option<usize>, &'static [usize]);

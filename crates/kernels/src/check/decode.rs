@@ -1,8 +1,7 @@
 //! Decode GEMM: for every number of rows from 1 to 64, and some beyond, each row has the bits it has among many.
 
 use super::{Check, download, nan_filled, random, upload, weight};
-use crate::buffer::DType;
-use crate::error::Result;
+use crate::{DType, Result};
 
 /// Features and reduction length: a long k, more features than blocks, a partial last tile. Small, because CPUs without vector
 /// instructions run them, too.
@@ -14,7 +13,6 @@ const ON_CARDS: [(usize, usize); 6] =
 const MANY: usize = 300;
 const ROWS: [usize; 13] = [1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 48, 64, 65];
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     let b = check.card;
     let larger = if b.runs_async() { &ON_CARDS[..] } else { &[] };

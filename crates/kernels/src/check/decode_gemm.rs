@@ -4,9 +4,7 @@ use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{
     Activation, Affine, Backend, Heads, Norm, Normed, PagedRows, PagedSequence, QkvLayer, Rotation,
 };
-use crate::buffer::{Buffer, DType};
-use crate::composed;
-use crate::error::Result;
+use crate::{Buffer, DType, Result, composed};
 
 /// Hidden width, heads, feed-forward width, LayerNorm, biases, and the activation.
 const SHAPES: &[(usize, Heads, usize, bool, bool, Activation)] = &[
@@ -57,7 +55,6 @@ fn new_tokens(b: &dyn Backend, rows: usize) -> (PagedRows, Vec<u32>, usize) {
     (PagedRows { sequences: sequences.collect() }, positions, rows * each)
 }
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     let b = check.card;
     for &(hidden, heads, ffn, centred, biased, op) in SHAPES {

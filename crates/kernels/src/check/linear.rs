@@ -3,9 +3,8 @@
 use super::units::{Results, RowCase, by_row, pick, run_case, scaled};
 use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{Backend, LinearGrads};
-use crate::buffer::DType;
-use crate::error::Result;
 use crate::philox::philox4x32;
+use crate::{DType, Result};
 
 /// Odd sizes, one output, and the shapes of a known model.
 pub fn all(check: &mut Check<'_>) -> Result<()> {

@@ -2,8 +2,7 @@
 
 use super::{Check, download, nan_filled, random, random_ids, stored, upload, weight};
 use crate::backend::{Backend, HeadGrads, HeadInput, LogpGrads, LogpHead, LogpStats};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 
 /// Rows, vocabulary, hidden width, additional tokens per row, and the head's options: vocabularies of several tiles, of less
 /// than one, and of odd sizes.

@@ -2,8 +2,7 @@
 
 use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{Backend, ColumnsOf, LinearGrads, LowRank, LowRankGrad};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 
 /// Rows and columns of a weight, and two updates of some of its rows: first row, rows, rank.
 const SHAPES: [([usize; 2], [[usize; 3]; 2]); 3] = [
@@ -14,7 +13,6 @@ const SHAPES: [([usize; 2], [[usize; 3]; 2]); 3] = [
 /// Rows of a batch: few, and enough for split-k.
 const TOKENS: [usize; 2] = [37, 2200];
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     for ([n, k], parts) in SHAPES {
         for (dtype, base) in [

@@ -3,8 +3,7 @@
 use super::units::adamw;
 use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{AdamWParam, Backend, Sgd};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 
 const ROWS: usize = 1031;
 const WIDTH: usize = 24;
@@ -30,7 +29,6 @@ fn shared(b: &dyn Backend) -> Result<Option<(Weight, Buffer)>> {
     Ok(b.master(&weight)?.map(|master| (weight, master)))
 }
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     let (b, values) = (check.card, numbers());
     let (Some((mut form, mut master)), Some((beside, mut other))) = (shared(b)?, shared(b)?) else {

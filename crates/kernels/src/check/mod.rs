@@ -18,12 +18,9 @@ mod vectors;
 mod vocab;
 
 use crate::backend::Backend;
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
 use crate::philox::{normals, philox4x32};
-use crate::{narrow, widen};
+use crate::{Buffer, DType, Result, Weight, narrow, widen};
 
-/// Outcome of one check.
 #[derive(Clone, Debug)]
 pub struct CheckOutcome {
     /// What was compared.
@@ -167,7 +164,6 @@ pub fn download(b: &dyn Backend, buffer: &Buffer) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-/// A weight with these elements.
 pub fn weight(b: &dyn Backend, dtype: DType, n: usize, k: usize, values: &[f32]) -> Result<Weight> {
     let mut w = b.weight(n, k, dtype, true)?;
     b.load_weight(&upload(b, DType::F32, values)?, &mut w)?;

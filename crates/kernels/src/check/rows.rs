@@ -5,10 +5,8 @@ use super::{Check, download, nan_filled, random, random_ids, upload};
 use crate::backend::{
     Activation, Backend, HeadNorm, Heads, Norm, NormGrads, NormInput, NormRecompute, Normed, Rotation, Target,
 };
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     cases().iter().try_for_each(|case| run_case(check, &**case))
 }

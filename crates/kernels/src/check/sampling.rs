@@ -3,8 +3,7 @@
 use super::logp::HeadCaseInputs;
 use super::{Check, download, nan_filled, random, upload, weight};
 use crate::backend::{Backend, LogpHead, SampleSpec, TokenChoice};
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 
 /// Logits of random rows, and their log-sum-exp.
 fn logits(b: &dyn Backend, rows: usize, vocab: usize, k: usize) -> Result<(Buffer, Buffer)> {

@@ -6,8 +6,7 @@
 
 use super::{Check, random};
 use crate::backend::*;
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 use std::cell::Cell;
 
 /// How an operand is invalid.
@@ -487,7 +486,6 @@ const CASES: &[Case] = &[
     }),
 ];
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     for dtype in [DType::F32, DType::Bf16] {
         for (name, case) in CASES {
@@ -514,45 +512,12 @@ mod tests {
 
     /// Operations without operands that could be too short: whose length is asked of the buffer itself, or that have none.
     const WHOLE: &[&str] = &[
-        "describe",
-        "instruction_set",
-        "memory",
-        "set_purpose",
-        "memory_report",
-        "books",
-        "trim",
-        "set_memory_limit",
-        "is_exact",
-        "set_exact",
-        "wait",
-        "peak_gflops",
-        "busy_tokens",
-        "alloc",
-        "alloc_host",
-        "fill",
-        "indices",
-        "runs_async",
-        "captures",
-        "repeat",
-        "first_non_finite",
-        "add_chunks",
-        "weight",
-        "master",
-        "rounds_masters",
-        "merges_in_copies",
-        "rounded_master",
-        "as_info",
-        "as_card",
-        "holds",
-        "holds_weight",
-        "ids",
-        "block_tokens",
-        "block_len",
-        "vocab_tile",
-        "draws_by_parts",
-        "cache_len",
-        "decode_rows",
-        "chosen",
+        "describe", "instruction_set", "memory", "set_purpose", "memory_report", "books", "trim",
+        "set_memory_limit", "is_exact", "set_exact", "wait", "peak_gflops", "busy_tokens", "alloc",
+        "alloc_host", "fill", "indices", "runs_async", "captures", "repeat", "first_non_finite",
+        "add_chunks", "weight", "master", "rounds_masters", "merges_in_copies", "rounded_master", "as_info",
+        "as_card", "holds", "holds_weight", "ids", "block_tokens", "block_len", "vocab_tile",
+        "draws_by_parts", "cache_len", "decode_rows", "chosen",
     ];
 
     /// A new operation has a case here, or a reason why it needs none.

@@ -2,9 +2,8 @@
 
 use super::{Check, download};
 use crate::backend::Backend;
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
 use crate::operands::AdamW;
+use crate::{Buffer, DType, Result};
 
 /// Results of an operation on some rows.
 #[derive(Default)]
@@ -19,7 +18,6 @@ pub struct Results {
 pub trait RowCase {
     /// Display name.
     fn name(&self) -> String;
-    /// Number of rows of the inputs.
     fn rows(&self) -> usize;
     /// Runs it on the picked rows.
     fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results>;

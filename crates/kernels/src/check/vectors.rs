@@ -3,11 +3,9 @@
 use super::units::{Results, RowCase, adamw, by_row, pick, run_case, scaled, sums};
 use super::{Check, download, nan_filled, random, random_ids, upload, weight};
 use crate::backend::{AdamW, AdamWParam, Backend, RowMix, Sgd};
-use crate::buffer::{Buffer, DType};
 use crate::codes::{BLOCK, decode_nf4, encode_nf4};
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 
-/// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     cases().iter().try_for_each(|case| run_case(check, &**case))
 }

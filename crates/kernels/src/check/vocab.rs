@@ -5,9 +5,8 @@ use super::{Check, download, nan_filled, upload, weight};
 use crate::backend::{
     Backend, LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart,
 };
-use crate::buffer::{Buffer, DType, Weight};
 use crate::comm::part;
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -367,7 +366,7 @@ mod tests {
 
     /// The CPU against itself by parts, and against f64.
     #[test]
-    fn results_are_near_those_in_f64() {
+    fn results_agree_with_f64() {
         let b = &*crate::open("cpu", Some(2)).unwrap();
         for &(rows, vocab, k, _, _, op) in SHAPES {
             let p = HeadCaseInputs::new(DType::F32, rows, vocab, k, 0);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_has_travels() {
+    fn offers_round_trip_between_ranks() {
         for offer in
             [on_card(7, 23203), Offer { nccl: Err("FERRL_NCCL=off".into()), shares: true, ..on_card(7, 0) }]
         {

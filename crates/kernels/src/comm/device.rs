@@ -6,8 +6,7 @@
 
 use super::Arrived;
 use crate::backend::Backend;
-use crate::buffer::{Buffer, DType};
-use crate::error::{Error, Result};
+use crate::{Buffer, DType, Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 

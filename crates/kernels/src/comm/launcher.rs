@@ -2,7 +2,6 @@
 
 use crate::error::{Error, Result};
 
-/// What launched the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// `mpirun` of Open MPI.
@@ -18,9 +17,7 @@ pub enum Launcher {
 /// This process according to its environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launched {
-    /// Its launcher.
     pub launcher: Launcher,
-    /// Its rank.
     pub rank: usize,
     /// World size.
     pub size: usize,

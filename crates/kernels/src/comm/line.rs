@@ -82,7 +82,6 @@ fn lost(error: Error) -> Error {
     fix.map_or(lost.clone(), |fix| lost.fix(fix.clone()))
 }
 
-/// Result of an exchange.
 pub(super) struct Delivery {
     pub arrived: Vec<Arrived>,
     /// Its device-to-device transfers.
@@ -111,7 +110,6 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Whether no exchange is in flight.
     pub fn is_idle(&self) -> bool {
         self.coming.is_empty()
     }

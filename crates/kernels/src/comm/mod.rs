@@ -27,8 +27,7 @@ pub use parcel::{Block, Inbox, Outbox, ParcelContents, ParcelPiece, PendingParce
 pub use pool::{message_buffer, recycle};
 pub use threads::{device_threads, threads};
 
-use crate::error::{Class, Error, Result};
-use crate::lock;
+use crate::{Class, Error, Result, lock};
 use device::Devices;
 use line::{Completed, Job, Line};
 use std::collections::HashMap;
@@ -41,13 +40,11 @@ use std::time::Instant;
 pub struct Arrived {
     /// Whether it is an error.
     pub failed: bool,
-    /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
 /// Message transport between the ranks of a group.
 pub trait Comm: Send + Sync {
-    /// This process's rank.
     fn rank(&self) -> usize;
     /// Number of ranks.
     fn size(&self) -> usize;
@@ -104,7 +101,6 @@ struct Cost {
     waited: AtomicU64,
     /// Bytes sent.
     sent: AtomicU64,
-    /// Number of exchanges.
     exchanges: AtomicU64,
 }
 
@@ -112,7 +108,6 @@ impl Ranks {
     /// A single process.
     pub const ALONE: &Ranks = &Ranks(None);
 
-    /// A single process.
     pub fn alone() -> Self {
         Ranks(None)
     }
@@ -190,7 +185,6 @@ impl Ranks {
         self.0.as_ref().map_or((1, 0), |g| g.comm.local())
     }
 
-    /// Whether there is one rank only.
     pub fn is_alone(&self) -> bool {
         self.size() == 1
     }
@@ -208,21 +202,6 @@ impl Ranks {
     /// This rank's share of `count` consecutive items; shares differ by one at most.
     pub fn share(&self, count: usize) -> Range<usize> {
         part(count, self.rank(), self.size())
-    }
-
-    /// Whether item `i` of a round-robin list belongs to this rank.
-    pub fn owns(&self, i: usize) -> bool {
-        i % self.size() == self.rank()
-    }
-
-    /// Whether item `i` of a round-robin list of `count` ends a round (one item per rank).
-    pub fn ends_round(&self, i: usize, count: usize) -> bool {
-        i + 1 == count || (i + 1).is_multiple_of(self.size())
-    }
-
-    /// Whether this rank has no item in the round that ends with item `i`.
-    pub fn sits_out(&self, i: usize) -> bool {
-        self.rank() > i % self.size()
     }
 
     /// Whether the last exchange brought an error, so that every rank knows.
@@ -275,7 +254,6 @@ impl Ranks {
         group.read(completed)
     }
 
-    /// Broadcast from rank 0.
     pub fn broadcast(&self, from_first: &[u8]) -> Result<Vec<u8>> {
         let own: &[u8] = if self.rank() == 0 { from_first } else { &[] };
         Ok(self.all_gather(own)?.swap_remove(0))
@@ -398,7 +376,6 @@ pub fn part(count: usize, rank: usize, size: usize) -> Range<usize> {
 /// Separates the fields of a serialised error.
 const FIELD: char = '\u{1f}';
 
-/// Serialises an error.
 pub fn pack_error(error: &Error) -> String {
     let (what, place, fix) = error.parts();
     let class = CLASSES.iter().position(|c| *c == error.class).unwrap_or_default();
@@ -407,7 +384,6 @@ pub fn pack_error(error: &Error) -> String {
     fields.join(&FIELD.to_string())
 }
 
-/// Deserialises an error.
 pub fn unpack_error(text: &str) -> Error {
     let fields: Vec<&str> = text.split(FIELD).collect();
     let [class, what, place, fix] = fields[..] else { return Error::rank("an error that cannot be read") };

@@ -69,11 +69,9 @@ struct Functions {
 /// An MPI library on this machine.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The file's name.
     pub file: String,
     /// Its ABI.
     pub interface: &'static str,
-    /// Its version string.
     pub version: String,
 }
 
@@ -278,7 +276,6 @@ impl Mpi {
         Request { request, done: false, failed: code != 0 }
     }
 
-    /// Whether a request is complete.
     pub fn is_done(&self, r: &mut Request) -> bool {
         if !r.done && !r.failed {
             let (f, abi, mut flag) = (self.opened.functions, self.opened.abi, 0);

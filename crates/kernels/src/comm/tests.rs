@@ -161,7 +161,7 @@ fn a_rank_that_fails_between_exchanges_leaves_all_in_step() {
 
 /// Parcels of other lengths for every rank, in both storage types, with pieces of no numbers.
 #[test]
-fn numbers_arrive_as_they_were_packed() {
+fn parcels_round_trip_between_ranks() {
     for connect in [threads, device_threads] {
         for size in 1..=4 {
             each_of(connect(size), |ranks| {

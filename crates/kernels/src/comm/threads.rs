@@ -3,8 +3,7 @@
 use super::device::{Devices, Mover, Section, Transfer};
 use super::{Arrived, Comm, Ranks};
 use crate::backend::Backend;
-use crate::error::{Error, Result};
-use crate::lock;
+use crate::{Error, Result, lock};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 

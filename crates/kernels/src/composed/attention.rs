@@ -1,10 +1,8 @@
 //! Attention of some rows, by computing all rows.
 
 use crate::backend::{Attention, AttentionOps, AttentionSaved, RowShard};
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 
-/// See [`AttentionOps::attention_shard`].
 pub fn attention_shard<B: AttentionOps + ?Sized>(
     b: &B,
     op: Attention,
@@ -31,7 +29,6 @@ pub fn attention_shard<B: AttentionOps + ?Sized>(
     pick(b, shard, &all_lse, heads.heads, lse)
 }
 
-/// See [`AttentionOps::attention_shard_backward`].
 pub fn attention_shard_backward<B: AttentionOps + ?Sized>(
     b: &B,
     op: Attention,

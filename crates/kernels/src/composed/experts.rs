@@ -2,10 +2,8 @@
 
 use super::download;
 use crate::backend::{MemoryOps, RowMix};
-use crate::buffer::Buffer;
-use crate::error::Result;
+use crate::{Buffer, Result};
 
-/// See [`ExpertOps::mix_rows`](crate::backend::ExpertOps::mix_rows).
 pub fn mix_rows<B: MemoryOps + ?Sized>(b: &B, mix: RowMix<'_>, src: &Buffer, out: &mut Buffer) -> Result<()> {
     let (source, weights, mut sums) = (download(b, src)?, download(b, mix.weights)?, vec![0f32; out.len()]);
     for (i, (&row, w)) in b.ids(mix.rows).iter().zip(&weights).enumerate() {
@@ -16,7 +14,6 @@ pub fn mix_rows<B: MemoryOps + ?Sized>(b: &B, mix: RowMix<'_>, src: &Buffer, out
     b.write(out, 0, &sums)
 }
 
-/// See [`ExpertOps::mix_rows_backward`](crate::backend::ExpertOps::mix_rows_backward).
 pub fn mix_rows_backward<B: MemoryOps + ?Sized>(
     b: &B,
     mix: RowMix<'_>,

@@ -5,10 +5,9 @@ use crate::backend::{
     HeadGrads, HeadInput, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps, SampleOps,
     SampleSpec, TokenChoice,
 };
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
 use crate::math::{exp, ln};
 use crate::truncate::Truncation;
+use crate::{Buffer, DType, Result, Weight};
 
 /// Rows whose logits are materialised at a time.
 const ROWS: usize = 64;
@@ -103,7 +102,6 @@ fn entropy(row: &[f32], lse: f32) -> f32 {
     row.iter().map(|&l| probability(l, lse) * (lse - l)).sum()
 }
 
-/// See [`HeadOps::logits`](crate::backend::HeadOps::logits).
 pub fn logits<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,
@@ -118,7 +116,6 @@ pub fn logits<B: LinearOps + ?Sized>(
     })
 }
 
-/// See [`HeadOps::logp`](crate::backend::HeadOps::logp).
 pub fn logp<B: LinearOps + ?Sized>(
     b: &B,
     head: HeadInput<'_>,
@@ -148,7 +145,6 @@ fn clear<B: MemoryOps + ?Sized>(b: &B, to: &mut HeadGrads<'_>) -> Result<()> {
     written.map_or(Ok(()), |dw| b.fill(dw, 0.0))
 }
 
-/// See [`HeadOps::logp_backward`](crate::backend::HeadOps::logp_backward).
 pub fn logp_backward<B: LinearOps + ?Sized>(
     b: &B,
     head: HeadInput<'_>,
@@ -202,7 +198,6 @@ fn divergence(row: &[f32], lse: f32, ratios: &[f32]) -> f32 {
     row.iter().zip(ratios).map(|(&l, ratio)| probability(l, lse) * ratio).sum()
 }
 
-/// See [`DivergenceOps::kl`](crate::backend::DivergenceOps::kl).
 pub fn kl<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,
@@ -216,7 +211,6 @@ pub fn kl<B: LinearOps + ?Sized>(
     })
 }
 
-/// See [`DivergenceOps::kl_backward`](crate::backend::DivergenceOps::kl_backward).
 pub fn kl_backward<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,
@@ -237,7 +231,6 @@ pub fn kl_backward<B: LinearOps + ?Sized>(
     })
 }
 
-/// See [`SampleOps::sample`].
 pub fn sample<B: MemoryOps + ?Sized>(
     b: &B,
     logits: &Buffer,
@@ -262,14 +255,12 @@ pub fn sample<B: MemoryOps + ?Sized>(
     Ok(rows.map(draw).collect())
 }
 
-/// See [`SampleOps::argmax`].
 pub fn argmax<B: MemoryOps + ?Sized>(b: &B, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
     let (values, mut kept) = (download(b, logits)?, Truncation::default());
     let vocab = (logits.len() / rows.max(1)).max(1);
     Ok(values.chunks(vocab).map(|row| kept.choose(row, &SampleSpec::plain(None)).0).collect())
 }
 
-/// See [`SampleOps::choose`].
 pub fn choose<B: SampleOps + ?Sized>(
     b: &B,
     logits: &Buffer,

@@ -1,10 +1,8 @@
 //! LoRA merges from GEMMs and copies.
 
 use crate::backend::{ColumnsOf, LinearGrads, LinearOps, LowRank, LowRankGrad, LowRankOps};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 
-/// See [`LowRankOps::adapted`].
 pub fn adapted<B: LowRankOps + ?Sized>(
     b: &B,
     base: &Buffer,
@@ -31,7 +29,6 @@ pub fn adapted<B: LowRankOps + ?Sized>(
     Ok(())
 }
 
-/// See [`LowRankOps::load_adapted`].
 pub fn load_adapted<B: LowRankOps + ?Sized>(
     b: &B,
     base: &Buffer,
@@ -43,7 +40,6 @@ pub fn load_adapted<B: LowRankOps + ?Sized>(
     b.load_weight(&whole, weight)
 }
 
-/// See [`LowRankOps::low_rank_dw`].
 pub fn low_rank_dw<B: LinearOps + ?Sized>(b: &B, of: LowRankGrad<'_>, grads: LinearGrads<'_>) -> Result<()> {
     let (x, y) = (columns(b, of.x, of.tokens)?, columns(b, of.y, of.tokens)?);
     let (x, y) = (x.as_ref().unwrap_or(of.x.of), y.as_ref().unwrap_or(of.y.of));

@@ -21,10 +21,8 @@ use crate::backend::{
     Activation, Affine, CacheOps, DecodeOps, Heads, LinearGrads, LinearOps, NormOps, Normed, PagedRows,
     QkvLayer, RopeOps, Rotation,
 };
-use crate::buffer::Buffer;
-use crate::error::Result;
+use crate::{Buffer, Result};
 
-/// See [`NormOps::add_norm`].
 pub fn add_norm<B: NormOps + ?Sized>(
     b: &B,
     norm: Normed<'_>,
@@ -37,7 +35,6 @@ pub fn add_norm<B: NormOps + ?Sized>(
     b.norm(norm, sum, y)
 }
 
-/// See [`CacheOps::cache_copies`].
 pub fn cache_copies<B: CacheOps + ?Sized>(
     b: &B,
     heads: Heads,
@@ -55,7 +52,6 @@ pub fn cache_copies<B: CacheOps + ?Sized>(
     Ok(())
 }
 
-/// See [`RopeOps::linear_qkv`].
 pub fn linear_qkv<B: RopeOps + ?Sized>(
     b: &B,
     x: &Buffer,
@@ -71,7 +67,6 @@ pub fn linear_qkv<B: RopeOps + ?Sized>(
     cache.map_or(Ok(()), |(rows, cache)| b.cache_write(heads, qkv, rows, cache))
 }
 
-/// See [`RopeOps::qkv_backward`].
 pub fn qkv_backward<B: RopeOps + ?Sized>(
     b: &B,
     heads: Heads,
@@ -86,7 +81,6 @@ pub fn qkv_backward<B: RopeOps + ?Sized>(
     dbias.map_or(Ok(()), |dbias| rotated_bias(b, dqkv, dqkv.len() / heads.qkv_width(), add, dbias))
 }
 
-/// See [`RopeOps::rotated_bias`].
 pub fn rotated_bias<B: LinearOps + ?Sized>(
     b: &B,
     dqkv: &Buffer,
@@ -98,7 +92,6 @@ pub fn rotated_bias<B: LinearOps + ?Sized>(
     b.linear_dw(dqkv, dqkv, tokens, LinearGrads { weight: None, bias: Some(dbias), add })
 }
 
-/// See [`DecodeOps::normed_qkv`].
 pub fn normed_qkv<B: DecodeOps + ?Sized>(
     b: &B,
     norm: Normed<'_>,
@@ -112,7 +105,6 @@ pub fn normed_qkv<B: DecodeOps + ?Sized>(
     linear_qkv(b, &h, layer, Some(cache), qkv)
 }
 
-/// See [`DecodeOps::linear_add`].
 pub fn linear_add<B: DecodeOps + ?Sized>(
     b: &B,
     x: &Buffer,
@@ -124,7 +116,6 @@ pub fn linear_add<B: DecodeOps + ?Sized>(
     b.axpy(1.0, &y, to)
 }
 
-/// See [`DecodeOps::normed_activation`].
 pub fn normed_activation<B: DecodeOps + ?Sized>(
     b: &B,
     norm: Normed<'_>,

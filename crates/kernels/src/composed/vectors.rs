@@ -3,25 +3,21 @@
 use crate::backend::{
     DOT_CHUNK, EmbeddingOps, HeadNorm, HeadNormOps, Heads, MemoryOps, NormGrads, Normed, Target, VectorOps,
 };
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 use std::collections::BTreeMap;
 
-/// Copies a buffer to the host.
 pub(crate) fn download<B: MemoryOps + ?Sized>(b: &B, x: &Buffer) -> Result<Vec<f32>> {
     let mut values = vec![0.0; x.len()];
     b.read(x, 0, &mut values)?;
     Ok(values)
 }
 
-/// See [`VectorOps::chunk_dots`].
 pub fn chunk_dots<B: MemoryOps + ?Sized>(b: &B, x: &Buffer, y: &Buffer) -> Result<Vec<f64>> {
     let (x, y) = (download(b, x)?, download(b, y)?);
     let dot = |(x, y): (&[f32], &[f32])| x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum();
     Ok(x.chunks(DOT_CHUNK).zip(y.chunks(DOT_CHUNK)).map(dot).collect())
 }
 
-/// See [`VectorOps::decode_nf4`].
 pub fn decode_nf4<B: MemoryOps + ?Sized>(
     b: &B,
     codes: &Buffer,
@@ -35,7 +31,6 @@ pub fn decode_nf4<B: MemoryOps + ?Sized>(
     b.write(out, 0, &values)
 }
 
-/// See [`VectorOps::gather_rows`].
 pub fn gather_rows<B: MemoryOps + ?Sized>(
     b: &B,
     src: &Buffer,
@@ -47,7 +42,6 @@ pub fn gather_rows<B: MemoryOps + ?Sized>(
     rows.try_for_each(|(i, &row)| b.copy(src, row as usize * width, dst, i * width, width))
 }
 
-/// See [`VectorOps::scatter_rows`].
 pub fn scatter_rows<B: MemoryOps + ?Sized>(
     b: &B,
     src: &Buffer,
@@ -60,7 +54,6 @@ pub fn scatter_rows<B: MemoryOps + ?Sized>(
     rows.try_for_each(|(i, &row)| b.copy(src, i * width, dst, row as usize * width, width))
 }
 
-/// See [`EmbeddingOps::embed`].
 pub fn embed<B: VectorOps + ?Sized>(
     b: &B,
     ids: &Buffer,
@@ -77,7 +70,6 @@ pub fn embed<B: VectorOps + ?Sized>(
     b.axpy(scale, &rows, out)
 }
 
-/// See [`EmbeddingOps::embed_backward`].
 pub fn embed_backward<B: EmbeddingOps + ?Sized>(
     b: &B,
     ids: &Buffer,
@@ -133,7 +125,6 @@ fn gathered<B: VectorOps + ?Sized>(b: &B, src: &Buffer, rows: &Buffer, width: us
     Ok(dst)
 }
 
-/// See [`HeadNormOps::head_norm`].
 pub fn head_norm<B: HeadNormOps + ?Sized>(
     b: &B,
     norm: HeadNorm<'_>,
@@ -151,7 +142,6 @@ pub fn head_norm<B: HeadNormOps + ?Sized>(
     })
 }
 
-/// See [`HeadNormOps::head_norm_backward`].
 pub fn head_norm_backward<B: HeadNormOps + ?Sized>(
     b: &B,
     norm: HeadNorm<'_>,

@@ -6,9 +6,8 @@ use crate::backend::{
     Draw, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps, PartGrads, PartInput, PartSide,
     TileStats, VocabPart,
 };
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
 use crate::math::{exp, ln};
+use crate::{Buffer, DType, Result};
 use std::ops::Range;
 
 /// Rows whose logits are materialised at a time.
@@ -43,7 +42,6 @@ fn blocks(rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..rows).step_by(ROWS).map(move |from| from..(from + ROWS).min(rows))
 }
 
-/// See [`VocabOps::tile_stats`](crate::backend::VocabOps::tile_stats).
 pub fn tile_stats<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,
@@ -79,7 +77,6 @@ pub fn tile_stats<B: LinearOps + ?Sized>(
     Ok(())
 }
 
-/// See [`VocabOps::fold_tiles`](crate::backend::VocabOps::fold_tiles).
 pub fn fold_tiles<B: MemoryOps + ?Sized>(
     b: &B,
     tiles: &Buffer,
@@ -132,7 +129,6 @@ fn clear<B: MemoryOps + ?Sized>(b: &B, to: &mut PartGrads<'_>) -> Result<()> {
     written.map_or(Ok(()), |dw| b.fill(dw, 0.0))
 }
 
-/// See [`VocabOps::part_backward`](crate::backend::VocabOps::part_backward).
 pub fn part_backward<B: LinearOps + ?Sized>(
     b: &B,
     head: PartInput<'_>,
@@ -189,7 +185,6 @@ fn ratios<B: LinearOps + ?Sized>(
     Ok((ours, ratios, p_lse))
 }
 
-/// See [`VocabOps::kl_tiles`](crate::backend::VocabOps::kl_tiles).
 pub fn kl_tiles<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,
@@ -210,7 +205,6 @@ pub fn kl_tiles<B: LinearOps + ?Sized>(
     Ok(())
 }
 
-/// See [`VocabOps::fold_kl`](crate::backend::VocabOps::fold_kl).
 pub fn fold_kl<B: MemoryOps + ?Sized>(b: &B, tiles: &Buffer, kl: &mut Buffer) -> Result<()> {
     let sums = download(b, tiles)?;
     let rows = sums.chunks((sums.len() / kl.len().max(1)).max(1));
@@ -218,7 +212,6 @@ pub fn fold_kl<B: MemoryOps + ?Sized>(b: &B, tiles: &Buffer, kl: &mut Buffer) ->
     b.write(kl, 0, &all)
 }
 
-/// See [`VocabOps::kl_part_backward`](crate::backend::VocabOps::kl_part_backward).
 pub fn kl_part_backward<B: LinearOps + ?Sized>(
     b: &B,
     op: LogpHead,
@@ -248,7 +241,6 @@ pub fn kl_part_backward<B: LinearOps + ?Sized>(
     Ok(())
 }
 
-/// See [`VocabOps::sample_part`](crate::backend::VocabOps::sample_part).
 pub fn sample_part<B: MemoryOps + ?Sized>(
     b: &B,
     (logits, first): (&Buffer, usize),

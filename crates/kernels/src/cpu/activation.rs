@@ -8,10 +8,8 @@ use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion};
 use super::vector::{row_count, rows_of_task, typed};
 use crate::backend::{Activation, ActivationOps};
-use crate::buffer::Buffer;
-use crate::error::Result;
-use crate::shapes;
 use crate::shapes::input_width;
+use crate::{Buffer, Result, shapes};
 
 /// `2 sqrt(2 / pi)`: `(1 + tanh(u)) / 2 = sigmoid(2 u)`, which keeps its precision far left of zero.
 const TWO_ROOT: f32 = 1.595_769;

@@ -7,9 +7,7 @@ use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
 use super::vector::{PIECE, row_count, rows_of_task, typed};
 use crate::backend::EmbeddingOps;
-use crate::buffer::Buffer;
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, shapes};
 use std::ops::Range;
 
 impl EmbeddingOps for Cpu {

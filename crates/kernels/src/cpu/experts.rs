@@ -7,9 +7,7 @@ use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
 use super::vector::{rows_of_task, typed};
 use crate::backend::{ExpertOps, RowMix};
-use crate::buffer::Buffer;
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, shapes};
 
 impl ExpertOps for Cpu {
     fn mix_rows(&self, mix: RowMix<'_>, src: &Buffer, out: &mut Buffer) -> Result<()> {

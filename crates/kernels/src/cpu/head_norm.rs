@@ -8,9 +8,7 @@ use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
 use super::vector::{copy_row, row_count, rows_of_task, typed};
 use crate::backend::{HeadNorm, HeadNormOps, Norm};
-use crate::buffer::Buffer;
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, shapes};
 
 /// A column range of a row, normalised in equal parts.
 #[derive(Clone, Copy)]

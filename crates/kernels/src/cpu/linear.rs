@@ -9,9 +9,7 @@ use super::pool::Disjoint;
 use super::simd::{LANES, bf16_per_unit, multiversion, widen};
 use super::vector::clear;
 use crate::backend::{LinearGrads, LinearOps, LowRankOps};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, DType, Result, Weight, shapes};
 
 /// A weight packed for the register tile.
 struct Packs {

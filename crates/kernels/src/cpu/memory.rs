@@ -7,10 +7,7 @@
 //! Large blocks, and packed weights as a group, use huge pages of 2 MiB where available: GEMMs read rows that are kilobytes
 //! apart, and with 4 KiB pages TLB misses would dominate.
 
-use crate::buffer::{Buffer, DType};
-use crate::error::{Error, Result};
-use crate::lock;
-use crate::usage::{MemoryUsage, Purpose};
+use crate::{Buffer, DType, Error, MemoryUsage, Purpose, Result, lock};
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
@@ -286,13 +283,11 @@ impl Memory {
     pub(super) fn has_room(&self, len: usize, size: usize) -> bool {
         len.checked_mul(size).is_some_and(|bytes| bytes <= self.bytes)
     }
-    /// The first `len` elements.
     pub fn slice<T: Plain>(&self, len: usize) -> &[T] {
         self.check::<T>(len);
         // SAFETY: initialised (allocated zeroed), aligned, long enough, and T is plain.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr().cast(), len) }
     }
-    /// The first `len` elements.
     pub fn slice_mut<T: Plain>(&mut self, len: usize) -> &mut [T] {
         self.check::<T>(len);
         // SAFETY: as above, and access is exclusive.
@@ -303,7 +298,6 @@ impl Memory {
 /// A buffer's elements, by storage type.
 #[derive(Clone, Copy)]
 pub enum Slice<'a> {
-    /// 32-bit floats
     F32(&'a [f32]),
     /// bf16 bits
     Bf16(&'a [u16]),
@@ -311,7 +305,6 @@ pub enum Slice<'a> {
 
 /// A buffer's elements, by storage type.
 pub enum SliceMut<'a> {
-    /// 32-bit floats
     F32(&'a mut [f32]),
     /// bf16 bits
     Bf16(&'a mut [u16]),
@@ -424,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_memory_is_zeroed_apart_and_given_back() {
+    fn lasting_memory_is_zeroed_disjoint_and_returned() {
         let arena = Arena::default();
         let mut held: Vec<Memory> = Vec::new();
         for i in 0..60usize {

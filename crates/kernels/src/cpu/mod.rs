@@ -25,10 +25,7 @@ pub use footprint::FOOTPRINT;
 pub use simd::{Level, narrow, widen};
 
 use crate::backend::{Backend, DecodeOps, DeviceInfo, GraphOps, Heads};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::cores;
-use crate::error::{Error, Result};
-use crate::words::counted;
+use crate::{Buffer, DType, Error, Result, Weight, cores, counted};
 use memory::Arena;
 use pool::ThreadPool;
 use std::sync::Arc;
@@ -45,7 +42,6 @@ pub fn open(index: usize, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
 pub struct Cpu {
     /// Instruction set of every kernel.
     level: Level,
-    /// Runs tasks.
     pool: ThreadPool,
     /// Allocates buffers and scratch.
     arena: Arena,

@@ -7,12 +7,9 @@ use super::element::{Stored, get, put};
 use super::memory::{Memory, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion};
-use super::vector::clear;
-use super::vector::{row_count, rows_of_task, typed};
+use super::vector::{clear, row_count, rows_of_task, typed};
 use crate::backend::{Norm, NormGrads, NormInput, NormOps, NormRecompute, Normed, Target};
-use crate::buffer::Buffer;
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, shapes};
 use std::ops::Range;
 
 /// Rows per partial sum of weight gradients; partial sums are added in order.

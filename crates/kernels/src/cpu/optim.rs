@@ -7,10 +7,8 @@ use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
 use super::vector::{PIECE, part};
 use crate::backend::{AdamW, AdamWParam, LinearOps, OptimizerOps, Sgd};
-use crate::buffer::Buffer;
 use crate::codes::{BLOCK, CodeTable, SIGNED, UNSIGNED, inverse};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, shapes};
 use std::ops::Range;
 
 /// AdamW factors that are constant over a step.

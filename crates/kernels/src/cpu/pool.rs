@@ -4,8 +4,7 @@
 //! before they sleep, and a job never waits for a worker that has not joined it: all awake threads take tasks from a shared
 //! counter until none is left. Results do not depend on which thread runs which task.
 
-use crate::error::{Error, Result};
-use crate::{cores, lock};
+use crate::{Error, Result, cores, lock};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};

@@ -6,9 +6,7 @@ use super::memory::{SliceMut, f32s, floats_mut, u32s};
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
 use crate::backend::{Heads, RopeOps, Rotation};
-use crate::buffer::Buffer;
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, shapes};
 
 /// Minimum elements per task.
 const TASK: usize = 16 * 1024;

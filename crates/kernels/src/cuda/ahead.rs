@@ -5,8 +5,7 @@
 //! are known.) A source that no thread has started on is compiled by the caller.
 
 use super::compile::{KernelSource, SOURCES, is_cached, machine_code};
-use crate::error::{Error, Result};
-use crate::{cores, lock};
+use crate::{Error, Result, cores, lock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -174,7 +173,7 @@ mod tests {
 
     /// Needs NVRTC; elsewhere it says so. Its cache is the user's, as for every program.
     #[test]
-    fn what_is_begun_is_what_the_compiler_gives() {
+    fn background_compilation_gives_the_compilers_machine_code() {
         if let Err(e) = version() {
             return eprintln!("skipped: {e}");
         }

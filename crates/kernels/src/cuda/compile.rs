@@ -1,16 +1,13 @@
 //! Run-time compilation of kernels with NVRTC, cached in the user's cache folder.
 
 use super::ahead::{self, Ahead};
-use super::attention;
 use super::context::check;
-use super::decode;
 use super::gemm::{low_rank, multicast, stream};
 use super::handles::CudaContext;
 use super::head::{logp, sample};
 use super::libraries::{self, Library};
-use super::{norm, optim};
-use crate::error::{Error, Result};
-use crate::lock;
+use super::{attention, decode, norm, optim};
+use crate::{Error, Result, lock};
 use cudarc::driver::sys::{self as driver, CUfunction, CUfunction_attribute, CUmodule, CUresult};
 use cudarc::nvrtc::sys::{self as nvrtc, nvrtcProgram, nvrtcResult};
 use std::collections::HashMap;

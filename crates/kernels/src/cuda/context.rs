@@ -9,10 +9,8 @@ use super::memory::{CardArena, CardMemory};
 use super::profile::Profile;
 use super::trace::Trace;
 use super::transfer::{self, StagingBuffers};
-use crate::error::{Error, Result};
-use crate::lock;
 use crate::plain::Plain;
-use crate::usage::Purpose;
+use crate::{Error, Purpose, Result, lock};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult, CUstream};
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,11 +37,8 @@ pub struct CardInfo {
 
 /// An open GPU.
 pub struct Cuda {
-    /// Its properties.
     pub card: CardInfo,
-    /// Caching allocator.
     pub(super) arena: CardArena,
-    /// Compiled kernels.
     pub(super) modules: KernelModules,
     /// GEMM through cuBLASLt.
     pub(super) products: Products,

@@ -5,8 +5,7 @@
 
 use super::context::{Cuda, check};
 use super::handles::{CudaContext, Pinned, Stream, StreamEvent};
-use crate::error::{Error, Result};
-use crate::lock;
+use crate::{Error, Result, lock};
 use cudarc::driver::sys::{self, CUdevice, CUresult, CUstream};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -93,7 +92,6 @@ fn id(device: CUdevice) -> Result<CardId> {
 }
 
 impl StreamEvent {
-    /// Whether the event has completed.
     pub(crate) fn has_happened(&self) -> Result<bool> {
         self.context.bind()?;
         // SAFETY: made by `new`; the context is current.

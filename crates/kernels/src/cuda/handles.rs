@@ -4,9 +4,8 @@
 //! Each makes its context current before it is destroyed, since the thread may have used another GPU meanwhile.
 
 use super::context::check;
-use crate::error::{Error, Result};
-use crate::lock;
 use crate::usage::size;
+use crate::{Error, Result, lock};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUstream};
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -50,7 +49,6 @@ impl CudaContext {
         Ok(context)
     }
 
-    /// Its device.
     pub(super) fn device(&self) -> CUdevice {
         self.device
     }

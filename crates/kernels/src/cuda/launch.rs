@@ -2,8 +2,7 @@
 
 use super::context::Cuda;
 use super::tensor_map::TensorMap;
-use crate::buffer::Buffer;
-use crate::error::Result;
+use crate::{Buffer, Result};
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::c_void;
 

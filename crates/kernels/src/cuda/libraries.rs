@@ -10,7 +10,6 @@ use std::sync::OnceLock;
 /// Supported major versions of the CUDA toolkit, newest first.
 const MAJORS: [&str; 2] = ["13", "12"];
 
-/// A shared library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
     /// libcuda, part of the driver.

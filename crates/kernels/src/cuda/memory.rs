@@ -8,10 +8,8 @@
 
 use super::context::check;
 use super::handles::{CudaContext, Pinned};
-use crate::buffer::{Buffer, DType};
-use crate::error::{Error, Result};
-use crate::lock;
 use crate::usage::{MemoryReport, MemoryUsage, Purpose, size};
+use crate::{Buffer, DType, Error, Result, lock};
 use cudarc::driver::sys::{self, CUresult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -188,7 +186,6 @@ impl CardArena {
         std::mem::replace(&mut self.state().books.purpose, purpose)
     }
 
-    /// Memory use.
     pub(super) fn report(&self) -> MemoryReport {
         let state = self.state();
         let (used, total) = state.card();
@@ -391,7 +388,6 @@ pub(super) fn on_host(b: &Buffer, at: usize, len: usize) -> Option<*mut u8> {
     data(b).memory.as_ref()?.host.as_ref().map(|host| host.at(at * size, len * size))
 }
 
-/// A buffer's device address.
 pub fn ptr(b: &Buffer) -> u64 {
     let Data { memory, upper, .. } = data(b);
     let whole = memory.as_ref().filter(|_| upper.is_none());
@@ -406,7 +402,6 @@ pub(super) fn split_parts(b: &Buffer, at: usize) -> Option<[u64; 2]> {
     upper.as_ref().map(|upper| [memory.as_ref().map_or(0, from), from(upper)])
 }
 
-/// The address of an f32 buffer.
 pub fn f32_ptr(b: &Buffer) -> u64 {
     assert_eq!(b.dtype(), DType::F32);
     ptr(b)
@@ -444,7 +439,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stays_is_not_rounded_and_what_goes_is_by_a_32nd_at_most() {
+    fn lasting_allocations_are_exact_and_temporary_ones_round_up_by_a_32nd() {
         // Gate and up of a 7B model in bf16.
         let bytes = 2 * 37888 * 3584;
         assert_eq!(rounded(bytes, Purpose::Weights), bytes);

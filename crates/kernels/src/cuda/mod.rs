@@ -37,12 +37,10 @@ pub(crate) use handles::StreamEvent;
 pub(crate) use memory::element;
 
 use crate::backend::{Backend, DeviceInfo, Heads};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Opens the GPU with this index.
 pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(Cuda::new(index)?))
 }

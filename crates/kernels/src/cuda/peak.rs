@@ -2,8 +2,7 @@
 
 use super::context::Cuda;
 use super::gemm::Gemm;
-use crate::buffer::DType;
-use crate::error::Result;
+use crate::{DType, Result};
 use std::time::Instant;
 
 /// Size of the square bf16 GEMM that is timed.

@@ -4,8 +4,7 @@
 
 use super::context::check;
 use super::handles::{CudaContext, StreamEvent};
-use crate::error::Result;
-use crate::lock;
+use crate::{Result, lock};
 use cudarc::driver::sys::{self, CUstream};
 use std::collections::HashMap;
 use std::io::Write;

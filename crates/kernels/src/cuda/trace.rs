@@ -6,9 +6,8 @@
 use super::context::{Cuda, reason};
 use super::gemm::Gemm;
 use super::launch::{Arg, Grid};
-use crate::error::{Error, Result};
-use crate::lock;
 use crate::usage::size;
+use crate::{Error, Result, lock};
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureStatus_enum as Capture};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;

@@ -5,8 +5,7 @@
 
 use super::context::{Cuda, check};
 use super::handles::{CudaContext, Pinned, StreamEvent};
-use crate::cores;
-use crate::error::Result;
+use crate::{Result, cores};
 use cudarc::driver::sys;
 use std::sync::Arc;
 

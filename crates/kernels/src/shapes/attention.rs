@@ -3,8 +3,7 @@
 use super::layers::{angles, normed};
 use super::{Dev, Op};
 use crate::backend::{Attention, AttentionSaved, Heads, Normed, PagedRows, QkvLayer, RowShard, Segments};
-use crate::buffer::Buffer;
-use crate::error::Result;
+use crate::{Buffer, Result};
 
 /// Returns the number of rows.
 fn sequences(op: Op<'_>, of: &Attention, segments: &Segments) -> Result<usize> {

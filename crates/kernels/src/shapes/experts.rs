@@ -2,8 +2,7 @@
 
 use super::{Dev, Op};
 use crate::backend::RowMix;
-use crate::buffer::Buffer;
-use crate::error::Result;
+use crate::{Buffer, Result};
 
 pub(crate) fn mix_rows(dev: Dev<'_>, mix: RowMix<'_>, src: &Buffer, out: &Buffer) -> Result<()> {
     mixed(Op::new(dev, "mix_rows"), mix, src, ("out", out)).map(drop)

@@ -2,8 +2,7 @@
 
 use super::{Dev, Op};
 use crate::backend::{HeadGrads, HeadInput, LogpGrads, LogpStats};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 
 /// Maximum number of additional tokens per row.
 const OTHERS: usize = 32;

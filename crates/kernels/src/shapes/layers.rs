@@ -4,8 +4,7 @@ use super::{Dev, Op};
 use crate::backend::{
     Activation, Affine, HeadNorm, Heads, LinearGrads, NormGrads, NormInput, NormRecompute, Normed, Rotation,
 };
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 
 pub(crate) fn norm(dev: Dev<'_>, norm: Normed<'_>, x: &Buffer, y: &Buffer) -> Result<()> {
     let op = Op::new(dev, "norm");

@@ -2,8 +2,7 @@
 
 use super::{Dev, Op};
 use crate::backend::{ColumnsOf, LinearGrads, LowRank, LowRankGrad};
-use crate::buffer::{Buffer, Weight};
-use crate::error::Result;
+use crate::{Buffer, Result, Weight};
 
 pub(crate) fn adapted(dev: Dev<'_>, base: &Buffer, parts: &[LowRank<'_>], out: &Buffer) -> Result<()> {
     let op = Op::new(dev, "adapted");

@@ -23,8 +23,7 @@ pub(crate) use vectors::*;
 pub(crate) use vocab::*;
 
 use crate::backend::{Affine, Attention, DeviceInfo, Heads, Normed};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::error::{Error, Result};
+use crate::{Buffer, DType, Error, Result, Weight};
 
 /// The device that checks its operands.
 pub(crate) type Dev<'a> = &'a dyn DeviceInfo;

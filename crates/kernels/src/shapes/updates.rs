@@ -2,9 +2,8 @@
 
 use super::{Dev, Op};
 use crate::backend::{AdamWParam, Sgd};
-use crate::buffer::{Buffer, DType};
 use crate::codes::BLOCK;
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 use std::ops::Range;
 
 /// Checks that ranges lie within a parameter, in ascending order, without overlap.

@@ -1,8 +1,7 @@
 //! Memory, vectors, and rows by index.
 
 use super::{Dev, Op};
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 
 pub(crate) fn fill(dev: Dev<'_>, dst: &Buffer) -> Result<()> {
     Op::new(dev, "fill").numbers("dst", dst, 0, dst.len())

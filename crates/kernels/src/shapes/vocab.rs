@@ -3,8 +3,7 @@
 use super::heads::{others, stats};
 use super::{Dev, Op};
 use crate::backend::{LogpGrads, LogpStats, PartGrads, PartInput, PartSide, TileStats, VocabPart};
-use crate::buffer::{Buffer, DType};
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 
 /// Returns the number of rows of hidden states.
 fn scored(op: Op<'_>, x: &Buffer, part: VocabPart<'_>) -> Result<usize> {

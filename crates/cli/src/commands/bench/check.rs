@@ -90,7 +90,6 @@ impl CheckTable<'_> {
     }
 }
 
-/// Runs the command.
 pub fn run(
     device: &str,
     threads: Option<usize>,

@@ -57,7 +57,6 @@ struct Rounds {
     rows: Vec<f64>,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let length = args.prompt + args.new;
     let options = Options { dtype: args.device.dtype.dtype(), training: false, context: length };

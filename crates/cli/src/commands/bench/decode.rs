@@ -30,7 +30,6 @@ pub struct Args {
     how: HowArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let device = args.device.open()?;
     let options =

@@ -104,7 +104,6 @@ fn shapes(args: &Args) -> Vec<GemmShape> {
     all.filter(wanted).filter(|s| s.n * s.k <= args.max_elements).collect()
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let dtypes = match args.dtype {
         Some(dtype) => vec![dtype],

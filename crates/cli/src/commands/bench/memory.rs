@@ -4,12 +4,11 @@ use super::scratch::ScratchDir;
 use crate::machine::peak_rss_mib;
 use crate::options::{above_zero, at_least_one};
 use crate::output::print;
-use ferrl::parallel;
 use ferrl::plan::memory::MemoryPart;
 use ferrl::plan::{Plan, ranks};
 use ferrl::recipe::Recipe;
-use ferrl::setup;
 use ferrl::verify::VERIFIERS;
+use ferrl::{parallel, setup};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Purpose, Ranks};
 use serde::{Deserialize, Serialize};
@@ -49,7 +48,6 @@ struct Measured {
     peak: usize,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let ranks = Ranks::open()?;
     let done = ranks.together(|| measure(args, &ranks));

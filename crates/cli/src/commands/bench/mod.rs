@@ -70,7 +70,6 @@ enum Benchmark {
     Memory(memory::Args),
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.what {
         Some(Benchmark::Train(args)) => train::run(args),

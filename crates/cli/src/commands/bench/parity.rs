@@ -40,7 +40,6 @@ fn json(path: &Path) -> Result<Value> {
 }
 
 impl Fixtures {
-    /// Opens the reference models of a folder.
     pub fn open(dir: &Path) -> Result<Self> {
         let bf16 = json(&dir.join("bf16_errors.json"))?;
         let entries = std::fs::read_dir(dir.join("models")).into_iter().flatten().flatten();

@@ -94,7 +94,6 @@ struct Timing {
     hash: u64,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let opened = Ranks::open()?;
     let size = if opened.is_alone() { args.ranks } else { opened.size() };

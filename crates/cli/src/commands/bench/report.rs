@@ -19,7 +19,6 @@ pub struct TimedWork<'a> {
     pub tokens: usize,
     /// FLOPs per repetition, known after the first.
     pub flops: &'a dyn Fn() -> f64,
-    /// Device.
     pub device: &'a dyn Backend,
     /// Compute type.
     pub dtype: DType,
@@ -183,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_of_odd_and_even() {
+    fn medians_of_odd_and_even_counts() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(spread(&[3.0, 1.0, 2.0], 1), "2.0 [1.0-3.0]");

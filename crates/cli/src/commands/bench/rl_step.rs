@@ -77,7 +77,6 @@ impl Args {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let dtype = args.device.dtype.dtype();
     let device = args.device.open()?;
@@ -146,7 +145,6 @@ fn stage(args: &Args, dir: &Path, device: &Arc<dyn Backend>) -> Result<Stage> {
     Ok(stage)
 }
 
-/// One step and its metrics.
 fn step(stage: &mut Stage, args: &Args) -> Result<Metrics> {
     let metrics = stage.step()?.metrics;
     let get = |name: &str| metrics.get(name).unwrap_or(f64::NAN);

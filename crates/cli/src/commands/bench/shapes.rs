@@ -121,7 +121,6 @@ impl ProductTimes {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let (shapes, dtype) = (shapes(&args.model), args.device.dtype.dtype());
     if shapes.is_empty() {

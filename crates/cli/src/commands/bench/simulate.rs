@@ -69,7 +69,6 @@ pub(super) fn part_of(shape: &ShapeArgs, mesh: RankMesh) -> Result<ShapeArgs> {
     })
 }
 
-/// Measured parts of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StepParts {
     /// Seconds of a rank's micro-batch, of an update, and of forming the compute copies of all weights.

@@ -39,7 +39,6 @@ pub struct Args {
     how: HowArgs,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if args.seq < 2 {
         return Err(Error::usage("a sequence of 1 token has nothing to predict").fix("--seq 2 or more"));

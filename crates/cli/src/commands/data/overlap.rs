@@ -31,7 +31,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let cache = HubCache::from_env();
     let train = Dataset::read(&DataSource::parse(&args.train)?, &cache)?;

@@ -34,7 +34,6 @@ fn kind(name: &str) -> std::result::Result<SolutionKind, String> {
     })
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let rows = data::rows_or_errors(&args.input)?;
     let mut output = JsonlOutput::beside(&args.output, &[&args.input])?;

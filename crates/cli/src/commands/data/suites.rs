@@ -22,7 +22,6 @@ pub struct Args {
     markdown: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if args.markdown {
         return print(&suite::markdown());

@@ -20,7 +20,6 @@ pub struct Args {
     output: PathBuf,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let rows = data::rows(&args.input)?;
     let mut output = JsonlOutput::beside(&args.output, &[&args.input])?;

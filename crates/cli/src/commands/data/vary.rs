@@ -38,7 +38,6 @@ pub struct Args {
     solution: String,
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let rows = Dataset::read(&DataSource::parse(&args.data)?, &HubCache::from_env())?;
     let files: Vec<&Path> = rows.files.iter().map(PathBuf::as_path).collect();

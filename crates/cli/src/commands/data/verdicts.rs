@@ -38,7 +38,6 @@ fn up_to_1000(text: &str) -> std::result::Result<f64, String> {
     number.ok_or_else(|| "expected a number from 0 to 1000".into())
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let files = files(&args.input)?;
     let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();

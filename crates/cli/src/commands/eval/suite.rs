@@ -125,7 +125,6 @@ pub fn warn_overlap(
     Ok(())
 }
 
-/// The results of one suite.
 struct SuiteResult<'a> {
     entry: &'static Entry,
     job: &'a EvalJob,

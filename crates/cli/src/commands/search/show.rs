@@ -154,7 +154,6 @@ fn paths() -> [(&'static str, Vec<(&'static str, &'static str)>); 3] {
     ]
 }
 
-/// The lists as JSON.
 pub fn list_json() -> String {
     let options = |keys: Vec<Key>| -> Value { keys.iter().map(Key::json).collect() };
     let strategies: Value = STRATEGIES

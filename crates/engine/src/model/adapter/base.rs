@@ -23,7 +23,6 @@ pub enum BaseHome {
     Nf4,
 }
 
-/// An NF4-quantised weight.
 pub(crate) struct Nf4Base {
     codes: Buffer,
     absmax: Buffer,

@@ -50,7 +50,6 @@ impl<'a> ModuleChoices<'a> {
             && self.target.contain(name)
     }
 
-    /// Rank and scale of a module.
     pub fn shape(&self, module: &str) -> Result<(usize, f32)> {
         let r = first(&self.ranks, module).unwrap_or(self.options.r);
         let alpha = first(&self.alphas, module).unwrap_or(self.options.alpha);

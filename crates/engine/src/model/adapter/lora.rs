@@ -16,9 +16,7 @@ use ferrl_kernels::{Buffer, DType, Purpose, Weight};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// An adapter on a model.
 pub struct Adapter {
-    /// Its settings.
     pub options: AdapterOptions,
     /// Tensors outside the adapter that are fully trained with it (`modules_to_save`, biases, heads).
     pub saved: Vec<SavedTensor>,
@@ -127,7 +125,6 @@ impl Adapter {
 }
 
 impl Model {
-    /// The model's adapter, if any.
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref()
     }

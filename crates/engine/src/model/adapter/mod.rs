@@ -28,7 +28,6 @@ pub struct AdapterOptions {
     pub r: usize,
     /// Numerator of the scale: `alpha / r`.
     pub alpha: f64,
-    /// Adapted modules.
     pub target_modules: Modules,
     /// Modules excluded from `target_modules`.
     pub exclude_modules: Option<Modules>,
@@ -69,7 +68,6 @@ impl Default for AdapterOptions {
     }
 }
 
-/// A choice of modules.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Modules {
     /// Every linear layer except the head.
@@ -83,7 +81,6 @@ pub enum Modules {
 /// Which biases are trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bias {
-    /// None.
     None,
     /// All biases of the model.
     All,

@@ -115,7 +115,6 @@ fn check(options: &AdapterOptions, found: &[LoraModule], linear: &[(String, bool
     Ok(())
 }
 
-/// See [`AdapterOptions::check_names`].
 pub(super) fn check_names(options: &AdapterOptions, config: &ModelConfig) -> Result<()> {
     let refuse =
         |what: String, at: &str, fix: &str| Err(Error::usage(what).at(format!("adapter.{at}")).fix(fix));

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn slopes_are_derivatives() {
+    fn kl_slopes_equal_finite_differences() {
         for e in [Estimator::K1, Estimator::Abs, Estimator::K2, Estimator::K3] {
             for l in [-1.5f32, -0.2, 0.4, 2.0] {
                 let h = 1e-3f32;

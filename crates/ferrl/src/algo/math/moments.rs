@@ -1,18 +1,14 @@
 //! Running mean and variance of rewards over all rollouts so far, batch by batch (Chan et al., 1979).
 
-/// Moments of all values so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moments {
-    /// Number of values.
     pub count: f64,
-    /// Their mean.
     pub mean: f64,
     /// Sum of squared distances from the mean.
     pub square: f64,
 }
 
 impl Moments {
-    /// Adds values.
     pub fn update(&mut self, values: &[f64]) {
         let n = values.len() as f64;
         if values.is_empty() {

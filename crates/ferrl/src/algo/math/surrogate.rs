@@ -63,11 +63,9 @@ pub struct Bounds {
 /// A token's loss, its derivative and whether it was clipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenLoss {
-    /// The loss of this token.
     pub loss: f64,
     /// d loss / d log-ratio; with a ratio per token d loss / d logp.
     pub slope: f64,
-    /// The probability ratio.
     pub ratio: f64,
     /// Whether the lower bound clipped the gradient.
     pub clipped_low: bool,

@@ -62,7 +62,6 @@ fn overlay(base: &mut Value, over: Value) {
 /// The KL coefficient, adapted towards a target KL if one is set (Ziegler et al., 2019, arXiv 1909.08593).
 #[derive(Clone, Debug, PartialEq)]
 pub struct KlWeight {
-    /// The current coefficient.
     pub coef: f64,
 }
 

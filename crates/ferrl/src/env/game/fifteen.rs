@@ -1,9 +1,8 @@
 //! The sliding puzzle: bring the tiles into order by moving one into the gap. Reward 1 when solved; at the last turn the
 //! fraction of tiles in place.
 
-use super::{ActionFormat, Direction, GameLimits, Games, Move, Rules, TaskDraw};
+use super::{ActionFormat, Direction, GameLimits, Games, Move, Rules, TaskDraw, schema_for};
 use crate::task::{Entry, options};
-use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "fifteen",

@@ -1,10 +1,9 @@
 //! 2048: slide all tiles; equal ones that meet become one of twice the value, and a new tile appears. Reward: the gain of
 //! the largest tile in powers of two, divided by the gain that reaches the target.
 
-use super::{ActionFormat, Direction, GameLimits, Games, Move, Rules, TaskDraw};
+use super::{ActionFormat, Direction, GameLimits, Games, Move, Rules, TaskDraw, schema_for};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {

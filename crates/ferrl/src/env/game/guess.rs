@@ -3,10 +3,9 @@
 //!
 //! Halving the interval finds the secret in 4 turns out of 10 numbers (3.1 at best on average).
 
-use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, schema_for};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {

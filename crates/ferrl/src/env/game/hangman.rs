@@ -2,9 +2,8 @@
 //! half for the word.
 
 use super::words::LONGER;
-use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, schema_for};
 use crate::task::{Entry, options};
-use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "hangman",

@@ -1,9 +1,8 @@
 //! Tower of Hanoi: move all disks from A to C, one at a time, never a larger one onto a smaller one. Reward 1 when solved;
 //! at the last turn the fraction of disks on C.
 
-use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, schema_for};
 use crate::task::{Entry, options};
-use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "hanoi",

@@ -1,10 +1,9 @@
 //! Mastermind: find a code of distinct digits. A black peg is a digit in its place, a white one a digit elsewhere in the
 //! code. Reward: new black pegs over the best guess so far, divided by the code's length.
 
-use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, schema_for};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {

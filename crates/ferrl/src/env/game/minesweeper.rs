@@ -2,10 +2,9 @@
 //! are revealed too where that is 0. Mines are laid at the first action, none under it. Reward: revealed cells divided by
 //! all safe cells; a mine earns nothing and ends the game.
 
-use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, numbers};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, numbers, schema_for};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {

@@ -21,7 +21,7 @@ use crate::env;
 use crate::task::{Entry, Task, TaskExample};
 use crate::verify::countdown::TaskDraw;
 use ferrl_engine::{Error, Result};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
@@ -93,7 +93,6 @@ trait Rules: Send {
     fn at_limit(&self) -> f64 {
         0.0
     }
-    /// An action of a random player.
     fn random(&self, draw: &mut TaskDraw) -> String;
 }
 
@@ -102,7 +101,6 @@ trait Rules: Send {
 struct Move {
     /// The observation.
     pub shown: String,
-    /// Its reward.
     pub reward: f64,
     /// Whether the game is over, and whether it was won.
     pub over: Option<bool>,
@@ -123,7 +121,6 @@ impl Move {
     }
 }
 
-/// Settings of all games.
 #[derive(Clone, Copy)]
 struct GameLimits {
     turns: usize,
@@ -224,7 +221,6 @@ fn numbers(action: &str) -> Option<Vec<usize>> {
     words.map(|word| word.parse().ok()).collect()
 }
 
-/// One of the four directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Up,

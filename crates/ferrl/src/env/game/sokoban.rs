@@ -2,10 +2,9 @@
 //!
 //! Boards are dealt backwards: from the solved one the player pulls boxes around, so that each can be solved.
 
-use super::{ActionFormat, Direction, GameLimits, Games, Move, Rules, TaskDraw, within};
+use super::{ActionFormat, Direction, GameLimits, Games, Move, Rules, TaskDraw, schema_for, within};
 use crate::task::{Entry, options};
 use ferrl_engine::Result;
-use schemars::schema_for;
 use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {

@@ -1,10 +1,9 @@
 //! Sudoku: fill the empty cells so that every row, column and block has every number once. The solution is the only one.
 //! Reward: one divided by the number of empty cells for each right number; a wrong one is refused.
 
-use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, numbers, within};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, numbers, schema_for, within};
 use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
-use schemars::schema_for;
 use serde_json::{Map, Value};
 
 pub(super) const ENTRY: Entry = Entry {

@@ -2,9 +2,8 @@
 //! Reward: half for letters newly in place, half for the word.
 
 use super::words::FIVE;
-use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw};
+use super::{ActionFormat, GameLimits, Games, Move, Rules, TaskDraw, schema_for};
 use crate::task::{Entry, options};
-use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "wordle",

@@ -50,7 +50,6 @@ impl Servers {
     }
 }
 
-/// An episode on a server.
 struct ServerEpisode {
     server: Arc<Server>,
     seed: u64,

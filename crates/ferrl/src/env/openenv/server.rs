@@ -46,7 +46,6 @@ struct EpisodeSlots {
     most: usize,
 }
 
-/// A server.
 pub(super) struct Server {
     pub(super) url: String,
     pub(super) timeout: Duration,
@@ -58,7 +57,6 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// One at an address.
     pub(super) fn new(
         url: &str,
         options: &Map<String, Value>,
@@ -106,7 +104,6 @@ impl Server {
         observed(path, answer)
     }
 
-    /// Opens a session.
     pub(super) fn connect(&self) -> Result<Socket, ServerRefusal> {
         let began = Instant::now();
         let url = Url::parse(&format!("{}/ws", self.url)).map_err(|e| Lost::new(Why::Exited, e))?;
@@ -167,7 +164,6 @@ impl Server {
 pub(super) enum ServerRefusal {
     /// It is busy.
     Full,
-    /// The episode is lost.
     Lost(Box<Lost>),
 }
 

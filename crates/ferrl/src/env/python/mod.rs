@@ -6,7 +6,7 @@
 
 mod workers;
 
-pub use workers::{EpisodeCounts, Workers};
+pub use workers::Workers;
 
 use super::{Environment, EpisodeEnd, Fault, Lost, Next, Result, Turn, Why, episode_seed};
 use crate::episode::RowEpisodes;
@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The environment.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PythonEnv {
     /// A Python file, optionally with a class.
@@ -51,10 +50,8 @@ impl PythonEnv {
     }
 }
 
-/// Settings of the worker processes.
 #[derive(Clone)]
 pub struct WorkerSettings {
-    /// The environment.
     pub what: PythonEnv,
     /// Arguments for it.
     pub options: Map<String, Value>,
@@ -66,16 +63,13 @@ pub struct WorkerSettings {
     pub start_timeout: Duration,
     /// Maximum memory of a process in bytes.
     pub memory: u64,
-    /// The Python interpreter.
     pub python: String,
     /// Log and interrupt.
     pub hooks: Hooks,
 }
 
-/// Initial state of an episode.
 #[derive(Clone, Debug, Default)]
 pub struct EpisodeStart {
-    /// Seed of the environment.
     pub seed: u64,
     /// Number and columns of the data row, if the episode starts from one.
     pub row: Option<(u64, Map<String, Value>)>,
@@ -85,7 +79,6 @@ pub struct EpisodeStart {
     pub name: String,
 }
 
-/// An episode in a worker.
 pub struct WorkerEpisode {
     workers: Arc<Workers>,
     start: Arc<EpisodeStart>,
@@ -101,7 +94,6 @@ pub struct WorkerEpisode {
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 impl WorkerEpisode {
-    /// A fresh one.
     pub fn new(workers: Arc<Workers>, start: EpisodeStart) -> Self {
         let slot = NUMBERS.fetch_add(1, Ordering::Relaxed) as usize % workers.count();
         WorkerEpisode { workers, start: Arc::new(start), slot, open: None, history: Vec::new() }
@@ -124,7 +116,6 @@ impl WorkerEpisode {
         self.close();
         if failed.retry {
             self.slot = self.workers.count() + self.slot % self.workers.count(); // a process for retries
-            self.workers.count_retry();
             match self.attempt(&request, field) {
                 Ok(answer) => return Ok(answer),
                 Err(again) => failed = again,
@@ -178,7 +169,6 @@ impl WorkerEpisode {
         Ok(())
     }
 
-    /// Closes it in its process.
     fn close(&mut self) {
         if let Some(open) = self.open.take() {
             open.close();
@@ -239,7 +229,6 @@ pub struct OfRows {
 }
 
 impl OfRows {
-    /// Episodes of an environment.
     pub fn new(workers: Arc<Workers>, seed: u64) -> Self {
         OfRows { workers, seed }
     }

@@ -19,21 +19,6 @@ const GRACE: Duration = Duration::from_secs(1);
 /// The run stops after this many lost episodes if no turn has succeeded.
 const HOPELESS: u64 = 16;
 
-/// Counts of calls and failures.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EpisodeCounts {
-    /// Calls.
-    pub calls: u64,
-    /// Retried calls.
-    pub retries: u64,
-    /// Replaced processes.
-    pub restarts: u64,
-    /// Lost episodes.
-    pub lost: u64,
-    /// Discarded replies: late or duplicate.
-    pub stale: u64,
-}
-
 /// A pool of processes with the same environment, started on demand.
 pub struct Workers {
     settings: WorkerSettings,
@@ -41,7 +26,8 @@ pub struct Workers {
     /// retried in a process of the second half, which serves one call at a time.
     slots: Vec<EpisodeSlot>,
     ready: OnceLock<Value>,
-    counts: Mutex<EpisodeCounts>,
+    /// Lost episodes.
+    lost: AtomicU64,
     /// Whether any turn has succeeded.
     answered: AtomicBool,
 }
@@ -53,10 +39,8 @@ struct EpisodeSlot {
     turn: Mutex<()>,
 }
 
-/// A running process.
 pub(super) type RunningWorker = Arc<Process>;
 
-/// An episode in a process.
 pub(super) struct OpenEpisode {
     process: Weak<Process>,
     number: u64,
@@ -81,7 +65,6 @@ impl OpenEpisode {
     }
 }
 
-/// A failed call.
 pub(super) struct CallFailed {
     pub lost: Lost,
     /// Whether a retry in another process may succeed.
@@ -95,7 +78,6 @@ impl CallFailed {
         Box::new(CallFailed { lost, retry: false, fatal: None })
     }
 
-    /// An error that ends the run.
     fn fatal(error: Error) -> Box<Self> {
         Box::new(CallFailed { lost: Lost::new(Why::Exited, ""), retry: false, fatal: Some(error) })
     }
@@ -105,8 +87,8 @@ impl Workers {
     /// Starts no process yet.
     pub fn new(settings: WorkerSettings) -> Arc<Workers> {
         let slots = (0..2 * settings.workers.max(1)).map(|_| EpisodeSlot::default()).collect();
-        let (ready, counts, answered) = Default::default();
-        Arc::new(Workers { settings, slots, ready, counts, answered })
+        let (ready, lost, answered) = Default::default();
+        Arc::new(Workers { settings, slots, ready, lost, answered })
     }
 
     /// Starts the first process, so that an environment that cannot be loaded is an error at the start.
@@ -125,18 +107,8 @@ impl Workers {
         self.slots.len() / 2
     }
 
-    /// The environment.
     pub fn name(&self) -> String {
         self.settings.what.name()
-    }
-
-    /// Counts of calls and failures.
-    pub fn counts(&self) -> EpisodeCounts {
-        let running = self.slots.iter().filter_map(|slot| lock(&slot.process).clone());
-        let stale: u64 = running.map(|process| process.new_stale()).sum();
-        let mut counts = lock(&self.counts);
-        counts.stale += stale;
-        *counts
     }
 
     /// Whether it returns whole states instead of observations.
@@ -144,15 +116,10 @@ impl Workers {
         self.ready.get().is_some_and(|ready| ready["kind"] == "state")
     }
 
-    pub(super) fn count_retry(&self) {
-        lock(&self.counts).retries += 1;
-    }
-
     /// Counts a lost episode; returns the error that ends the run if all are lost.
     pub(super) fn count_lost(&self, lost: &Lost) -> Option<Error> {
-        let mut counts = lock(&self.counts);
-        counts.lost += 1;
-        let (all, answered) = (counts.lost, self.answered.load(Ordering::Relaxed));
+        let all = 1 + self.lost.fetch_add(1, Ordering::Relaxed);
+        let answered = self.answered.load(Ordering::Relaxed);
         (all >= HOPELESS && !answered).then(|| {
             let what = format!("{all} episodes were lost before any turn succeeded; the last: {lost}");
             Error::from(Lost::new(lost.why, what)).at(self.name())
@@ -226,7 +193,6 @@ impl Workers {
         request: &Value,
         field: &str,
     ) -> std::result::Result<Value, Box<CallFailed>> {
-        lock(&self.counts).calls += 1;
         let mut request = request.clone();
         request["episode"] = json!(open.number);
         request["timeout"] = json!(self.settings.timeout.as_secs_f64());
@@ -257,9 +223,6 @@ impl Workers {
         let mut held = lock(&self.slots[slot].process);
         if held.as_ref().is_some_and(|own| Arc::ptr_eq(own, process)) {
             *held = None;
-            let mut counts = lock(&self.counts);
-            counts.restarts += 1;
-            counts.stale += process.new_stale();
         }
         drop(held);
         process.end()

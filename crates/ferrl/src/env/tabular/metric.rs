@@ -30,7 +30,6 @@ impl TabularMetric {
         TabularMetric::ALL.iter().find(|(_, metric)| *metric == self).map_or("", |(name, _)| name)
     }
 
-    /// Whether the task is a regression.
     pub(super) fn regression(self) -> bool {
         matches!(self, TabularMetric::Rmse | TabularMetric::Mae | TabularMetric::R2)
     }

@@ -299,13 +299,8 @@ impl Environment for TabularEpisode {
             "scale" => of(&["scale none", "scale standard", "scale minmax"]),
             "encode" => of(&["encode none", "encode onehot", "encode ordinal"]),
             "model" => of(&[
-                "model linear",
-                "model ridge 1",
-                "model ridge 1000",
-                "model tree 1",
-                "model tree 5",
-                "model knn 1",
-                "model knn 9",
+                "model linear", "model ridge 1", "model ridge 1000", "model tree 1", "model tree 5",
+                "model knn 1", "model knn 9",
             ]),
             _ => kind,
         })

@@ -4,7 +4,6 @@
 /// Rows of numbers.
 pub(super) type Matrix = Vec<Vec<f64>>;
 
-/// A model and its setting.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum TabularModel {
     /// Least squares with the penalty `alpha` on the squared weights.

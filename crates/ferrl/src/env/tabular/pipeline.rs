@@ -29,7 +29,6 @@ pub(super) enum Scale {
     MinMax,
 }
 
-/// Encoding of words.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) enum WordEncoding {
     /// Dropped.

@@ -36,7 +36,6 @@ impl Column {
     }
 }
 
-/// The target.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum PredictionTarget {
     Numbers(Vec<f64>),

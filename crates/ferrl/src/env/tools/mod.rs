@@ -20,7 +20,6 @@ use ferrl_engine::Result;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Limits of an episode with tools.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ToolLimits {
     /// Maximum number of calls per episode; an action beyond it ends the episode without a reward.
@@ -106,7 +105,6 @@ impl ToolEpisode {
     }
 }
 
-/// Results as an observation.
 fn observation(results: &[String], format: CallFormat) -> String {
     match format {
         CallFormat::Tag => format!("\n\n<information>{}</information>\n\n", results.join("\n")),

@@ -27,20 +27,11 @@ pub(super) struct Synthetic {
 
 const SUBJECTS: [&str; 8] = ["Acme", "Bolt", "Cobalt", "Delta", "Ember", "Fjord", "Glade", "Harbor"];
 const GOOD: [&str; 6] = [
-    "beats forecasts",
-    "raises outlook",
-    "wins big order",
-    "opens new plant",
-    "cuts debt",
+    "beats forecasts", "raises outlook", "wins big order", "opens new plant", "cuts debt",
     "gains market share",
 ];
 const BAD: [&str; 6] = [
-    "misses forecasts",
-    "lowers outlook",
-    "loses big order",
-    "closes old plant",
-    "adds debt",
-    "faces lawsuit",
+    "misses forecasts", "lowers outlook", "loses big order", "closes old plant", "adds debt", "faces lawsuit",
 ];
 
 /// A number with mean 0 and variance 1: the sum of twelve uniform ones minus 6.

@@ -25,9 +25,7 @@ pub struct ChildDraw {
 
 /// Samples of a node in this expansion so far.
 pub struct Drawn<'a> {
-    /// The requested expansion.
     pub asked: &'a Expansion,
-    /// Depth of the node.
     pub depth: usize,
     /// Number of samples.
     pub draws: usize,
@@ -53,14 +51,12 @@ pub trait Expander: Send + Sync {
 pub struct Entry {
     /// The name of option `expander`.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
     /// Its own among [`ExpanderOptions`].
     pub options: &'static [&'static str],
     build: fn(&ExpanderOptions) -> Result<Box<dyn Expander>>,
 }
 
-/// Every expander.
 pub const EXPANDERS: &[Entry] = &[
     Entry { name: "iid", about: "independent samples", options: &[], build: plain::iid },
     Entry {
@@ -107,7 +103,6 @@ pub const EXPANDERS: &[Entry] = &[
     },
 ];
 
-/// Options of expanders, as JSON Schema.
 pub const EXPANDER_OPTIONS: fn() -> Schema = || schema_for!(ExpanderOptions);
 
 with_defaults! {
@@ -145,7 +140,6 @@ pub fn check_options<'k>(name: &str, mut given: impl Iterator<Item = &'k String>
     Err(Error::usage(what).at(key).fix(format!("expander={own}, or no {key}")))
 }
 
-/// The expander of that name.
 pub fn build(name: &str, options: &ExpanderOptions) -> Result<Box<dyn Expander>> {
     let fix = |near: &str| format!("--option expander={near}");
     let found = EXPANDERS.iter().find(|e| e.name == name);
@@ -153,7 +147,6 @@ pub fn build(name: &str, options: &ExpanderOptions) -> Result<Box<dyn Expander>>
     (entry.build)(options)
 }
 
-/// Number of samples that are still missing.
 fn missing(so_far: &Drawn<'_>) -> usize {
     so_far.asked.samples.saturating_sub(so_far.draws)
 }

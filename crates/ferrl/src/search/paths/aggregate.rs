@@ -6,7 +6,6 @@ use std::collections::HashSet;
 /// Selects paths; the number is a percentage or a count.
 type Aggregator = fn(Vec<TreePath>, f64) -> Vec<TreePath>;
 
-/// Every aggregator.
 pub const AGGREGATORS: &[Entry<Aggregator>] = &[
     Entry { name: "none", about: "all paths", apply: |paths, _| paths },
     Entry { name: "unique", about: "paths without duplicate texts", apply: |paths, _| unique(paths) },
@@ -57,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_used() {
+    fn none_uses_all_paths() {
         assert_eq!(kept("none", 0.0).len(), 4);
     }
     #[test]

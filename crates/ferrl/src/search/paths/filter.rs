@@ -5,7 +5,6 @@ use super::{Entry, TreePath};
 /// Whether a path is kept.
 type Filter = fn(&TreePath) -> bool;
 
-/// Every filter.
 pub const FILTERS: &[Entry<Filter>] = &[
     Entry { name: "none", about: "all paths", apply: |_| true },
     Entry { name: "successful", about: "paths whose completion is right", apply: |p| p.correct },
@@ -42,11 +41,11 @@ mod tests {
     }
 
     #[test]
-    fn all_stay() {
+    fn none_keeps_all_paths() {
         assert_eq!(kept("none").len(), 4);
     }
     #[test]
-    fn right_ones_stay() {
+    fn successful_keeps_right_paths() {
         assert_eq!(kept("successful"), ["step good", "step good"]);
     }
     #[test]

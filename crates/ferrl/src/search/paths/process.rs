@@ -8,7 +8,6 @@ type PostProcessor = fn(&mut TreePath);
 /// An advantage that is nearly 0, for losses that skip steps of advantage 0.
 const EPSILON: f64 = 1e-6;
 
-/// Every post-processor.
 pub const POST_PROCESSORS: &[Entry<PostProcessor>] = &[
     Entry {
         name: "chop_zero_advantage_tail",

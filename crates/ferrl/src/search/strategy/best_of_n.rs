@@ -2,8 +2,7 @@
 //! the scores of equal answers before it chooses (Li et al., 2022, arXiv 2206.02336).
 
 use super::sampling::{IndependentSampling, Options};
-use super::{ChoiceRule, Entry};
-use schemars::schema_for;
+use super::{ChoiceRule, Entry, schema_for};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "best_of_n",

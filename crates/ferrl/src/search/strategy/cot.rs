@@ -4,9 +4,8 @@
 
 use super::super::{Expansion, Round, Strategy, Tree};
 use super::sampling::{IndependentSampling, Options};
-use super::{ChoiceRule, Entry};
+use super::{ChoiceRule, Entry, schema_for};
 use ferrl_engine::Result;
-use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "cot",

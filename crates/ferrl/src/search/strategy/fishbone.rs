@@ -5,11 +5,10 @@
 //! The spine is sampled step by step; completions start from the prompt and from every step but the last.
 
 use super::super::{Backup, ChoiceRule, Expansion, Round, Strategy, Tree};
-use super::Entry;
 use super::sampling::evaluate_terminals;
+use super::{Entry, schema_for};
 use crate::recipe::read_settings;
 use ferrl_engine::Result;
-use schemars::schema_for;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "fishbone",

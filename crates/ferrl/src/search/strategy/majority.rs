@@ -2,8 +2,7 @@
 //! completions. It needs no scorer.
 
 use super::sampling::{IndependentSampling, Options};
-use super::{ChoiceRule, Entry};
-use schemars::schema_for;
+use super::{ChoiceRule, Entry, schema_for};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "majority",

@@ -22,7 +22,6 @@ use serde_json::{Map, Value};
 pub struct Entry {
     /// The name after `--strategy`.
     pub name: &'static str,
-    /// One-line description.
     pub about: &'static str,
     /// The JSON Schema of its own options, without [`STEP_OPTIONS`] and those of expanders.
     pub schema: fn() -> Schema,
@@ -33,7 +32,6 @@ pub struct Entry {
 /// Makes a strategy from its own options and what all have in common.
 pub type BuildStrategy = fn(&Map<String, Value>, &Common) -> Result<Box<dyn Strategy>>;
 
-/// Every strategy.
 pub const STRATEGIES: &[Entry] = &[
     cot::ENTRY,
     best_of_n::ENTRY,
@@ -45,7 +43,6 @@ pub const STRATEGIES: &[Entry] = &[
     mcts::ENTRY,
 ];
 
-/// Options of every strategy, as JSON Schema.
 pub const STEP_OPTIONS: fn() -> Schema = || schema_for!(StepOptions);
 
 with_defaults! {
@@ -69,7 +66,6 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of nodes that a round or a schedule may request.
 const MAX_NODES: f64 = 1_048_576.0;
 
-/// What all strategies have in common.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Common {
     /// Text that ends a step.
@@ -99,7 +95,6 @@ impl Common {
     }
 }
 
-/// The strategy of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {
     STRATEGIES.iter().find(|e| e.name == name).ok_or_else(|| {
         unknown("strategy", name, STRATEGIES.iter().map(|e| e.name), |near| format!("--strategy {near}"))
@@ -110,9 +105,7 @@ pub fn find(name: &str) -> Result<&'static Entry> {
 pub struct Built {
     /// Searches for one prompt.
     pub strategy: Box<dyn Strategy>,
-    /// Steps.
     pub common: Common,
-    /// Samples children.
     pub expander: Box<dyn Expander>,
     /// The extractor's name.
     pub extractor: String,

@@ -63,7 +63,6 @@ pub enum Unvaried {
 }
 
 impl Unvaried {
-    /// For people.
     pub fn text(self) -> &'static str {
         match self {
             Unvaried::Calculations => "have no calculations that can be computed again",
@@ -91,7 +90,6 @@ enum TextPiece {
     Number(WrittenNumber, Vec<Origin>),
 }
 
-/// A number of the question that may vary.
 struct VaryingNumber {
     value: Rational,
     percent: bool,
@@ -112,7 +110,6 @@ struct ExerciseTemplate {
     solution: Vec<Vec<TextPiece>>,
 }
 
-/// The numbers of a variant.
 struct VariantNumbers {
     inputs: Vec<Rational>,
     steps: Vec<Rational>,
@@ -149,7 +146,6 @@ impl Origins<'_> {
 }
 
 impl ExerciseTemplate {
-    /// Reads an exercise.
     fn read(question: &str, solution: &str) -> Result<Self, Unvaried> {
         let calculations: Vec<Captures<'_>> = CALCULATION.captures_iter(solution).collect();
         let values = calculations.iter().map(|c| calculated(&c[1], &c[2])).collect::<Option<Vec<_>>>();

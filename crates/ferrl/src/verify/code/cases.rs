@@ -17,7 +17,6 @@ pub(super) enum Tests {
 }
 
 impl Tests {
-    /// Number of tests.
     pub(super) fn count(&self) -> usize {
         match self {
             Tests::Calls { cases, .. } => cases.len(),

@@ -94,7 +94,6 @@ impl<'a> LiteralParser<'a> {
         }
     }
 
-    /// One literal.
     pub(super) fn literal(&mut self) -> Result<Object, String> {
         self.depth += 1;
         if self.depth > DEEPEST {
@@ -384,7 +383,6 @@ impl<'a> LiteralParser<'a> {
     }
 }
 
-/// The members without duplicates.
 fn distinct(members: Vec<Object>) -> Vec<Object> {
     let mut kept: Vec<Object> = Vec::new();
     for member in members {
@@ -427,27 +425,9 @@ mod tests {
     fn what_would_have_to_be_evaluated_is_refused() {
         let deep = "[".repeat(100);
         for text in [
-            "",
-            "f(1)",
-            "1 + 1",
-            "2 ** 3",
-            "[x for x in y]",
-            "__import__('os')",
-            "f'{x}'",
-            "[1",
-            "'a",
-            "{1: 2, 3}",
-            "1 2",
-            "a.b",
-            "{**x}",
-            "[1,,2]",
-            "'\\N{DASH}'",
-            "lambda: 1",
-            "open('f')",
-            "-'a'",
-            &deep,
-            "1..2",
-            "é",
+            "", "f(1)", "1 + 1", "2 ** 3", "[x for x in y]", "__import__('os')", "f'{x}'", "[1", "'a",
+            "{1: 2, 3}", "1 2", "a.b", "{**x}", "[1,,2]", "'\\N{DASH}'", "lambda: 1", "open('f')", "-'a'",
+            &deep, "1..2", "é",
         ] {
             assert!(parse(text).is_err(), "{text}: {:?}", parse(text));
         }

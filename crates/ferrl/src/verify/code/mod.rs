@@ -56,7 +56,6 @@ pub fn called(assertion: &str) -> Option<String> {
 /// Maximum number of concurrent programs.
 const MOST_AT_A_TIME: usize = 8;
 
-/// The verifier.
 pub struct Code {
     python: PythonSandbox,
     tolerance: f64,

@@ -21,7 +21,6 @@ pub(super) struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Runs the tests of a row.
     pub(super) fn judge(&self, code: &str, tests: &Tests) -> Result<TestVerdict> {
         match tests {
             Tests::Calls { entry, cases } => self.calls(code, entry, cases),

@@ -5,7 +5,6 @@ use super::expression::CountdownOp;
 use super::puzzle::{Puzzle, TaskDraw, random_expression};
 use ferrl_engine::{Error, Result};
 
-/// How demonstrations are written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DemonstrationOptions {
     /// Format of the answer, as the verifier expects it.

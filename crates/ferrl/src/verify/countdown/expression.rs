@@ -17,7 +17,6 @@ pub struct Fraction {
 }
 
 impl Fraction {
-    /// A whole number.
     pub fn whole(number: i64) -> Self {
         Fraction { top: i128::from(number), bottom: 1 }
     }
@@ -25,11 +24,6 @@ impl Fraction {
     /// The number, if it is a whole one.
     pub fn as_whole(self) -> Option<i64> {
         if self.bottom == 1 { i64::try_from(self.top).ok() } else { None }
-    }
-
-    /// Numerator and denominator.
-    pub fn parts(self) -> (i128, i128) {
-        (self.top, self.bottom)
     }
 
     fn reduced(top: i128, bottom: i128) -> Option<Self> {
@@ -57,18 +51,13 @@ impl fmt::Display for Fraction {
 /// An operation on two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CountdownOp {
-    /// Addition.
     Add,
-    /// Subtraction.
     Sub,
-    /// Multiplication.
     Mul,
-    /// Division.
     Div,
 }
 
 impl CountdownOp {
-    /// All of them.
     pub const ALL: [CountdownOp; 4] =
         [CountdownOp::Add, CountdownOp::Sub, CountdownOp::Mul, CountdownOp::Div];
 
@@ -84,7 +73,6 @@ impl CountdownOp {
             .collect()
     }
 
-    /// Its sign.
     pub fn sign(self) -> char {
         match self {
             CountdownOp::Add => '+',
@@ -114,12 +102,9 @@ impl CountdownOp {
     }
 }
 
-/// An expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CountdownExpr {
-    /// A whole number.
     Number(i64),
-    /// An operation on two expressions.
     Binary(CountdownOp, Box<CountdownExpr>, Box<CountdownExpr>),
 }
 

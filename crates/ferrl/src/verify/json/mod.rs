@@ -13,7 +13,6 @@ use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "json",
     about: "1 if the completion is JSON that matches a JSON Schema, otherwise 0",
@@ -48,7 +47,6 @@ struct Options {
 }
 }
 
-/// The verifier.
 pub struct Json {
     schema: Option<Schema>,
     options: Options,

@@ -11,63 +11,18 @@ use std::collections::HashMap;
 
 /// Keywords that are checked.
 const KNOWN: &[&str] = &[
-    "type",
-    "enum",
-    "const",
-    "properties",
-    "required",
-    "additionalProperties",
-    "patternProperties",
-    "propertyNames",
-    "minProperties",
-    "maxProperties",
-    "dependentRequired",
-    "items",
-    "prefixItems",
-    "contains",
-    "minContains",
-    "maxContains",
-    "minItems",
-    "maxItems",
-    "uniqueItems",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "anyOf",
-    "allOf",
-    "oneOf",
-    "not",
-    "if",
-    "then",
-    "else",
-    "$ref",
+    "type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties",
+    "propertyNames", "minProperties", "maxProperties", "dependentRequired", "items", "prefixItems",
+    "contains", "minContains", "maxContains", "minItems", "maxItems", "uniqueItems", "minimum", "maximum",
+    "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern", "anyOf",
+    "allOf", "oneOf", "not", "if", "then", "else", "$ref",
 ];
 
 /// Keywords that assert nothing.
 const ANNOTATIONS: &[&str] = &[
-    "$schema",
-    "$id",
-    "$comment",
-    "$defs",
-    "definitions",
-    "$anchor",
-    "title",
-    "description",
-    "default",
-    "examples",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-    "format",
-    "contentEncoding",
-    "contentMediaType",
-    "contentSchema",
-    "$vocabulary",
+    "$schema", "$id", "$comment", "$defs", "definitions", "$anchor", "title", "description", "default",
+    "examples", "deprecated", "readOnly", "writeOnly", "format", "contentEncoding", "contentMediaType",
+    "contentSchema", "$vocabulary",
 ];
 
 const TYPES: &[&str] = &["null", "boolean", "integer", "number", "string", "array", "object"];
@@ -85,7 +40,6 @@ pub struct Schema {
     patterns: HashMap<String, Regex>,
 }
 
-/// Where a check stands.
 struct SchemaCheck<'a> {
     schema: &'a Schema,
     steps: usize,

@@ -1,10 +1,8 @@
 //! What an answer says, as a tree.
 
-use super::arith::rational::Rational;
-use super::language::units::Unit;
 use super::lexer::number::Digits;
+use super::{Rational, Unit};
 
-/// Constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Const {
     /// The ratio of a circle's circumference to its diameter.
@@ -96,7 +94,6 @@ impl Rel {
         }
     }
 
-    /// Whether this orders its sides.
     pub fn is_order(self) -> bool {
         matches!(self, Rel::Lt | Rel::Le | Rel::Gt | Rel::Ge)
     }
@@ -111,7 +108,6 @@ pub enum Join {
     Or,
 }
 
-/// Operations on sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetOp {
     Union,
@@ -171,12 +167,10 @@ pub enum Expr {
 }
 
 impl Expr {
-    /// An integer.
     pub fn int(value: i64) -> Expr {
         Expr::Num(value.into(), None)
     }
 
-    /// Boxed.
     pub fn boxed(self) -> Box<Expr> {
         Box::new(self)
     }
@@ -268,7 +262,6 @@ impl Expr {
         }
     }
 
-    /// Whether a variable occurs.
     pub fn mentions(&self, name: &str) -> bool {
         self.any(&|e| matches!(e, Expr::Var(found) if found == name))
     }

@@ -42,7 +42,6 @@ impl Budget {
         left.map(|_| ()).ok_or(Stop::Budget)
     }
 
-    /// Steps used so far.
     #[cfg(test)]
     pub fn used(&self) -> u64 {
         STEPS - self.left.get()

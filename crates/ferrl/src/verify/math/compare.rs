@@ -1,17 +1,11 @@
 //! Whether two answers say the same.
 
-use super::ast::{Const, Expr, Func, Join};
-use super::budget::Budget;
-use super::conventions;
-use super::integers;
 use super::language::text;
-use super::language::units::Unit;
-use super::names::VariableNames;
-use super::pointwise;
-use super::relations;
-use super::scalar;
-use super::shape;
 use super::solutions::real_set;
+use super::{
+    Budget, Const, Expr, Func, Join, Unit, VariableNames, conventions, integers, pointwise, relations,
+    scalar, shape,
+};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 
@@ -36,9 +30,7 @@ impl CompareRules {
 
 /// Compares trees within a budget.
 pub struct Compare<'a> {
-    /// Steps.
     pub budget: &'a Budget,
-    /// Rules.
     pub rules: CompareRules,
     /// How deep the comparison has gone.
     depth: Cell<usize>,
@@ -48,7 +40,6 @@ pub struct Compare<'a> {
 const MOST_DEPTH: usize = 24;
 
 impl<'a> Compare<'a> {
-    /// A comparison by some rules.
     pub fn new(rules: CompareRules, budget: &'a Budget) -> Self {
         Compare { budget, rules, depth: Cell::new(0) }
     }

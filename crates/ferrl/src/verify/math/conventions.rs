@@ -1,7 +1,7 @@
 //! Letters by convention: the constant of integration, the imaginary unit of engineers, an integer parameter, unit
 //! vectors. What is only a matter of spelling is spelt alike before two answers are compared.
 
-use super::ast::{Const, Expr, Join, Rel};
+use super::{Const, Expr, Join, Rel};
 
 /// Two answers with the letters that mean the same by convention made equal.
 pub fn alike(gold: &Expr, answer: &Expr) -> (Expr, Expr) {

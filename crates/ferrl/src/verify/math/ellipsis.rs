@@ -3,11 +3,7 @@
 //! The terms before the dots say whether the steps are equal (arithmetic) or the quotients are (geometric). A list
 //! without an end keeps its dots behind its first three terms, so that `2, 4, \ldots` and `2, 4, 6, 8, \ldots` agree.
 
-use super::arith::rational::Rational;
-use super::ast::{Const, Expr};
-use super::budget::Budget;
-use super::names::VariableNames;
-use super::scalar;
+use super::{Budget, Const, Expr, Rational, VariableNames, scalar};
 
 /// Longer lists are left as they are written.
 const MOST_ITEMS: usize = 10_000;

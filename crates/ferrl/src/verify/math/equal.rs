@@ -1,21 +1,14 @@
 //! Mode `equal`: mathematical equality.
 
-use super::ast::Expr;
-use super::budget::Budget;
 use super::compare::{Compare, CompareRules};
-use super::ellipsis;
-use super::language::clock;
-use super::language::text;
-use super::lexer::Commas;
-use super::notation;
-use super::parser;
+use super::language::{clock, text};
+use super::{Budget, Commas, Expr, ellipsis, notation, parser};
 
 /// Whether an answer equals the expected one.
 pub fn equal(gold: &str, answer: &str, budget: &Budget) -> bool {
     equal_by(CompareRules::EQUAL, gold, answer, budget)
 }
 
-/// Whether an answer equals the expected one by some rules.
 pub fn equal_by(rules: CompareRules, gold: &str, answer: &str, budget: &Budget) -> bool {
     let (gold, answer) = (clean(gold), clean(answer));
     if gold.is_empty() || answer.is_empty() {

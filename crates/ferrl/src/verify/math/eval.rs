@@ -4,13 +4,9 @@
 //! transcendental function occurs the arithmetic is exact and so is the verdict.
 
 use super::arith::float::Float;
-use super::arith::num::Num;
-use super::arith::rational::Rational;
-use super::arith::real::{MathResult, Real};
 use super::arith::transcend;
-use super::ast::{Big, Const, Expr, Func};
-use super::budget::{Budget, Stop};
-use super::functions;
+use super::ast::Big;
+use super::{Budget, Const, Expr, Func, MathResult, Num, Rational, Real, Stop, functions};
 use std::collections::BTreeSet;
 
 /// Points at which expressions are compared.
@@ -29,10 +25,8 @@ const LAYOUT: [(i64, u64, u8); POINTS] = [
     (64, 448, 0b0000_0000),
 ];
 
-/// A value.
 #[derive(Clone, Debug)]
 pub enum Value {
-    /// A number.
     Num(Num),
     /// A matrix: number of columns, entries by rows.
     Mat(usize, Vec<Num>),
@@ -46,7 +40,6 @@ pub struct Env<'a> {
     pub names: &'a BTreeSet<String>,
     /// Variables that stand for integers.
     pub integers: &'a BTreeSet<String>,
-    /// Steps.
     pub budget: &'a Budget,
     /// Indices of sums, innermost last.
     bound: Vec<(String, Num)>,
@@ -62,7 +55,6 @@ fn mix(mut x: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// A hash of a name.
 fn hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| mix(h ^ u64::from(b)))
 }
@@ -133,7 +125,6 @@ impl<'a> Env<'a> {
         items.iter().map(|item| self.num(item)).collect()
     }
 
-    /// The value of an expression.
     pub fn value(&mut self, expr: &Expr) -> MathResult<Value> {
         self.budget.spend(1)?;
         match expr {

@@ -4,12 +4,7 @@
 //! Equal forms are equal numbers, without any rounding. Constants that have no form here (nested roots, sines of
 //! odd angles) are compared numerically.
 
-use super::arith::num::Num;
-use super::arith::rational::Rational;
-use super::arith::real::Real;
-use super::ast::{Const, Expr, Func};
-use super::budget::{Budget, Stop};
-use super::functions;
+use super::{Budget, Const, Expr, Func, Num, Rational, Real, Stop, functions};
 use std::collections::BTreeMap;
 
 /// What a product may have beside its rational factor.

@@ -1,11 +1,8 @@
 //! Two ways to the same verdict: forms and numbers must agree on random constants.
 
-use super::ast::Expr;
-use super::budget::Budget;
 use super::form::form;
-use super::lexer::Commas;
-use super::names::VariableNames;
 use super::parser::parse;
+use super::{Budget, Commas, Expr, VariableNames};
 
 fn read(text: &str) -> Expr {
     parse(text, Commas::Separate, &Budget::default()).unwrap_or_else(|| panic!("{text}"))

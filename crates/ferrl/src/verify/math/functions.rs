@@ -1,12 +1,7 @@
 //! Named functions of numbers.
 
-use super::arith::nat::Nat;
-use super::arith::num::Num;
-use super::arith::rational::Rational;
-use super::arith::real::{MathResult, Real};
 use super::arith::transcend;
-use super::ast::Func;
-use super::budget::{Budget, Stop};
+use super::{Budget, Func, MathResult, Nat, Num, Rational, Real, Stop};
 
 fn one(args: &[Num]) -> MathResult<&Num> {
     match args {
@@ -193,7 +188,6 @@ pub fn factorial(n: &Num, step: i64, budget: &Budget) -> MathResult<Num> {
     Ok(out.into())
 }
 
-/// The binomial coefficient.
 pub fn binomial(n: &Num, k: &Num, budget: &Budget) -> MathResult<Num> {
     let (n, k) = (n.integer().ok_or(Stop::Undefined)?, k.integer().ok_or(Stop::Undefined)?);
     if k < 0 || n >= 0 && k > n {

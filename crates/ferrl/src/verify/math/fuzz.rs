@@ -1,6 +1,7 @@
 //! Fuzzed pairs: each gets a verdict, in time, without a panic.
 
-use super::extract::{self, Take};
+use super::extract;
+use super::extract::Take;
 use super::modes::{Mode, grade};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};

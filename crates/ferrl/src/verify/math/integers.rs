@@ -1,11 +1,7 @@
 //! Integers that satisfy a condition, as the list of them: `1 \le n \le 3, n \in \mathbb{Z}` is `{1, 2, 3}`.
 
-use super::arith::rational::Rational;
-use super::arith::real::Real;
-use super::ast::{Const, Expr, Join, Rel};
-use super::budget::Budget;
-use super::ellipsis;
 use super::solutions::real_set;
+use super::{Budget, Const, Expr, Join, Rational, Real, Rel, ellipsis};
 
 /// Longer lists are left as conditions.
 const MOST_MEMBERS: i64 = 5_000;

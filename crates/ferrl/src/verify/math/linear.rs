@@ -1,9 +1,7 @@
 //! Values that are matrices: products, norms, determinants, inverses.
 
-use super::arith::num::Num;
-use super::arith::real::MathResult;
-use super::budget::Stop;
-use super::eval::{Env, Value};
+use super::eval::Value;
+use super::{Env, MathResult, Num, Stop};
 
 impl Env<'_> {
     pub(super) fn times(&mut self, a: Value, b: Value) -> MathResult<Value> {

@@ -39,6 +39,13 @@ mod solutions;
 
 pub(crate) use arith::{nat::Nat, rational::Rational};
 
+// Of the modules below, for one another.
+use arith::{num::Num, real::MathResult, real::Real};
+use ast::{Const, Expr, Func, Join, Rel, SetOp};
+use budget::{Budget, Stop};
+use lexer::{Commas, Tok};
+use {eval::Env, language::units::Unit, names::VariableNames, sets::RealSet};
+
 use super::take::TAG;
 use super::{Entry, Sample, Score, Verifier, required};
 use extract::Take;
@@ -47,7 +54,6 @@ use modes::Mode;
 use schemars::schema_for;
 use serde_json::Value;
 
-/// The registry entry.
 pub const ENTRY: Entry = Entry {
     name: "math",
     about: "1 when the answer equals the column's as mathematics (MATH, AIME), otherwise 0",

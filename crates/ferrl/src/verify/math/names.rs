@@ -1,8 +1,7 @@
 //! The variables of expressions, and what they stand for.
 
-use super::ast::{Big, Expr, Func};
-use super::budget::Budget;
-use super::eval::Env;
+use super::ast::Big;
+use super::{Budget, Env, Expr, Func};
 use std::collections::BTreeSet;
 
 /// The variables of some expressions.
@@ -14,7 +13,6 @@ pub struct VariableNames {
 }
 
 impl VariableNames {
-    /// The variables of some expressions.
     pub fn of(exprs: &[&Expr]) -> VariableNames {
         let (mut all, mut integers) = (BTreeSet::new(), BTreeSet::new());
         for expr in exprs {

@@ -4,14 +4,8 @@
 //! The condition is tried at the ends of the set, close to either side of them, between them, and at points spread
 //! over the line; one that differs from the set at none of them is taken for it.
 
-use super::arith::num::Num;
-use super::arith::rational::Rational;
-use super::arith::real::Real;
-use super::ast::{Expr, Join, Rel};
-use super::budget::{Budget, Stop};
-use super::names::VariableNames;
-use super::sets::RealSet;
 use super::solutions::real_set;
+use super::{Budget, Expr, Join, Num, Rational, Real, RealSet, Rel, Stop, VariableNames};
 use std::cmp::Ordering;
 
 /// Thousandths at which every condition is tried.

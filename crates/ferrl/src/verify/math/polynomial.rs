@@ -1,10 +1,7 @@
 //! Polynomials in one variable, by whose roots equations and inequalities are solved.
 
-use super::arith::real::Real;
-use super::ast::{Expr, Rel};
-use super::budget::Budget;
-use super::names::VariableNames;
-use super::sets::{End, OPEN, RealSet};
+use super::sets::{End, OPEN};
+use super::{Budget, Expr, Real, RealSet, Rel, VariableNames};
 use std::cmp::Ordering;
 
 /// Higher degrees are left unsolved.

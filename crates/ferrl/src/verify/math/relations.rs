@@ -1,12 +1,8 @@
 //! Equations, inequalities and memberships.
 
-use super::ast::{Expr, Rel};
 use super::compare::Compare;
-use super::names::VariableNames;
-use super::pointwise;
-use super::scalar;
-use super::shape;
 use super::solutions::real_set;
+use super::{Expr, Rel, VariableNames, pointwise, scalar, shape};
 
 /// The sides of a relation and how they are related.
 type Sides<'a> = (&'a Expr, &'a [(Rel, Expr)]);

@@ -1,15 +1,10 @@
 //! Whether two expressions have the same value.
 
-use super::arith::num::Num;
-use super::arith::rational::Rational;
-use super::arith::real::Real;
-use super::ast::Expr;
-use super::budget::{Budget, Stop};
 use super::eval::{POINTS, Value};
 use super::form::form;
 use super::lexer::number::Digits;
-use super::names::{self, VariableNames};
 use super::parser::times;
+use super::{Budget, Expr, Num, Rational, Real, Stop, VariableNames, names};
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 

@@ -1,7 +1,6 @@
 //! Sets of real numbers: unions of intervals and points with constant ends.
 
-use super::arith::real::Real;
-use super::ast::Rel;
+use super::{Real, Rel};
 use std::cmp::Ordering;
 
 /// One end of an interval; no value is infinity.
@@ -49,7 +48,6 @@ impl RealSet {
         RealSet(vec![Piece { low: end.clone(), high: end }])
     }
 
-    /// Whether this has no members.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -99,7 +97,6 @@ impl RealSet {
         Some(self.complement().union(other.complement())?.complement())
     }
 
-    /// No numbers.
     pub(super) fn empty() -> RealSet {
         RealSet(Vec::new())
     }

@@ -1,17 +1,14 @@
 //! What kind of answer a tree is, and the parts that count.
 
-use super::ast::{Const, Expr, Join, Rel, SetOp};
 use super::language::text;
-use super::language::units::Unit;
+use super::{Const, Expr, Join, Rel, SetOp, Unit};
 use std::collections::BTreeSet;
 
 /// A value without its unit, percent and degree signs.
 pub struct Peeled {
     /// The value.
     pub core: Expr,
-    /// Its unit.
     pub unit: Unit,
-    /// Whether it is a percentage.
     pub percent: bool,
     /// Whether it is an angle in degrees.
     pub degree: bool,
@@ -156,7 +153,6 @@ pub fn is_combination(expr: &Expr) -> bool {
     plain(expr, &mut names) && names.len() > 1
 }
 
-/// Whether an expression is the number 0.
 pub fn is_zero(expr: &Expr) -> bool {
     matches!(expr, Expr::Num(value, _) if value.sign() == 0)
 }

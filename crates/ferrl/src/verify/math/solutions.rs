@@ -3,13 +3,8 @@
 //! Linear conditions are solved exactly, polynomial and rational ones by their roots, and those with an absolute
 //! value on one side case by case. Whatever else there is has no set here; `pointwise` compares it with one.
 
-use super::arith::num::Num;
-use super::arith::real::Real;
-use super::ast::{Const, Expr, Join, Rel, SetOp};
-use super::budget::Budget;
-use super::names::VariableNames;
-use super::polynomial;
-use super::sets::{End, OPEN, RealSet};
+use super::sets::{End, OPEN};
+use super::{Budget, Const, Expr, Join, Num, Real, RealSet, Rel, SetOp, VariableNames, polynomial};
 use std::cmp::Ordering;
 
 /// The set that an expression describes; none where it describes none, or its ends are not constant.

@@ -8,8 +8,7 @@ pub use world::NcclWorld;
 pub(super) use world::open;
 
 use crate::card::libraries::{self, Library as Needed};
-use crate::error::{Error, Result};
-use crate::lock;
+use crate::{Error, Result, lock};
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};

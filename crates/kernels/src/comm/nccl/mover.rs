@@ -4,8 +4,7 @@ use super::{CardBytes, Communicator};
 use crate::backend::Backend;
 use crate::card::{CardId, ExchangeStream, StreamEvent, element};
 use crate::comm::device::{Mover, Section, Transfer};
-use crate::error::{Error, Result};
-use crate::lock;
+use crate::{Error, Result, lock};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Transfers numbers between the GPUs of a group of ranks.

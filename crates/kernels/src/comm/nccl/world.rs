@@ -7,8 +7,7 @@ use super::{CardBytes, Communicator, Nccl};
 use crate::card::{CardId, CardStaging, StreamEvent};
 use crate::comm::launcher::Launched;
 use crate::comm::{Arrived, Comm, message_buffer};
-use crate::error::{Error, Result};
-use crate::lock;
+use crate::{Error, Result, lock};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

@@ -22,12 +22,10 @@ impl Block {
         Block { rows, width, columns: std::iter::once(0..width).collect() }
     }
 
-    /// Number of elements.
     pub fn len(&self) -> usize {
         self.rows.len() * self.columns()
     }
 
-    /// Whether it has none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

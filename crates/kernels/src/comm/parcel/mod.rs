@@ -23,7 +23,6 @@ use std::sync::Arc;
 /// Contiguous numbers and their wire format, f32 or bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParcelPiece {
-    /// Number of elements.
     pub len: usize,
     /// Wire format.
     pub format: DType,
@@ -50,7 +49,6 @@ impl ParcelPiece {
     }
 }
 
-/// Contents of a parcel.
 pub struct ParcelContents {
     /// Bytes to be read first.
     pub note: Vec<u8>,

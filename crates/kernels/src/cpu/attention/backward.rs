@@ -9,13 +9,12 @@ use super::{
     multiply, panels, row_dots, scatter, scores, softmax_backward, transpose, with_scratch,
 };
 use crate::backend::{Attention, AttentionSaved, Heads, Segments};
-use crate::buffer::{Buffer, DType};
 use crate::cpu::Cpu;
 use crate::cpu::matmul::tile::PANEL;
 use crate::cpu::memory::{f32s, f32s_mut};
 use crate::cpu::pool::Disjoint;
 use crate::cpu::simd::Level;
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 use std::ops::Range;
 
 /// Minimum tokens per span.
@@ -23,7 +22,6 @@ const SPAN: usize = 512;
 /// Maximum spans per sequence: each needs a buffer for the gradients of all keys and values before it.
 const MAX_SPANS: usize = 4;
 
-/// See [`AttentionOps::attention_backward`](crate::backend::AttentionOps::attention_backward).
 pub fn attention_backward(
     cpu: &Cpu,
     op: Attention,

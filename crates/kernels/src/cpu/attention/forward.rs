@@ -6,16 +6,14 @@ use super::{
     panels, scatter, scores, softmax_step, with_scratch,
 };
 use crate::backend::{Attention, CacheOps, MemoryOps, PagedRows, PagedSequence, Segments};
-use crate::buffer::{Buffer, DType};
 use crate::cpu::Cpu;
 use crate::cpu::matmul::tile::PANEL;
 use crate::cpu::memory::f32s_mut;
 use crate::cpu::pool::Disjoint;
 use crate::cpu::simd::Level;
-use crate::error::Result;
 use crate::math::ln;
+use crate::{Buffer, DType, Result};
 
-/// See [`AttentionOps::attention`](crate::backend::AttentionOps::attention).
 pub fn attention(
     cpu: &Cpu,
     op: Attention,

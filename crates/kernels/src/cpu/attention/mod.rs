@@ -21,9 +21,7 @@ use super::memory::{Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Level, Simd, multiversion};
 use crate::backend::{Attention, AttentionOps, AttentionSaved, Heads, RowShard, Segments};
-use crate::buffer::Buffer;
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, shapes};
 use std::cell::RefCell;
 
 /// Keys per tile, tokens per cache block.

@@ -6,12 +6,10 @@
 use super::forward::attend;
 use super::{BLOCK, Storage, panels, transpose};
 use crate::backend::{Attention, CacheOps, Heads, PagedRows};
-use crate::buffer::{Buffer, DType};
 use crate::cpu::Cpu;
 use crate::cpu::matmul::tile::PANEL;
 use crate::cpu::pool::Disjoint;
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, DType, Result, shapes};
 
 /// Below this many new elements the work is not distributed to threads.
 const SMALL: usize = 16 * 1024;

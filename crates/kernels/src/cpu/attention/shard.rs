@@ -13,17 +13,15 @@ use super::{BLOCK, Storage, with_scratch};
 use crate::backend::{
     Attention, AttentionSaved, CacheOps, Heads, MemoryOps, PagedRows, PagedSequence, RowShard, ShardPiece,
 };
-use crate::buffer::{Buffer, DType};
 use crate::cpu::Cpu;
 use crate::cpu::memory::{f32s, f32s_mut};
 use crate::cpu::pool::Disjoint;
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 use std::ops::Range;
 
 /// Maximum tokens per task.
 const TOKENS: usize = 512;
 
-/// See [`AttentionOps::attention_shard`](crate::backend::AttentionOps::attention_shard).
 pub fn attention_shard(
     cpu: &Cpu,
     op: Attention,
@@ -69,7 +67,6 @@ fn forward<T: Storage + Default>(
     Ok(())
 }
 
-/// See [`AttentionOps::attention_shard_backward`](crate::backend::AttentionOps::attention_shard_backward).
 pub fn attention_shard_backward(
     cpu: &Cpu,
     op: Attention,

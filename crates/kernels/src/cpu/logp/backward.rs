@@ -7,7 +7,6 @@
 use super::forward::{Wanted, fold_rows, logp, put_stats};
 use super::{HeadRows, ROWS, TILE, Tiles, logit_tile, scale_slope, task, tile_width, with_tiles};
 use crate::backend::{HeadGrads, HeadInput, LogpGrads, LogpHead, LogpStats};
-use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
 use crate::cpu::element::Stored;
 use crate::cpu::linear::{backward_pack, forward_pack};
@@ -17,7 +16,7 @@ use crate::cpu::matmul::{self, DwChain, Out, Scratch};
 use crate::cpu::memory::{Memory, Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut, u32s};
 use crate::cpu::pool::Disjoint;
 use crate::cpu::simd::{LANES, Simd, multiversion, narrow};
-use crate::error::Result;
+use crate::{Buffer, Result, Weight};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -158,7 +157,6 @@ fn logit_gradient<S: Simd, E: GradElement>(
     }
 }
 
-/// See [`HeadOps::logp_backward`](crate::backend::HeadOps::logp_backward).
 pub fn logp_backward(
     cpu: &Cpu,
     head: HeadInput<'_>,
@@ -194,7 +192,6 @@ pub fn logp_backward(
     }
 }
 
-/// See [`HeadOps::logp_one_pass`](crate::backend::HeadOps::logp_one_pass).
 pub fn logp_one_pass(
     cpu: &Cpu,
     head: HeadInput<'_>,

@@ -2,7 +2,6 @@
 
 use super::{Fold, HeadRows, ROWS, TILE, Tiles, logit_tile, scalar_exp, task, tile_width, with_tiles};
 use crate::backend::{Draw, HeadInput, LogpHead, LogpStats, SampleOps, VocabPart};
-use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
 use crate::cpu::linear::forward_pack;
 use crate::cpu::math::exp;
@@ -11,8 +10,7 @@ use crate::cpu::matmul::pack::TokenRows;
 use crate::cpu::memory::{Plain, Slice, f32s, f32s_mut, floats, u32s};
 use crate::cpu::pool::Disjoint;
 use crate::cpu::simd::{LANES, Level, multiversion};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, Weight, shapes};
 use std::ops::Range;
 
 /// Outputs of a pass over the vocabulary.
@@ -154,7 +152,6 @@ pub(super) fn put_stats(stats: &mut LogpStats, first: usize, folds: &[Fold], tar
     }
 }
 
-/// See [`HeadOps::logp`](crate::backend::HeadOps::logp).
 pub fn logp(
     cpu: &Cpu,
     head: HeadInput<'_>,
@@ -187,7 +184,6 @@ pub fn logp(
     Ok(())
 }
 
-/// See [`HeadOps::logits`](crate::backend::HeadOps::logits).
 pub fn logits(
     cpu: &Cpu,
     op: LogpHead,

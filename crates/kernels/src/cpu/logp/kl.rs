@@ -4,7 +4,6 @@ use super::backward::{GradElement, GradTile, through_vocabulary};
 use super::forward::{Wanted, fold_buffer};
 use super::{HeadRows, TILE, Tiles, cleared, logit_tile, scale_slope, task, tile_width, with_tiles};
 use crate::backend::{DivergenceOps, HeadGrads, LogpHead};
-use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
 use crate::cpu::linear::forward_pack;
 use crate::cpu::math::exp;
@@ -12,8 +11,7 @@ use crate::cpu::matmul::Scratch;
 use crate::cpu::memory::{Slice, f32s, f32s_mut, floats};
 use crate::cpu::pool::Disjoint;
 use crate::cpu::simd::{LANES, multiversion};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, Weight, shapes};
 use std::ops::Range;
 
 /// One of the two models, with the log-sum-exp of its rows.

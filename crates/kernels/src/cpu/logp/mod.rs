@@ -17,10 +17,8 @@ use super::matmul::{ProductBlock, Scratch, product};
 use super::simd::{LANES, Simd};
 use super::vector::clear;
 use crate::backend::{HeadGrads, HeadInput, HeadOps, LogpGrads, LogpHead, LogpStats};
-use crate::buffer::{Buffer, Weight};
-use crate::error::Result;
 use crate::math::ln;
-use crate::shapes;
+use crate::{Buffer, Result, Weight, shapes};
 use std::cell::RefCell;
 use std::ops::Range;
 

@@ -12,7 +12,6 @@ use crate::backend::{
     Draw, LogpGrads, LogpHead, LogpStats, MemoryOps, PartGrads, PartInput, PartSide, TileStats, VocabOps,
     VocabPart,
 };
-use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::cpu::linear::forward_pack;
 use crate::cpu::matmul::pack::{Packed, PackedShape, pack_tokens};
@@ -20,8 +19,7 @@ use crate::cpu::matmul::{self, DwChain, Out};
 use crate::cpu::memory::{Memory, elements, elements_mut, f32s, f32s_mut, u32s};
 use crate::cpu::pool::Disjoint;
 use crate::cpu::vector::{clear, typed};
-use crate::error::{Error, Result};
-use crate::shapes;
+use crate::{Buffer, Error, Result, shapes};
 
 /// Logit gradients that are gathered at a time.
 const GATHERED: usize = 4 << 20;

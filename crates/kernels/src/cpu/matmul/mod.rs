@@ -166,11 +166,9 @@ pub fn with_scratch<T>(f: impl FnOnce(&mut Scratch) -> T) -> T {
 pub struct ProductBlock<'a, E: TokenRows> {
     /// `[rows, k]`
     pub x: &'a [E],
-    /// Row range.
     pub rows: Range<usize>,
     /// Right operand.
     pub w: Packed<'a, E>,
-    /// Panel range.
     pub panels: Range<usize>,
 }
 

@@ -23,7 +23,6 @@ pub use portable::{Portable, narrow, widen};
 
 use crate::error::{Error, Result, nearest};
 
-/// Lanes per vector.
 pub const LANES: usize = 16;
 
 /// An instruction set of this CPU. Constructed only after detection, so kernels may rely on it.
@@ -41,7 +40,6 @@ impl std::fmt::Debug for Level {
 pub(crate) enum LevelKind {
     /// Plain Rust without intrinsics.
     Portable,
-    /// NEON.
     Neon,
     /// NEON with the bf16 dot product.
     NeonBf16,
@@ -177,13 +175,9 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
 
     /// Broadcasts `x`.
     fn splat(self, x: f32) -> Self::V;
-    /// `a + b`
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a - b`
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b`
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a / b`
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, fused if the level has FMA
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
@@ -191,7 +185,6 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// Smaller of the two, `b` if either is NaN.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// Square root.
     fn sqrt(self, a: Self::V) -> Self::V;
     /// Nearest integer, ties to even.
     fn round(self, a: Self::V) -> Self::V;

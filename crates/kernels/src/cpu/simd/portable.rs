@@ -2,7 +2,6 @@
 
 use super::{LANES, Simd};
 
-/// The portable level.
 #[derive(Clone, Copy)]
 pub struct Portable;
 

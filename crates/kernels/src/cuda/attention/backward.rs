@@ -9,12 +9,11 @@ use super::{
     tile_defines, tile_scoring, uses_wgmma, window,
 };
 use crate::backend::{Attention, AttentionSaved, Heads, Segments};
-use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
 use crate::cuda::context::CardInfo;
 use crate::cuda::launch::{Arg, Grid, args};
 use crate::cuda::memory::CardMemory;
-use crate::error::Result;
+use crate::{Buffer, DType, Result};
 use std::sync::Arc;
 
 /// Threads per block; a block owns 1 or 2 times `OWN` keys or stacked rows.
@@ -140,7 +139,6 @@ struct BackwardCall<'a> {
     delta: CardMemory,
 }
 
-/// See [`AttentionOps::attention_backward`](crate::backend::AttentionOps::attention_backward).
 pub fn attention_backward(
     cuda: &Cuda,
     op: Attention,

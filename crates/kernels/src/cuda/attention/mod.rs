@@ -14,13 +14,11 @@ pub use tables::Tables;
 pub(crate) use tables::stage;
 
 use crate::backend::{Attention, AttentionOps, AttentionSaved, CacheOps, Heads, PagedRows, Segments};
-use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
 use crate::cuda::context::CardInfo;
 use crate::cuda::launch::{Arg, Grid, args};
 use crate::cuda::memory::ptr;
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, DType, Result, shapes};
 pub(crate) use tables::TOKENS;
 use tables::{DECODE_ROWS, PackedUnit};
 

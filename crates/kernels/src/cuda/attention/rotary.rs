@@ -1,15 +1,12 @@
 //! RoPE of the queries and keys in qkv rows, alone and fused.
 
 use crate::backend::{Heads, PagedRows, QkvLayer, RopeOps, Rotation};
-use crate::buffer::{Buffer, DType};
-use crate::composed;
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::{Chunks, add_chunks, row_count};
 use crate::cuda::gemm::linear::{ForwardShape, forward, stored};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{f32_ptr, kernel, letter, ptr, u32s};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, DType, Result, composed, shapes};
 
 impl RopeOps for Cuda {
     fn rotary(&self, heads: Heads, rotation: Rotation<'_>, inverse: bool, qkv: &mut Buffer) -> Result<()> {

@@ -5,9 +5,8 @@
 use crate::backend::{PagedRows, Segments};
 use crate::cuda::Cuda;
 use crate::cuda::memory::CardMemory;
-use crate::error::Result;
-use crate::lock;
 use crate::plain::Plain;
+use crate::{Result, lock};
 use std::sync::Arc;
 
 /// Tokens per cache block, which is one key tile.

@@ -4,8 +4,6 @@
 //! operands that reveal a different order of additions (`rows`). Otherwise the operations run one by one (`composed`).
 
 use crate::backend::{Activation, Affine, DecodeOps, Normed, PagedRows, QkvLayer};
-use crate::buffer::{Buffer, DType};
-use crate::composed;
 use crate::cuda::attention::rotary::check_positions;
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::linear::form;
@@ -13,9 +11,7 @@ use crate::cuda::gemm::rows::{RowsKey, agreeing};
 use crate::cuda::launch::{Arg, Grid, args};
 use crate::cuda::memory::{f32_ptr, ptr};
 use crate::cuda::norm::offset;
-use crate::error::Result;
-use crate::lock;
-use crate::shapes;
+use crate::{Buffer, DType, Result, composed, lock, shapes};
 use std::collections::HashMap;
 use std::sync::Mutex;
 

@@ -1,14 +1,12 @@
 //! Activations of the feed-forward network.
 
 use crate::backend::{Activation, ActivationOps};
-use crate::buffer::Buffer;
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::row_count;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::kernel;
-use crate::error::Result;
-use crate::shapes;
 use crate::shapes::input_width;
+use crate::{Buffer, Result, shapes};
 
 fn name(op: Activation) -> &'static str {
     match op {

@@ -1,13 +1,11 @@
 //! Embedding lookup, and its gradient.
 
 use crate::backend::EmbeddingOps;
-use crate::buffer::Buffer;
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::row_count;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{f32_ptr, kernel, split_parts, u32s};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, shapes};
 
 impl EmbeddingOps for Cuda {
     fn embed(&self, ids: &Buffer, table: &Buffer, scale: f32, add: bool, out: &mut Buffer) -> Result<()> {

@@ -1,12 +1,10 @@
 //! Weighted sums of gathered rows.
 
 use crate::backend::{ExpertOps, RowMix};
-use crate::buffer::Buffer;
 use crate::cuda::context::Cuda;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{f32_ptr, kernel};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, shapes};
 
 impl ExpertOps for Cuda {
     fn mix_rows(&self, mix: RowMix<'_>, src: &Buffer, out: &mut Buffer) -> Result<()> {

@@ -1,17 +1,14 @@
 //! Vectors: fill, conversion, dot products, gather and scatter of rows.
 
 use crate::backend::{DOT_CHUNK, MemoryOps, VectorOps};
-use crate::buffer::{Buffer, DType};
 use crate::codes::NF4;
 use crate::cuda::context::{Cuda, check};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{self, CardMemory, element, index_buffer, kernel, letter, ptr};
 use crate::cuda::optim::split_master::{self, Whole};
-use crate::error::Result;
-use crate::narrow;
 use crate::plain::Plain;
-use crate::shapes;
 use crate::usage::{MemoryReport, Purpose};
+use crate::{Buffer, DType, Result, narrow, shapes};
 use cudarc::driver::sys;
 
 /// Rows per partial sum; partial sums are added in order.

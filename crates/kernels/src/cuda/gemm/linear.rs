@@ -1,17 +1,14 @@
 //! Linear layers: the GEMM weight, and the three GEMMs of forward and backward.
 
 use crate::backend::{LinearGrads, LinearOps, MemoryOps};
-use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::{Chunks, add_chunks, convert, sum_columns};
-use crate::cuda::gemm::Gemm;
 use crate::cuda::gemm::rows::{RowInvariance, RowsKey, rows};
-use crate::cuda::gemm::stream;
+use crate::cuda::gemm::{Gemm, stream};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{CardArena, CardMemory, f32_ptr, kernel, letter, ptr};
 use crate::cuda::optim::split_master::{self, Whole};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, DType, Result, Weight, shapes};
 use std::sync::Arc;
 
 /// GEMM weight: `[n, k]`, row-major.

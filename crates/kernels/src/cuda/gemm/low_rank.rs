@@ -1,15 +1,12 @@
 //! LoRA: merge in one pass over the weight, and GEMMs that read column ranges in place.
 
 use crate::backend::{ColumnsOf, LinearGrads, LowRank, LowRankGrad, LowRankOps};
-use crate::buffer::{Buffer, DType, Weight};
-use crate::composed;
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::convert;
 use crate::cuda::gemm::linear::{cut_forward, stored, weight_gradient};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{f32_ptr, letter, ptr, split_parts};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, DType, Result, Weight, composed, shapes};
 use std::ops::Range;
 
 /// Rows per block, and ranks whose factors it loads at a time.

@@ -10,15 +10,13 @@ pub(crate) mod rows;
 pub(crate) mod stream;
 pub(crate) mod tune;
 
-use crate::buffer::DType;
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::rows::{CheckedAlgorithms, RowInvariance, RowsKey};
 use crate::cuda::gemm::tune::{Tuned, fastest};
 use crate::cuda::handles::CudaContext;
 use crate::cuda::libraries::{self, Library};
 use crate::cuda::memory::{CardArena, CardMemory};
-use crate::error::{Error, Result};
-use crate::lock;
+use crate::{DType, Error, Result, lock};
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
     cublasLtMatmulAlgoConfigAttributes_t as AlgoAttribute, cublasLtMatmulDesc_t,
@@ -407,16 +405,7 @@ impl Products {
             let (mut count, most) = (0, CANDIDATES as i32);
             let to = found.as_mut_ptr();
             let done = sys::cublasLtMatmulAlgoGetHeuristic(
-                self.handle,
-                desc.0,
-                a,
-                b,
-                c,
-                c,
-                preference.0,
-                most,
-                to,
-                &mut count,
+                self.handle, desc.0, a, b, c, c, preference.0, most, to, &mut count,
             );
             (done, found.into_iter().take(count.max(0) as usize).map(|f| f.algo).collect::<Vec<_>>())
         };

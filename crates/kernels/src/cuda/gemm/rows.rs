@@ -13,15 +13,13 @@
 //! rounding to bf16. (Of sums that do not cancel but differ, one in thousands still differs after rounding; GEMMs of one row
 //! passed such a test although their bits differed.)
 
-use crate::buffer::DType;
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::convert;
 use crate::cuda::gemm::linear::{ForwardShape, reference_forward};
 use crate::cuda::gemm::{Gemm, alignment};
 use crate::cuda::launch::args;
 use crate::cuda::memory::CardMemory;
-use crate::error::{Error, Result};
-use crate::lock;
+use crate::{DType, Error, Result, lock};
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algo;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

@@ -1,7 +1,6 @@
 //! Decode GEMM of some rows with k streaming through shared memory (stream.cu, multicast.cu): used where its sums are, bit for
 //! bit, cuBLASLt's, and it is faster. Both are tested once per shape.
 
-use crate::buffer::DType;
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::Gemm;
 use crate::cuda::gemm::multicast::MulticastPlan;
@@ -9,8 +8,7 @@ use crate::cuda::gemm::rows::{RowsKey, agrees};
 use crate::cuda::gemm::tune::time;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::letter;
-use crate::error::{Class, Result};
-use crate::lock;
+use crate::{Class, DType, Result, lock};
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;

@@ -5,13 +5,11 @@
 //! its result is overwritten, not accumulated. Where rows must be invariant (`rows`), the reference and all candidates must be
 //! tested algorithms.
 
-use crate::buffer::DType;
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::Gemm;
 use crate::cuda::gemm::rows::CheckedAlgorithms;
 use crate::cuda::launch::{Grid, args};
-use crate::error::Result;
-use crate::lock;
+use crate::{DType, Result, lock};
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

@@ -1,15 +1,13 @@
 //! Full-vocabulary KL(p || q), and its gradient with respect to p's logits. The kernels are in `logp_backward.cu`.
 
 use crate::backend::{DivergenceOps, HeadGrads, LogpHead};
-use crate::buffer::{Buffer, Weight};
 use crate::cuda::Cuda;
 use crate::cuda::head::logp::{
     RawLogits, TILE, head_args, in_place_kernel, lse, multiply_back, parts, raw_logits, rows_at_a_time,
 };
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::f32_ptr;
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, Result, Weight, shapes};
 
 /// Some rows after their forward: the raw logits of p and of q, and both log-sum-exps.
 struct KlRows {

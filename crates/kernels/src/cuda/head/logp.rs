@@ -5,13 +5,11 @@
 //! rows. The one-pass head uses forward's logits for backward, too; otherwise they are recomputed.
 
 use crate::backend::{HeadGrads, HeadInput, HeadOps, LogpGrads, LogpHead, LogpStats};
-use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::Cuda;
 use crate::cuda::gemm::linear::{ForwardShape, forward, long_input_gradient, stored, weight_gradient};
 use crate::cuda::launch::{Arg, Grid, args};
 use crate::cuda::memory::{CardMemory, f32_ptr, letter, ptr, u32s};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, DType, Result, Weight, shapes};
 
 /// Vocabulary entries per tile; one warp each.
 pub(crate) const TILE: usize = 1024;
@@ -75,7 +73,6 @@ impl WantedLogits {
     }
 }
 
-/// Raw logits of some rows.
 #[derive(Clone, Copy)]
 pub(crate) struct RawLogits {
     pub at: u64,

@@ -12,15 +12,13 @@ use crate::backend::{
     LogpGrads, LogpHead, LogpStats, MemoryOps, PartGrads, PartInput, PartSide, TileStats, VectorOps,
     VocabOps, VocabPart,
 };
-use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
 use crate::cuda::gemm::linear::{
     ForwardShape, form, forward, long_input_gradient_columns, stored, weight_gradient,
 };
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{CardMemory, f32_ptr, ptr, u32s};
-use crate::error::{Error, Result};
-use crate::shapes;
+use crate::{Buffer, DType, Error, Result, shapes};
 
 /// First row and number of rows.
 type RowRange = (usize, usize);

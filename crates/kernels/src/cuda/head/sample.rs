@@ -1,16 +1,13 @@
 //! Sampling a token from each row of logits; only the tokens are copied to the host, when they are requested.
 
 use crate::backend::{Choices, SampleOps, SampleSpec, TokenChoice};
-use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
 use crate::cuda::context::check;
 use crate::cuda::handles::{Pinned, StreamEvent};
 use crate::cuda::head::logp::TILE;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{CardMemory, f32_ptr, ptr};
-use crate::error::{Error, Result};
-use crate::lock;
-use crate::shapes;
+use crate::{Buffer, DType, Error, Result, lock, shapes};
 use cudarc::driver::sys;
 use std::sync::{Arc, Mutex};
 

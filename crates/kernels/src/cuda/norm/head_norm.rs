@@ -1,15 +1,12 @@
 //! QK norm inside rows of `qkv`.
 
 use crate::backend::{HeadNorm, HeadNormOps, Norm};
-use crate::buffer::{Buffer, DType};
-use crate::composed;
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::{Chunks, add_chunks, row_count};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{f32_ptr, kernel};
 use crate::cuda::norm::offset;
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, DType, Result, composed, shapes};
 
 /// Rows per block of the backward.
 const CHUNK: usize = 16;

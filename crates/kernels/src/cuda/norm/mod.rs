@@ -3,13 +3,11 @@
 pub(crate) mod head_norm;
 
 use crate::backend::{MemoryOps, Norm, NormGrads, NormInput, NormOps, NormRecompute, Normed, Target};
-use crate::buffer::{Buffer, DType};
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::{CHUNK, Chunks, add_chunks, row_count};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{f32_ptr, kernel};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, DType, Result, shapes};
 
 /// Threads per block with a row, or per team of a block.
 const THREADS: u32 = 128;

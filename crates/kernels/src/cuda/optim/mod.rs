@@ -3,15 +3,13 @@
 pub(crate) mod split_master;
 
 use crate::backend::{AdamW, AdamWParam, OptimizerOps, Sgd};
-use crate::buffer::{Buffer, DType};
 use crate::codes::{BLOCK, CodeTable, SIGNED, UNSIGNED};
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::linear::stored;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{element, split_parts};
 use crate::cuda::optim::split_master::{Whole, is_of};
-use crate::error::Result;
-use crate::shapes;
+use crate::{Buffer, DType, Result, shapes};
 
 /// `x^n` by repeated squaring, the same on every system.
 fn power(mut x: f64, mut n: u64) -> f64 {

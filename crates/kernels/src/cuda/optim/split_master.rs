@@ -3,12 +3,11 @@
 //! Outside, such a buffer is an f32 buffer. Optimizer steps and embeddings access the halves in place; rare operations work on
 //! a copy ([`Whole`]).
 
-use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::context::{Cuda, check};
 use crate::cuda::gemm::linear::{WeightForm, form, stored};
 use crate::cuda::launch::args;
 use crate::cuda::memory::{CardMemory, Data, element, split_parts};
-use crate::error::Result;
+use crate::{Buffer, DType, Result, Weight};
 use cudarc::driver::sys;
 
 /// Numbers uploaded at a time, to keep the staging copy small.

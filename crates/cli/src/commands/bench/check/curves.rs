@@ -108,7 +108,6 @@ impl Curves {
         Ok(all.into_iter().flatten().map(f32::to_bits).collect())
     }
 
-    /// The model that a case starts from.
     pub fn start_of(&self, cpu: &Arc<dyn Backend>, case: &CurveCase) -> Result<PathBuf> {
         self.start(cpu, case.index)
     }
@@ -308,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn learning_from_answers_can_go_wrong_in_five_ways() {
+    fn learning_curves_detect_five_failures() {
         const GAP: &str = "sampling/sampling_logp_difference/max";
         let right = [("score", 0.3, 0.5), ("grad_norm", 1.0, 1.0), (GAP, 0.0, 0.0)];
         let with = |at: usize, first: f64, end: f64| {

@@ -80,7 +80,6 @@ pub fn cases(size: usize, table: &CheckTable<'_>) -> Result<Vec<GroupCase>> {
     Ok(cases)
 }
 
-/// The model that all cases start from.
 pub struct GroupStart {
     folder: ScratchDir,
 }
@@ -91,7 +90,6 @@ impl GroupStart {
         Ok(GroupStart { folder: ScratchDir::new("groups")? })
     }
 
-    /// Its directory.
     pub fn path(&self) -> Result<PathBuf> {
         let dir = self.folder.0.join("start");
         if dir.join("config.json").exists() {

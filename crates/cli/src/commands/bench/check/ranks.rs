@@ -137,7 +137,6 @@ fn group_outcomes(
     Ok(groups::worst(theirs))
 }
 
-/// Sends a path from rank 0 to all ranks.
 fn everywhere(ranks: &Ranks, made: &Path) -> Result<PathBuf> {
     let path = ranks.broadcast(made.to_string_lossy().as_bytes())?;
     Ok(PathBuf::from(String::from_utf8_lossy(&path).into_owned()))

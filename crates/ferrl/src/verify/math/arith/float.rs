@@ -3,7 +3,7 @@
 //! A value is `±m / 2^256 * 2^exp` with `m >= 2^255`, off by about `2^err` at most. The bound leaves out the
 //! last few bits of every rounding; comparisons allow [`SLACK`] for them.
 
-use super::rational::Rational;
+use super::super::Rational;
 
 /// Bits of the mantissa.
 pub const BITS: i64 = 256;
@@ -60,7 +60,6 @@ impl Float {
         Float { neg, exp, man, err: err.max(exp - BITS), lost }
     }
 
-    /// An integer.
     pub fn int(value: i64) -> Float {
         Float { err: EXACT, ..Float::normal(value < 0, &[value.unsigned_abs()], 64, EXACT, false) }
     }
@@ -112,7 +111,6 @@ impl Float {
         Float { err, lost, ..self }
     }
 
-    /// `-self`.
     pub fn neg(self) -> Float {
         Float { neg: !self.neg && !self.is_zero(), ..self }
     }
@@ -126,7 +124,6 @@ impl Float {
         }
     }
 
-    /// `self + other`.
     pub fn add(self, other: Float) -> Float {
         let (a, b) = if self.is_zero() || !other.is_zero() && other.exp > self.exp {
             (other, self)
@@ -184,12 +181,10 @@ impl Float {
         Float::normal(neg, &wide, a.exp + 64, err, lost)
     }
 
-    /// `self - other`.
     pub fn sub(self, other: Float) -> Float {
         self.add(other.neg())
     }
 
-    /// `self * other`.
     pub fn mul(self, other: Float) -> Float {
         let lost = self.lost || other.lost;
         if self.is_zero() || other.is_zero() {
@@ -300,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn field_laws_hold_to_the_last_bits() {
+    fn field_axioms_hold_to_the_last_bits() {
         let values: Vec<Float> = [(1, 3), (-7, 5), (1_000_003, 7), (3, 1_000_003), (1, 1), (-2, 1)]
             .iter()
             .map(|(n, d)| Float::from_rational(&Rational::new(*n, *d).expect("fine")))
@@ -319,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_vanishes_is_remembered() {
+    fn additions_record_an_absorbed_summand() {
         let tiny = Float::int(3).scale(-300);
         assert!(Float::int(1).add(tiny).lost);
         assert!(!Float::int(1).add(tiny.scale(200)).lost);

@@ -47,12 +47,10 @@ impl Nat {
         self.0.bits().div_ceil(64)
     }
 
-    /// Whether this is zero.
     pub fn is_zero(&self) -> bool {
         self.bits() == 0
     }
 
-    /// Whether this is one.
     pub fn is_one(&self) -> bool {
         self.bits() == 1
     }
@@ -87,7 +85,6 @@ impl Nat {
         Nat(self.0 * factor + term)
     }
 
-    /// `self + other`.
     pub fn add(&self, other: &Nat) -> Nat {
         Nat(&self.0 + &other.0)
     }
@@ -97,7 +94,6 @@ impl Nat {
         if self.0 < other.0 { Nat::default() } else { Nat(&self.0 - &other.0) }
     }
 
-    /// `self * other`.
     pub fn mul(&self, other: &Nat) -> Nat {
         count(self.size() * other.size());
         Nat(&self.0 * &other.0)
@@ -149,14 +145,12 @@ impl Nat {
         Nat(self.0.nth_root(n))
     }
 
-    /// `self^n`.
     pub fn pow(&self, n: u32) -> Nat {
         let size = (self.bits() * u64::from(n)).div_ceil(64);
         count(size * size / 2 + 1);
         Nat(self.0.pow(n))
     }
 
-    /// Which of two is larger.
     pub fn compare(&self, other: &Nat) -> Ordering {
         self.0.cmp(&other.0)
     }

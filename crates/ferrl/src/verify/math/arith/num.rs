@@ -1,18 +1,14 @@
 //! Complex numbers whose parts stay exact as long as they can.
 
-use super::super::budget::Stop;
+use super::super::{MathResult, Rational, Real, Stop};
 use super::float::Float;
-use super::rational::Rational;
-use super::real::{MathResult, Real};
 use super::transcend;
 use std::cmp::Ordering;
 
 /// A complex number.
 #[derive(Clone, Debug)]
 pub struct Num {
-    /// Real part.
     pub re: Real,
-    /// Imaginary part.
     pub im: Real,
 }
 
@@ -89,22 +85,18 @@ impl Num {
         apart(&self.re, &other.re) || apart(&self.im, &other.im)
     }
 
-    /// `-self`.
     pub fn neg(&self) -> Num {
         Num { re: self.re.neg(), im: self.im.neg() }
     }
 
-    /// `self + other`.
     pub fn add(&self, other: &Num) -> MathResult<Num> {
         Ok(Num { re: self.re.add(&other.re)?, im: self.im.add(&other.im)? })
     }
 
-    /// `self - other`.
     pub fn sub(&self, other: &Num) -> MathResult<Num> {
         self.add(&other.neg())
     }
 
-    /// `self * other`.
     pub fn mul(&self, other: &Num) -> MathResult<Num> {
         if self.im.is_exact_zero() && other.im.is_exact_zero() {
             return Ok(self.re.mul(&other.re)?.into());
@@ -114,7 +106,6 @@ impl Num {
         Ok(Num { re, im })
     }
 
-    /// `1 / self`.
     pub fn recip(&self) -> MathResult<Num> {
         if self.im.is_exact_zero() {
             return Ok(Real::from(1).div(&self.re)?.into());
@@ -123,7 +114,6 @@ impl Num {
         Ok(Num { re: self.re.div(&norm)?, im: self.im.neg().div(&norm)? })
     }
 
-    /// `self / other`.
     pub fn div(&self, other: &Num) -> MathResult<Num> {
         if self.im.is_exact_zero() && other.im.is_exact_zero() {
             return Ok(self.re.div(&other.re)?.into());
@@ -131,7 +121,6 @@ impl Num {
         self.mul(&other.recip()?)
     }
 
-    /// `|self|`.
     pub fn abs(&self) -> MathResult<Num> {
         if self.im.is_exact_zero() {
             return Ok(self.re.abs().into());
@@ -151,7 +140,6 @@ impl Num {
         self.im.atan2(&self.re)
     }
 
-    /// `e^self`.
     pub fn exp(&self) -> MathResult<Num> {
         let size = self.re.exp()?;
         if self.im.is_exact_zero() {
@@ -196,7 +184,6 @@ impl Num {
         self.ln()?.div(&i64::from(n).into())?.exp()
     }
 
-    /// `self^n`.
     pub fn powi(&self, n: i64) -> MathResult<Num> {
         if self.im.is_exact_zero() {
             return Ok(self.re.powi(n)?.into());
@@ -240,7 +227,6 @@ impl Num {
         self.ln()?.mul(power)?.exp()
     }
 
-    /// Sine and cosine.
     pub fn sin_cos(&self) -> MathResult<(Num, Num)> {
         let (sin, cos) = self.re.sin_cos()?;
         if self.im.is_exact_zero() {

@@ -1,6 +1,6 @@
 //! Exact rationals: two machine words where they fit, big numbers otherwise.
 
-use super::nat::Nat;
+use super::super::Nat;
 use num_integer::gcd;
 use std::cmp::Ordering;
 
@@ -52,9 +52,7 @@ fn reduced_parts(num: Nat, den: Nat) -> (Nat, Nat) {
 }
 
 impl Rational {
-    /// Zero.
     pub const ZERO: Rational = Small(0, 1);
-    /// One.
     pub const ONE: Rational = Small(1, 1);
 
     /// `num / den`; none where `den` is zero.
@@ -146,7 +144,6 @@ impl Rational {
         }
     }
 
-    /// Whether this is zero.
     pub fn is_zero(&self) -> bool {
         self.sign() == 0
     }
@@ -163,7 +160,6 @@ impl Rational {
         }
     }
 
-    /// Whether this is an integer.
     pub fn is_integer(&self) -> bool {
         match self {
             Small(_, d) => *d == 1,
@@ -185,7 +181,6 @@ impl Rational {
         den.is_one()
     }
 
-    /// `-self`.
     pub fn neg(&self) -> Rational {
         match self {
             Small(n, d) if *n != i64::MIN => Small(-n, *d),
@@ -196,7 +191,6 @@ impl Rational {
         }
     }
 
-    /// `self + other`.
     pub fn add(&self, other: &Rational) -> Rational {
         if let (Small(a, b), Small(c, d)) = (self, other) {
             let (a, b, c, d) = (i128::from(*a), i128::from(*b), i128::from(*c), i128::from(*d));
@@ -217,12 +211,10 @@ impl Rational {
         Rational::from_parts(negative, num, den).unwrap_or(Rational::ZERO)
     }
 
-    /// `self - other`.
     pub fn sub(&self, other: &Rational) -> Rational {
         self.add(&other.neg())
     }
 
-    /// `self * other`.
     pub fn mul(&self, other: &Rational) -> Rational {
         if let (Small(a, b), Small(c, d)) = (self, other)
             && let Some(product) =
@@ -285,7 +277,6 @@ impl Rational {
         Rational::from_parts(negative, magnitude, Nat::from(1)).unwrap_or(Rational::ZERO)
     }
 
-    /// Which of two is larger.
     pub fn compare(&self, other: &Rational) -> Ordering {
         if let (Small(a, b), Small(c, d)) = (self, other) {
             return (i128::from(*a) * i128::from(*d)).cmp(&(i128::from(*c) * i128::from(*b)));
@@ -309,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn small_and_big_agree() {
+    fn small_and_big_rationals_agree() {
         let values = [0, 1, -1, 7, -12, i64::MAX, i64::MIN, i64::MAX - 1];
         for a in values {
             for b in values.into_iter().filter(|b| *b != 0) {

@@ -1,8 +1,7 @@
 //! Real numbers that stay exact as long as they can.
 
-use super::super::budget::Stop;
+use super::super::{Rational, Stop};
 use super::float::{Float, SLACK};
-use super::rational::Rational;
 use super::transcend;
 use std::cmp::Ordering;
 
@@ -40,7 +39,6 @@ impl From<Rational> for Real {
 }
 
 impl Real {
-    /// Zero.
     pub const ZERO: Real = Rat(Rational::ZERO);
 
     /// To 256 bits.
@@ -67,7 +65,6 @@ impl Real {
         }
     }
 
-    /// Whether this is exactly zero.
     pub fn is_exact_zero(&self) -> bool {
         matches!(self, Rat(value) if value.is_zero())
     }
@@ -89,7 +86,6 @@ impl Real {
         }
     }
 
-    /// `-self`.
     pub fn neg(&self) -> Real {
         match self {
             Rat(value) => Rat(value.neg()),
@@ -97,12 +93,10 @@ impl Real {
         }
     }
 
-    /// `|self|`.
     pub fn abs(&self) -> Real {
         if self.sign() < 0 { self.neg() } else { self.clone() }
     }
 
-    /// `self + other`.
     pub fn add(&self, other: &Real) -> MathResult<Real> {
         match (self, other) {
             (Rat(a), Rat(b)) => Ok(a.add(b).into()),
@@ -111,12 +105,10 @@ impl Real {
         }
     }
 
-    /// `self - other`.
     pub fn sub(&self, other: &Real) -> MathResult<Real> {
         self.add(&other.neg())
     }
 
-    /// `self * other`.
     pub fn mul(&self, other: &Real) -> MathResult<Real> {
         match (self, other) {
             (Rat(a), Rat(b)) => Ok(a.mul(b).into()),
@@ -125,7 +117,6 @@ impl Real {
         }
     }
 
-    /// `self / other`.
     pub fn div(&self, other: &Real) -> MathResult<Real> {
         match (self, other) {
             (_, other) if other.maybe_zero() => Err(Stop::Undefined),
@@ -151,7 +142,6 @@ impl Real {
         self.ln()?.div(&i64::from(n).into())?.exp()
     }
 
-    /// `self^n`.
     pub fn powi(&self, n: i64) -> MathResult<Real> {
         if let Rat(value) = self {
             if value.is_zero() && n < 0 {
@@ -176,7 +166,6 @@ impl Real {
         if n < 0 { float(out.recip()) } else { float(Some(out)) }
     }
 
-    /// `e^self`.
     pub fn exp(&self) -> MathResult<Real> {
         if self.is_exact_zero() {
             return Ok(1.into());
@@ -192,7 +181,6 @@ impl Real {
         }
     }
 
-    /// Sine and cosine.
     pub fn sin_cos(&self) -> MathResult<(Real, Real)> {
         if self.is_exact_zero() {
             return Ok((Real::ZERO, 1.into()));

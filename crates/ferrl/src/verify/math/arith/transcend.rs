@@ -107,7 +107,6 @@ fn first_ln(x: f64) -> f64 {
     2.0 * z * sum
 }
 
-/// Sine and cosine.
 pub fn sin_cos(x: Float) -> Option<(Float, Float)> {
     static INVERSE: OnceLock<Float> = OnceLock::new();
     if x.is_zero() {
@@ -148,7 +147,6 @@ pub fn sin_cos(x: Float) -> Option<(Float, Float)> {
     })
 }
 
-/// The arc tangent.
 pub fn atan(x: Float) -> Option<Float> {
     if x.is_zero() {
         return Some(x);

@@ -8,30 +8,14 @@ use crate::verify::group_end;
 
 /// Phrases that announce the answer, the most certain first.
 const ANNOUNCEMENTS: &[&str] = &[
-    "final answer is",
-    "final answer:",
-    "the answer is",
-    "answer is",
-    "answer:",
-    "answer =",
-    "answer**:",
-    "option is",
-    "choice is",
+    "final answer is", "final answer:", "the answer is", "answer is", "answer:", "answer =", "answer**:",
+    "option is", "choice is",
 ];
 
 /// Announcements of several answers; they count in the last sentence only.
 const LISTS: &[&str] = &[
-    "answers are",
-    "solutions are",
-    "roots are",
-    "zeros are",
-    "values are",
-    "numbers are",
-    "integers are",
-    "factors are",
-    "primes are",
-    "solution is",
-    "solution set is",
+    "answers are", "solutions are", "roots are", "zeros are", "values are", "numbers are", "integers are",
+    "factors are", "primes are", "solution is", "solution set is",
 ];
 
 /// What follows the last announcement.

@@ -1,18 +1,8 @@
 //! Dates and times of day, which are no formulas: `8:30 p.m.`, `March 3rd, 2020`.
 
 const MONTHS: [&str; 12] = [
-    "january",
-    "february",
-    "march",
-    "april",
-    "may",
-    "june",
-    "july",
-    "august",
-    "september",
-    "october",
-    "november",
-    "december",
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
+    "november", "december",
 ];
 
 /// A point in a day, in seconds, and whether it is known which half of the day.

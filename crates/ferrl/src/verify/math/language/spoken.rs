@@ -1,6 +1,6 @@
 //! Numbers in words: `twenty-five`, `one hundred and twenty`, `two thirds`.
 
-use super::super::arith::rational::Rational;
+use super::super::Rational;
 
 /// The number a single word stands for.
 pub fn word(word: &str) -> Option<i64> {
@@ -113,13 +113,7 @@ mod tests {
             assert_eq!(number(&words), Rational::new(top, bottom), "{text}");
         }
         for text in [
-            "five twenty",
-            "one two",
-            "two apples",
-            "thousand million",
-            "and",
-            "third",
-            "ten five",
+            "five twenty", "one two", "two apples", "thousand million", "and", "third", "ten five",
             "six hundred hundred",
         ] {
             let words: Vec<&str> = text.split(' ').collect();

@@ -117,7 +117,6 @@ fn ordinal(word: &str) -> &str {
     SPELT.iter().position(|spelt| *spelt == word).map_or(word, |at| SHORT[at])
 }
 
-/// Whether two texts have the same words.
 pub fn same_words(a: &str, b: &str) -> bool {
     let (a, b) = (plain(a), plain(b));
     let digits = a.bytes().any(|b| b.is_ascii_digit());

@@ -1,11 +1,10 @@
 //! Units: what a number counts. Known ones convert; unknown words are compared as they stand.
 
-use super::super::arith::rational::Rational;
+use super::super::Rational;
 
 /// Powers of length, mass, time, money, current and temperature.
 pub type Dims = [i8; 6];
 
-/// A unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unit {
     /// How many base units (metre, kilogram, second, dollar) it is.
@@ -84,36 +83,9 @@ const TABLE: &[UnitRow] = &[
 
 /// Words beside a number that say nothing about what it counts.
 const FILLERS: &[&str] = &[
-    "units",
-    "way",
-    "ways",
-    "total",
-    "in",
-    "of",
-    "the",
-    "a",
-    "an",
-    "only",
-    "each",
-    "old",
-    "about",
-    "exactly",
-    "approximately",
-    "roughly",
-    "is",
-    "are",
-    "be",
-    "to",
-    "for",
-    "times",
-    "answer",
-    "long",
-    "away",
-    "apart",
-    "th",
-    "st",
-    "nd",
-    "rd",
+    "units", "way", "ways", "total", "in", "of", "the", "a", "an", "only", "each", "old", "about", "exactly",
+    "approximately", "roughly", "is", "are", "be", "to", "for", "times", "answer", "long", "away", "apart",
+    "th", "st", "nd", "rd",
 ];
 
 /// Short words that are counted and would otherwise be products of variables.
@@ -158,12 +130,10 @@ pub fn is_filler(word: &str) -> bool {
 }
 
 impl Unit {
-    /// No unit.
     pub fn none() -> Unit {
         Unit { factor: Rational::ONE, dims: NONE, words: Vec::new(), letter: None }
     }
 
-    /// The unit that a word names.
     pub fn named(word: &str) -> Unit {
         let word = match word {
             "€" | "EUR" | "eur" => "euro",

@@ -1,6 +1,6 @@
 //! What names mean: LaTeX commands, functions, Greek letters, English words.
 
-use super::super::lexer::Tok;
+use super::super::Tok;
 
 /// Commands that set text: what they hold may be words.
 pub fn is_text_command(name: &str) -> bool {
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_told_from_products() {
+    fn words_and_products_of_variables_are_distinguished() {
         for word in ["even", "Monday", "odd", "cost", "hexagon", "weeks", "no", "Evelyn"] {
             assert!(is_word(word), "{word}");
         }

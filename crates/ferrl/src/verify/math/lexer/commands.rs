@@ -1,7 +1,8 @@
 //! What follows a backslash.
 
+use super::super::Tok;
 use super::super::language::words;
-use super::{Lexer, Tok};
+use super::Lexer;
 
 impl Lexer<'_> {
     /// What follows a backslash.

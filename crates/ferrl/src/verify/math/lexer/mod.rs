@@ -3,15 +3,12 @@
 mod commands;
 pub mod number;
 
-use super::language::unicode;
-use super::language::units;
-use super::language::words;
+use super::language::{unicode, units, words};
 use number::Literal;
 
 /// A token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tok {
-    /// A number.
     Num(Literal),
     /// A variable: a letter, or the name of a Greek one.
     Name(String),
@@ -30,7 +27,6 @@ pub enum Tok {
 /// A token and how it stands in the text.
 #[derive(Clone, Debug)]
 pub struct Token {
-    /// What it is.
     pub tok: Tok,
     /// Whether space precedes it.
     pub space: bool,

@@ -1,8 +1,6 @@
 //! Literals: integers, decimals, repeating decimals, thousands separators, scientific notation.
 
-use super::super::arith::nat::Nat;
-use super::super::arith::rational::Rational;
-use super::super::lexer::Commas;
+use super::super::{Commas, Nat, Rational};
 
 /// How precisely a decimal is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +14,6 @@ pub struct Digits {
 /// A number as it is written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Literal {
-    /// Its value.
     pub value: Rational,
     /// The precision of a decimal.
     pub digits: Option<Digits>,

@@ -1,9 +1,8 @@
 //! Math-Verify 0.9: our own reading of the answers, with what its LaTeX reader cannot read left unread.
 
-use super::super::budget::Budget;
 use super::super::compare::CompareRules;
-use super::super::equal;
 use super::super::language::spoken;
+use super::super::{Budget, equal};
 
 const RULES: CompareRules =
     CompareRules { rounded: true, one_way: true, strict_kinds: true, lists_are_sets: true };
@@ -11,7 +10,6 @@ const RULES: CompareRules =
 /// Letters that it takes for units where they follow a number.
 const UNIT_LETTERS: &str = "acdghlmstv";
 
-/// Whether two answers are equal by its rules.
 pub fn equal(gold: &str, answer: &str, budget: &Budget) -> bool {
     let tight = |text: &str| text.chars().filter(|c| !c.is_whitespace()).collect::<String>();
     if !answer.trim().is_empty() && tight(gold) == tight(answer) {

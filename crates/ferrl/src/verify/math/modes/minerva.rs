@@ -1,7 +1,7 @@
 //! The Minerva-style grader of DeepSeekMath in the form that VinePPO uses: numbers within 1e-3, also times or over
 //! a hundred; intervals without regard to their brackets.
 
-use super::super::budget::Budget;
+use super::super::Budget;
 use super::{hendrycks, plain};
 use regex::Regex;
 use std::sync::LazyLock;
@@ -27,7 +27,6 @@ static HARD: LazyLock<Option<Regex>> = LazyLock::new(|| {
         .ok()
 });
 
-/// Whether two answers are equal by its rules.
 pub fn equal(gold: &str, answer: &str, problem: &str, budget: &Budget) -> bool {
     let golds = unique(parts(&normal(gold), problem));
     let answers = unique(parts(&normal(answer), problem));

@@ -9,8 +9,7 @@ mod minerva;
 mod plain;
 mod prm800k;
 
-use super::budget::Budget;
-use super::equal;
+use super::{Budget, equal};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -1,13 +1,7 @@
 //! What the graders written in Python share: LaTeX as plain text, numbers as Python reads them, and equality as a
 //! computer algebra system sees it.
 
-use super::super::arith::num::Num;
-use super::super::ast::{Const, Expr};
-use super::super::budget::Budget;
-use super::super::lexer::Commas;
-use super::super::names::VariableNames;
-use super::super::parser;
-use super::super::scalar;
+use super::super::{Budget, Commas, Const, Expr, Num, VariableNames, parser, scalar};
 
 /// A text as Python's `float` reads it.
 pub fn float(text: &str) -> Option<f64> {
@@ -226,7 +220,6 @@ fn symbols(expr: &Expr) -> Expr {
     }
 }
 
-/// Whether the difference of two formulas is zero.
 pub fn difference_is_zero(gold: &str, answer: &str, budget: &Budget) -> bool {
     match (formula(gold, budget), formula(answer, budget)) {
         (Some(gold), Some(answer)) => scalar::identical(&gold, &answer, budget),

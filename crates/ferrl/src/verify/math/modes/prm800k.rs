@@ -1,6 +1,6 @@
 //! The grader published with PRM800K.
 
-use super::super::budget::Budget;
+use super::super::Budget;
 use super::{hendrycks, plain};
 use regex::Regex;
 use std::sync::LazyLock;
@@ -29,7 +29,6 @@ fn found(pattern: &LazyLock<Option<Regex>>, text: &str) -> bool {
     pattern.as_ref().is_some_and(|pattern| pattern.is_match(text))
 }
 
-/// Whether two answers are equal by its rules.
 pub fn equal(gold: &str, answer: &str, budget: &Budget) -> bool {
     let (a, b) = (outer_text(gold.trim()), outer_text(answer.trim()));
     match (hendrycks::normal(a), hendrycks::normal(b)) {

@@ -1,12 +1,8 @@
 //! Powers and atoms: numbers, names, brackets, tables.
 
-use super::super::arith::nat::Nat;
-use super::super::arith::rational::Rational;
-use super::super::ast::{Const, Expr};
 use super::super::language::spoken;
-use super::super::language::units::Unit;
-use super::super::lexer::Tok;
 use super::super::lexer::number::Literal;
+use super::super::{Const, Expr, Nat, Rational, Tok, Unit};
 use super::Parser;
 use super::quantities::is_lead;
 

@@ -1,8 +1,6 @@
 //! Brackets of all kinds and tables.
 
-use super::super::ast::{Expr, Func, Join};
-use super::super::language::units::Unit;
-use super::super::lexer::Tok;
+use super::super::{Expr, Func, Join, Tok, Unit};
 use super::lists::grouped;
 use super::{Context, Parser};
 

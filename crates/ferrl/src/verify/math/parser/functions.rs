@@ -1,13 +1,11 @@
 //! Commands: fractions, roots, named functions, sums and integrals.
 
-use super::super::arith::rational::Rational;
-use super::super::ast::{Big, Const, Expr, Func, Rel};
-use super::super::lexer::Tok;
+use super::super::ast::Big;
 use super::super::lexer::number::Literal;
+use super::super::{Const, Expr, Func, Rational, Rel, Tok};
 use super::Parser;
 use super::products::times;
 
-/// The function of a name.
 fn named(name: &str) -> Option<Func> {
     use Func::*;
     Some(match name {

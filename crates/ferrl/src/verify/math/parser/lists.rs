@@ -1,7 +1,6 @@
 //! Lists, relations, ratios and sets: what stands at the top of an answer and inside brackets.
 
-use super::super::ast::{Expr, Func, Join, Rel, SetOp};
-use super::super::lexer::Tok;
+use super::super::{Expr, Func, Join, Rel, SetOp, Tok};
 use super::Parser;
 
 impl Parser<'_> {

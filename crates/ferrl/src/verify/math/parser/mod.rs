@@ -12,9 +12,8 @@ mod quantities;
 
 pub use products::times;
 
-use super::ast::Expr;
-use super::budget::Budget;
-use super::lexer::{self, Commas, Tok, Token};
+use super::lexer::Token;
+use super::{Budget, Commas, Expr, Tok, lexer};
 
 /// Brackets deeper than this are no answer.
 const MOST_DEPTH: usize = 40;

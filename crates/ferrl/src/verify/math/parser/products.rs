@@ -1,8 +1,6 @@
 //! Sums and products, with and without signs of multiplication.
 
-use super::super::ast::{Expr, Func};
-use super::super::language::units::Unit;
-use super::super::lexer::Tok;
+use super::super::{Expr, Func, Tok, Unit};
 use super::Parser;
 use super::lists::is_setlike;
 

@@ -1,9 +1,7 @@
 //! Numbers with units and other words behind them.
 
-use super::super::ast::Expr;
-use super::super::language::spoken;
-use super::super::language::units::{self, Unit};
-use super::super::lexer::Tok;
+use super::super::language::{spoken, units};
+use super::super::{Expr, Tok, Unit};
 use super::Parser;
 use super::products::times;
 
