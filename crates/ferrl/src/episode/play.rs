@@ -366,16 +366,20 @@ impl Episode {
             ));
             return None;
         }
+        let shown = match next {
+            Next::Observation(text) => text.as_str(),
+            Next::State(state) => self.continues(state, &action).unwrap_or(state),
+        }
+        .to_string();
         let (sequence, played) = (self.sequences.len() - 1, self.played.get_or_insert_default());
         let last = self.sequences[sequence].ids.len() - 2;
         self.sequences[sequence].reward[last] += reward as f32;
         played.score = score.or(played.score);
         let counted = |name: &str| turn.extra.get(name)?.as_u64();
         played.tool_calls = counted("tool_calls").zip(counted("tool_errors")).or(played.tool_calls);
-        let (Next::Observation(shown) | Next::State(shown)) = next;
         played.turns.push(TurnRecord {
             action: action.clone(),
-            observation: shown.clone(),
+            observation: shown,
             reward,
             tokens: self.action_tokens,
             sequence,

@@ -160,7 +160,7 @@ impl Episode {
                 }
             }
             Next::State(state) => {
-                match state.strip_prefix(&self.state).and_then(|rest| rest.strip_prefix(action)) {
+                match self.continues(&state, action) {
                     Some(text) => {
                         let ids = actor.tokenizer.encode_markup(self.after_stop(actor, text))?;
                         self.extend(&ids);
@@ -176,6 +176,11 @@ impl Episode {
             }
         }
         Ok(())
+    }
+
+    /// What is new in a state that continues the text so far.
+    pub(super) fn continues<'t>(&self, state: &'t str, action: &str) -> Option<&'t str> {
+        state.strip_prefix(&self.state)?.strip_prefix(action)
     }
 
     /// Appends masked tokens to the last sequence.
