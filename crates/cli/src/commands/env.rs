@@ -82,6 +82,9 @@ struct Which {
     /// Maximum seconds per call, for environments in Python
     #[arg(long, value_name = "S", value_parser = crate::options::above_zero)]
     timeout: Option<f32>,
+    /// Python interpreter, for environments in Python [default: python3]
+    #[arg(long, value_name = "PROGRAM")]
+    python: Option<String>,
 }
 
 /// Opens episodes with the same initial state.
@@ -106,7 +109,7 @@ impl Which {
             timeout,
             start_timeout: Duration::from_secs_f64(env.start_timeout),
             memory: env.memory_mib << 20,
-            python: env.python,
+            python: self.python.clone().unwrap_or(env.python),
             hooks: Hooks::default(),
         });
         workers.check()?;

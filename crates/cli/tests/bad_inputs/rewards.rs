@@ -125,6 +125,10 @@ fn environments() -> Vec<Case> {
             .file("my.py", "def stepp(state, action, extra_info):\n    return {}\n")
             .says(&["step(state, action, extra_info)", "fix:"])
             .leaves_no(&["runs"]),
+        Case::new("an environment server that is not there", "env run http://127.0.0.1:9 --actions a.jsonl")
+            .file("a.jsonl", "\"5\"\n")
+            .exit(6)
+            .says(&["127.0.0.1:9", "start the server"]),
     ]
 }
 

@@ -80,6 +80,27 @@ fn every_contract_of_rl2_is_served_or_refused_with_the_difference() {
     fails_with(&["env", "run", &file, "--actions", &actions], "", 2, &["router_url", "env_step(sample)"]);
     let file = folder.write("empty.py", "x = 1\n");
     fails_with(&["env", "run", &file, "--actions", &actions], "", 2, &["no step(state, action, extra_info)"]);
+    // Was refused with "No module named 'RL2'": RL2's own files import a type and its rollout, and name the step in `generate`.
+    let shipped = "from functools import partial\nfrom RL2.datasets import Sample, base_generate\nfrom RL2.utils.text import norm\n\n\
+                   async def graded(sample: Sample):\n    if 'norm' in sample.action_text:\n        norm(sample.action_text)\n    \
+                   return {'next_state': None, 'done': True, 'reward': float(sample.sample['target'])}\n\
+                   generate = partial(base_generate, env_step_fn=graded)\n";
+    let file = folder.write("shipped.py", shipped);
+    let turns = run(&folder, &file, &["a"], &["--row", r#"{"prompt": "P", "target": 3}"#]);
+    assert_eq!((&turns[1]["reward"], &turns[1]["done"]), (&3.0.into(), &true.into()));
+    let turns = run(&folder, &file, &["norm"], &["--row", r#"{"prompt": "P", "target": 3}"#]);
+    let lost = turns[1]["lost"]["message"].as_str().unwrap();
+    assert!(
+        lost.contains("norm is RL2's") && lost.contains("pip install rl-square"),
+        "what is called is no stand-in: {lost}"
+    );
+    let file = folder.write("between.py", "async def env_step(state, action, answer):\n    return {}\n");
+    fails_with(
+        &["env", "run", &file, "--actions", &actions],
+        "",
+        2,
+        &["needs 3 arguments", "env_step(sample)"],
+    );
     fails_with(&["env", "run", "none.py", "--actions", &actions], "", 2, &["no such file"]);
 }
 

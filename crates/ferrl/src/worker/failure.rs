@@ -172,6 +172,9 @@ impl FailureKind {
         }
         Error::usage(text).fix(match self {
             FailureKind::TimedOut(_) => "do what is slow within the function, or raise start_timeout",
+            FailureKind::Start(why) if why.contains("ModuleNotFoundError") => {
+                "install that module for this Python, or name another one with `python`"
+            }
             FailureKind::Start(why) if why.contains("Traceback") => {
                 "correct the file; the traceback says where"
             }

@@ -91,7 +91,7 @@ impl Server {
             // Busy with other clients: it responds.
             Ok(_) | Err(ServerRefusal::Full) => Ok(()),
             Err(ServerRefusal::Lost(lost)) => {
-                Err(Error::data(lost.message).at(&self.url).fix("start the server, or correct env.url"))
+                Err(Error::device(lost.message).at(&self.url).fix("start the server, or correct env.url"))
             }
         }
     }

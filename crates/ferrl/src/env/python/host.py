@@ -105,6 +105,17 @@ def takes(function):
     return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
+def needs(function):
+    """How many arguments without a default a function has."""
+    import inspect
+
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
 async def done(result):
     import inspect
 
@@ -119,10 +130,10 @@ class StepFile:
     def __init__(self, module):
         self.module = module
         self.later = not callable(getattr(module, "step", None))
-        function = module.env_step if self.later else module.step
+        self.function = later_step(module) if self.later else module.step
         import inspect
 
-        self.concurrent = inspect.iscoroutinefunction(function)
+        self.concurrent = inspect.iscoroutinefunction(self.function)
 
     async def open(self, episode, request):
         import copy
@@ -152,9 +163,9 @@ class StepFile:
             sample = types.SimpleNamespace(
                 state_text=episode.state, action_text=action, turn=episode.turn, sample=episode.row
             )
-            result = await done(self.module.env_step(sample))
+            result = await done(self.function(sample))
         else:
-            result = await done(self.module.step(episode.state, action, episode.info))
+            result = await done(self.function(episode.state, action, episode.info))
         episode.turn += 1
         if not isinstance(result, dict):
             name = "env_step" if self.later else "step"
@@ -308,6 +319,41 @@ class ReasoningGym:
         }
 
 
+def stand_in_for_rl2():
+    """Where RL2 is not installed, its environment files still load: they import a type and RL2's rollout, which is done here."""
+    import importlib.abc
+    import importlib.machinery
+    import types
+
+    class Absent(type):
+        def __call__(cls, *_, **__):
+            raise ModuleNotFoundError(f"{cls.__name__} is RL2's, and RL2 is not installed; pip install rl-square")
+
+    class Module(types.ModuleType):
+        def __getattr__(self, name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return Absent(name, (), {})
+
+    class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        def find_spec(self, name, path=None, target=None):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "RL2" else None
+
+        def create_module(self, spec):
+            return Module(spec.name)
+
+        def exec_module(self, module):
+            pass
+
+    sys.meta_path.append(Finder())  # asked last: an installed RL2 is found before
+
+
+def later_step(module):
+    """RL2's later `env_step(sample)`: a function of the file, or the one that its `generate` was made with."""
+    made = getattr(getattr(module, "generate", None), "keywords", None) or {}
+    return getattr(module, "env_step", None) or made.get("env_step_fn")
+
+
 def environment(start):
     """What the start request asks for."""
     options = start.get("options") or {}
@@ -315,6 +361,7 @@ def environment(start):
         return Gem(start["name"], options)
     if start["kind"] == "reasoning_gym":
         return ReasoningGym(start["name"], options)
+    stand_in_for_rl2()
     module = load(start["file"])
     file = os.path.basename(start["file"])
     classes = [n for n, c in vars(module).items() if isinstance(c, type) and callable(getattr(c, "step", None)) and c.__module__ == module.__name__]
@@ -327,7 +374,14 @@ def environment(start):
         if missing:
             raise Refused(f"the class {name} of {file} has no {' and no '.join(missing)}")
         return GymClass(made, options)
-    if callable(getattr(module, "step", None)) or callable(getattr(module, "env_step", None)):
+    if callable(getattr(module, "step", None)):
+        return StepFile(module)
+    if callable(later_step(module)):
+        if needs(later_step(module)) > 1:
+            raise Refused(
+                f"env_step of {file} needs {needs(later_step(module))} arguments, expected env_step(sample): sample has state_text, "
+                "action_text, turn and sample, the row"
+            )
         return StepFile(module)
     if len(classes) == 1:
         return GymClass(getattr(module, classes[0]), options)
