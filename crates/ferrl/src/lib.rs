@@ -3,6 +3,7 @@
 //! Prompts become rollouts, rollouts get rewards, rewards become advantages, advantages a loss on numbers per token,
 //! and the engine turns the gradients of those numbers into new weights.
 
+#![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic when the pipe is closed
 
 #[macro_use]
@@ -19,6 +20,7 @@ pub mod episode;
 pub mod evaluate;
 pub mod experience;
 pub mod fixes;
+pub mod health;
 mod http;
 pub mod interrupt;
 pub mod pack;

@@ -13,6 +13,7 @@ pub use env::environments;
 pub(crate) use fresh::new_model_parts;
 
 use crate::algo::{self, Algorithm, Feed, Needs};
+use crate::health::Health;
 use crate::parallel;
 use crate::recipe::{Recipe, Rollout};
 use crate::reward::{Rewards, Verified};
@@ -138,6 +139,7 @@ pub fn from_draft(
         num_tokens: 0,
         skips_empty: true,
         signal: Signal::default(),
+        health: Health::default(),
         updating: false,
         warnings,
         waits: Arc::new(|_| ()),

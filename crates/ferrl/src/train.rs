@@ -17,6 +17,7 @@ use crate::algo::{Algorithm, Feed};
 use crate::batch::{balance, tokens, updates};
 use crate::episode::Environments;
 use crate::experience::{ByRole, Experience, Loss, Mean, Metrics, MicroBatch, Role};
+use crate::health::Health;
 use crate::parallel;
 use crate::partial::Unfinished;
 use crate::place::CompletionLengths;
@@ -89,6 +90,8 @@ pub struct Stage {
     pub skips_empty: bool,
     /// Detects steps without learning signal.
     pub signal: Signal,
+    /// Detects metrics that stay out of bounds.
+    pub health: Health,
     /// Whether an update is in progress; stays true if an update failed halfway.
     pub updating: bool,
     pub warnings: Warnings,
@@ -274,6 +277,7 @@ impl Stage {
             metrics.add("timing/exchange_mib", bytes as f64 / f64::from(1 << 20));
         }
         self.step += 1;
+        self.health.look(self.step, metrics, &self.warnings);
         if self.step == self.schedules.0.total_steps && self.policy.model.version == 0 {
             let what = format!("none of the {} steps changed a weight", self.step);
             let fix = "see the earlier warnings, and rollouts/ for completions and rewards";
