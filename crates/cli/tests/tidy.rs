@@ -108,7 +108,7 @@ fn members_of_open_sets_are_named_at_home_only() {
 fn settings_of_algorithms_are_named_at_home_only() {
     // The keys of other libraries are mapped to them in one table.
     let home = |path: &str| {
-        path.starts_with("crates/ferrl/src/algo/") || path == "crates/ferrl/src/recipe/elsewhere.rs"
+        path.starts_with("crates/ferrl/src/algo/") || path.starts_with("crates/ferrl/src/recipe/elsewhere")
     };
     for (path, text) in sources(&["rs"]) {
         if !path.starts_with("crates/") || !path.contains("/src/") || path.contains("tests") || home(&path) {
@@ -189,5 +189,52 @@ fn messages_of_kernels_name_no_recipe_keys() {
                 assert!(!keys.contains(&word), "{path} names {word}: {}", line.trim());
             }
         }
+    }
+}
+
+/// The packages that a program of the default features is built of: name, licences, native library.
+fn packages() -> Vec<(String, String, String)> {
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let words = ["metadata", "--offline", "--locked", "--format-version", "1", "--filter-platform", &target];
+    let out = std::process::Command::new(env!("CARGO")).args(words).current_dir(root()).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_string();
+    let package = |p: &serde_json::Value| (text(&p["name"]), text(&p["license"]), text(&p["links"]));
+    metadata["packages"].as_array().unwrap().iter().map(package).collect()
+}
+
+/// Every alternative of a licence expression that binds us is permissive, and C is compiled for one package alone.
+#[test]
+#[cfg(target_os = "linux")]
+fn dependencies_are_permissive_and_rust() {
+    const FINE: &[&str] = &[
+        "0BSD",
+        "Apache-2.0",
+        "BSD-2-Clause",
+        "BSD-3-Clause",
+        "BSL-1.0",
+        "CC0-1.0",
+        "ISC",
+        "MIT",
+        "Unicode-3.0",
+        "Zlib",
+    ];
+    let fine = |one: &str| FINE.contains(&one.trim().trim_matches(['(', ')']));
+    let allowed = |licence: &str| {
+        let licence = licence.replace('/', " OR ");
+        licence.split(" AND ").all(|both| both.split(" OR ").any(fine))
+    };
+    assert!(
+        !allowed("GPL-3.0")
+            && !allowed("MIT AND GPL-3.0")
+            && !allowed("")
+            && allowed("(MIT OR GPL-2.0) AND ISC")
+    );
+    let packages = packages();
+    assert!((100..260).contains(&packages.len()), "{} packages", packages.len());
+    for (name, licence, native) in packages {
+        assert!(allowed(&licence), "{name}: {licence:?}");
+        assert!(["", "rayon-core", "zstd"].contains(&native.as_str()), "{name} links {native}");
     }
 }
