@@ -98,7 +98,7 @@ fn a_search_that_cannot_be_is_refused() {
     for unused in ["budget = 4", "scorer = \"logp\""] {
         let recipe = recipe(&data, "\"vineppo\"", unused).replace("train = true, ", "");
         let error = fails(&model, &recipe);
-        assert!(error.contains("nothing is searched"), "{unused}: {error}");
+        assert!(error.contains("has no effect without search.strategy"), "{unused}: {error}");
     }
     let error = with("\"vineppo\"", "strategy = \"mcts\", scorer_options = { kind = \"generative\" }");
     assert!(error.contains("options of a model"), "{error}");
