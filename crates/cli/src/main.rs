@@ -1,5 +1,7 @@
 //! The `ferrl` command: parses flags, runs a command, reports an error with its fix and exit code.
 
+#![forbid(unsafe_code)]
+
 #[macro_use]
 mod console;
 
@@ -77,7 +79,8 @@ fn main() -> ExitCode {
     install_panic_hook();
     block_size_signal();
     let command = negative_numbers_are_values(Cli::command());
-    let parsed = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
+    let matches = command.try_get_matches().unwrap_or_else(|e| misread(&e));
+    let parsed = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     // A panic of a run arrives here after the run is saved; the hook has reported it.
     let result = std::panic::catch_unwind(AssertUnwindSafe(|| dispatch(parsed.command)));
     match result {
@@ -135,6 +138,38 @@ fn dispatch(command: Command) -> ferrl_engine::Result<()> {
         Command::Completions(args) => commands::shell::completions(&args, Cli::command()),
         Command::Man(args) => commands::shell::man(&args, Cli::command()),
     }
+}
+
+/// Reports words that are no command line of Ferrl's, but mean something: a setting as a flag, an algorithm as a command.
+fn misread(error: &clap::Error) -> ! {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => Some(word.as_str()),
+        _ => None,
+    };
+    let words: Vec<String> = std::env::args().collect();
+    let changes = ["train", "plan"].contains(&words.get(1).map_or("", String::as_str));
+    let said = match (error.kind(), text(ContextKind::InvalidArg), text(ContextKind::InvalidSubcommand)) {
+        (ErrorKind::UnknownArgument, Some(flag), _)
+            if changes && text(ContextKind::SuggestedArg).is_none() =>
+        {
+            let at = words.iter().position(|w| w.split('=').next() == Some(flag));
+            let next = at
+                .and_then(|i| words[i].split_once('=').map(|w| w.1).or(words.get(i + 1).map(String::as_str)));
+            let value =
+                next.filter(|value| !value.starts_with('-') && !value.contains('=')).unwrap_or("VALUE");
+            let fix = ferrl::recipe::flag(flag.trim_start_matches('-'), value);
+            Error::usage(format!("unexpected argument {flag}")).fix(fix)
+        }
+        (ErrorKind::InvalidSubcommand, _, Some(name)) if ferrl::algo::find(name).is_ok() => {
+            let fix = format!(
+                "`ferrl recipe new {name}` writes a recipe, `ferrl train {name}.toml` trains with it"
+            );
+            Error::usage(format!("{name} is an algorithm, not a command")).fix(fix)
+        }
+        _ => error.exit(),
+    };
+    std::process::exit(report(said).into())
 }
 
 /// Makes `--temperature -1` a wrong number, not an unknown flag, for all subcommands.

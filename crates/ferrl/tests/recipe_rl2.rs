@@ -365,3 +365,77 @@ fn options_without_a_key_are_answered_with_the_difference() {
         "what is switched off needs no word: {said}"
     );
 }
+
+/// Every option of RL2's PPO trainer with its default, as RL2 prints a resolved configuration.
+const RESOLVED: &str = "train_data.experience.responses_per_prompt=4 train_data.experience.max_turns=1 \
+    train_data.experience.max_new_tokens=64 train_data.experience.mask_offpolicy_data=true \
+    test_data.experience.responses_per_prompt=1 test_data.experience.max_turns=1 test_data.experience.max_new_tokens=64 \
+    actor.model_name=m actor.use_liger_kernel=false actor.dtype=bfloat16 actor.enable_gradient_checkpointing=true \
+    actor.ddp_size=1 actor.tp_size=1 actor.cp_size=1 actor.max_length_per_device=8192 actor.optimizer.lr=1e-6 \
+    actor.optimizer.weight_decay=1e-2 actor.max_grad_norm=1.0 actor.scheduler.name=constant \
+    actor.scheduler.warmup_ratio=0.1 actor.offload_optimizer=true actor.max_inference_length_per_device=8192 \
+    actor.temperature=1.0 actor.update_per_rollout=1 actor.clip=0.2 actor.tis_coef=0.0 actor.avg_level=token \
+    actor.freeze_steps=0 actor.offload_model=true actor.adv_estimator=reinforce actor.kl.coef=0.0 actor.kl.type=null \
+    actor.kl.reward_estimator=k1 actor.kl.loss_estimator=k2 actor.entropy.coef=0.0 rollout.server_args.model_path=m \
+    rollout.server_args.dtype=bfloat16 rollout.server_args.tp_size=1 rollout.server_args.mem_fraction_static=0.6 \
+    rollout.train_prompts_per_rollout=32 rollout.test_prompts_per_rollout=null rollout.responses_per_prompt=4 \
+    rollout.train_sampling_params.temperature=1.0 rollout.train_sampling_params.stop=null \
+    rollout.train_sampling_params.no_stop_trim=true rollout.test_sampling_params.temperature=0.0 \
+    rollout.test_sampling_params.no_stop_trim=true rollout.env_path=null rollout.partial_rollout=false \
+    rollout.dynamic_filtering=true ref_actor.model_name=m ref_actor.temperature=1.0 critic.model_name=m \
+    critic.dtype=bfloat16 critic.enable_gradient_checkpointing=true critic.ddp_size=1 critic.tp_size=1 critic.cp_size=1 \
+    critic.max_length_per_device=8192 critic.optimizer.lr=5e-6 critic.optimizer.weight_decay=1e-2 critic.max_grad_norm=1.0 \
+    critic.scheduler.name=constant critic.scheduler.warmup_ratio=0.1 critic.offload_optimizer=true \
+    critic.max_inference_length_per_device=8192 critic.update_per_rollout=1 critic.clip=0.5 critic.avg_level=token \
+    critic.offload_model=true adv.estimator=reinforce adv.gamma=1.0 adv.lamda=1.0 adv.responses_per_prompt=4 \
+    adv.global_norm=false adv.norm_var=false trainer.project=P trainer.experiment_name=e trainer.load_ckpt_from=null \
+    trainer.total_steps=512 trainer.test_freq=null trainer.save_dir=ckpts/e trainer.save_freq=null trainer.use_wandb=true";
+
+/// Was: `actor.temperature` and the critic's own options were refused where they repeat a default, and the critic's scheduler
+/// was compared as a table.
+#[test]
+fn a_resolved_configuration_of_rl2_is_read() {
+    let words: Vec<&str> = RESOLVED.split_whitespace().collect();
+    let recipe = load(&words).stages[0].recipe.clone();
+    assert_eq!((recipe.algorithm_name(), recipe.train.steps), ("dr_grpo", Some(512)));
+    assert_eq!((recipe.optim.lr, recipe.optim.warmup, recipe.critic.lr), (1e-6, 0.1, Some(5e-6)));
+    assert_eq!((recipe.rollout.prompts, recipe.rollout.samples, recipe.rollout.max_turns), (32, 4, 1));
+    assert_eq!((recipe.eval.temperature, recipe.eval.samples), (Some(0.0), 1));
+    assert!(recipe.rollout.include_stop && recipe.model.recompute);
+    assert_eq!(recipe.parallel.ddp_size, 1);
+}
+
+#[test]
+fn options_of_rl2s_history_are_read_or_answered() {
+    let error = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|w| w.to_string()).collect();
+        Recipe::parse("model.path = \"m\"\n", "r.toml", "r", &words).unwrap_err().to_string()
+    };
+    assert!(error(&["adv.estimator=zeros"]).contains("algo=distill"));
+    assert!(error(&["critic.scheduler.warmup_ratio=0.2"]).contains("critic.scheduler.warmup_ratio is 0.2"));
+    assert!(error(&["critic.optimizer.weight_decay=0.1"]).contains("optim.weight_decay 0.01"));
+    assert!(error(&["actor.optimizer.min_lr=1e-7"]).contains("optim.min_ratio"), "a rate is no fraction");
+    assert!(error(&["rollout.gem_env.rollout_batch_size=128"]).contains("rollout.prompts=128"));
+    assert!(error(&["trainer.n_gpus_per_node=8"]).contains("ferrl launch"), "verl's table of the same name");
+    assert!(error(&["actor.tf_config.pipeline_model_parallel_size=2"]).contains("ZeRO-3"));
+    let words = [
+        "actor.tf_config.tensor_model_parallel_size=2",
+        "actor.tf_config.context_parallel_size=4",
+        "actor.optimizer.clip_grad=0.5",
+        "actor.scheduler.lr_decay_style=cosine",
+        "rollout.gem_env.env_id=game:GuessTheNumber-v0",
+        "rollout.gem_env.num_env=16",
+        "rollout.gem_env.async_env=true",
+        "rollout.gem_env.wrappers=\"\"",
+        "trainer.disable_wandb=true",
+        "test_data.response_per_prompt=2",
+        "data.test.prompt_key=prompt",
+    ];
+    let recipe = load(&words).stages[0].recipe.clone();
+    assert_eq!((recipe.parallel.tp_size, recipe.parallel.sp_size, recipe.optim.max_grad_norm), (2, 4, 0.5));
+    assert_eq!(
+        (recipe.optim.schedule.as_str(), recipe.env.concurrency, recipe.eval.samples),
+        ("cosine", 16, 2)
+    );
+    assert_eq!(recipe.env.gem.as_deref(), Some("game:GuessTheNumber-v0"));
+}

@@ -39,7 +39,7 @@ enum RecipeCommand {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
-    /// Print the key of each setting of TRL, transformers, PEFT and verl
+    /// Print the key of each setting of TRL, transformers, PEFT, verl and OpenRLHF
     Names,
 }
 

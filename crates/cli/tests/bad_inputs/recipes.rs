@@ -24,6 +24,21 @@ fn general() -> Vec<Case> {
             .says(&["num_train_epochs", "train.epochs"]),
         sft("a key of TRL's that is two keys here", "train r.toml train.per_device_train_batch_size=2", "")
             .says(&["per_device_train_batch_size", "train.batch", "rollout.prompts"]),
+        sft(
+            "a configuration of verl's",
+            "train r.toml actor_rollout_ref.actor.optim.lr=1e-6 critic.optim.lr=1e-5 trainer.nnodes=2",
+            "",
+        )
+        .says(&["3 problems", "optim.lr?", "critic.lr?", "trainer.nnodes", "ferrl launch"]),
+        sft("a setting as a flag", "train r.toml --learning_rate 1e-5", "")
+            .says(&["--learning_rate", "optim.lr=1e-5"])
+            .never_says(&["-- --"]),
+        sft("a setting as a flag of another meaning", "train r.toml --dry-run --train_batch_size=64", "")
+            .says(&["--train_batch_size", "rollout.prompts"]),
+        Case::new("an algorithm as a command", "grpo --model m").says(&["grpo", "ferrl recipe new grpo"]),
+        Case::new("a recipe in YAML", "train r.yaml")
+            .file("r.yaml", "optim:\n  lr: 1e-6\n")
+            .says(&["r.yaml:1", "TOML", "optim.lr=1e-6"]),
         sft("LoRA", "train r.toml lora.r=8", "").says(&["lora.r", "adapters"]),
         sft("bfloat16", "train r.toml model.dtype=bfloat16", "").says(&["bfloat16", "\"bf16\""]),
         sft("a warm-up as long as the run", "train r.toml optim.warmup=1.0", "").says(&["optim.warmup"]),

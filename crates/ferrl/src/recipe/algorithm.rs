@@ -3,8 +3,9 @@
 
 use super::elsewhere;
 use super::keys::nearest_to;
+use super::load::all;
 use super::schema::KeySchema;
-use super::tree::{KeyPath, ValueTree, describe, dotted};
+use super::tree::{KeyPath, ValueTree, describe, dotted, path};
 use super::types::{CheckFindings, TypeRules, place};
 use crate::algo::{self, Entry};
 use ferrl_engine::{Error, Result, nearest};
@@ -57,6 +58,7 @@ fn settings(tree: &ValueTree, entry: &Entry, full: &dyn Fn(&[String]) -> KeyPath
     own.take(&["algo".to_string(), "name".to_string()]);
     let mut found = CheckFindings::default();
     rules.table(&own, &mut vec!["algo".to_string()], &schema.root, &mut found)?;
+    all(std::mem::take(&mut found.unknown))?;
     Ok(found)
 }
 
@@ -78,6 +80,14 @@ fn unknown(tree: &ValueTree, entry: &Entry, key: &[String], at: &[String], known
     // Not if it names the key that this algorithm lacks.
     if let Some(advice) = elsewhere::advice(key).filter(|a| !a.contains(&dotted(key))) {
         return error.fix(advice);
+    }
+    // A setting of another library that this algorithm has, or that is no setting of an algorithm.
+    let there = |here: &str| match path(here).split_first() {
+        Some((table, rest)) if table == "algo" => KeySchema::of_algorithm(entry).field(rest).is_some(),
+        _ => true,
+    };
+    if let Some(near) = elsewhere::key(key).filter(|here| there(here)).and_then(|_| nearest_to(key)) {
+        return error.fix(format!("did you mean {near}?"));
     }
     // The same word one level down is nearer than another word on this level.
     let inside = nearest_to(key).filter(own);

@@ -76,7 +76,9 @@ impl Problems {
                 "gpu" => device.unwrap_or(word),
                 "bfloat16" | "float16" | "fp16" | "half" => "bf16",
                 "float32" | "float" => "f32",
-                _ => word,
+                word if word.contains("8bit") => "adamw8",
+                // `cosine_with_min_lr`, `adamw_torch`
+                _ => known.iter().copied().rfind(|k| word.starts_with(k)).unwrap_or(word),
             };
             let near = nearest(meant, known.iter().copied());
             let fix = near.or(known.first().copied()).map(|n| format!("{key} = {n:?}"));

@@ -1,158 +1,180 @@
-//! Settings of TRL, transformers, PEFT and verl: the key of each here, or what to use instead.
+//! Settings of TRL, transformers, PEFT, verl and OpenRLHF: the key of each here, or what to use instead.
 
-/// Another library's setting and its key here.
-const KEYS: &[(&str, &str)] = &[
-    ("adam_beta1", "optim.beta1"),
-    ("adam_beta2", "optim.beta2"),
-    ("adam_epsilon", "optim.eps"),
-    ("batch_size", "train.batch"),
-    ("beta", "algo.kl.coef"),
-    ("clip_ratio", "algo.clip_low"),
-    ("cliprange", "algo.clip_low"),
-    ("dataset_name", "data.train"),
-    ("epsilon", "algo.clip_low"),
-    ("epsilon_high", "algo.clip_high"),
-    ("eval_steps", "eval.every"),
-    ("gradient_checkpointing", "model.recompute"),
-    ("kl_coef", "algo.kl.coef"),
-    ("learning_rate", "optim.lr"),
-    ("init_lora_weights", "adapter.init"),
-    ("lora_alpha", "adapter.alpha"),
-    ("lora_r", "adapter.r"),
-    ("lora_rank", "adapter.r"),
-    ("lora_target_modules", "adapter.target_modules"),
-    ("lora_modules_to_save", "adapter.modules_to_save"),
-    ("logging_dir", "name"),
-    ("lr", "optim.lr"),
-    ("lr_scheduler_type", "optim.schedule"),
-    ("mask_truncated_completions", "algo.mask_truncated"),
-    ("max_completion_length", "rollout.max_new_tokens"),
-    ("max_prompt_length", "data.max_length"),
-    ("max_seq_length", "data.max_length"),
-    ("max_steps", "train.steps"),
-    ("metric_for_best_model", "checkpoint.metric"),
-    ("mini_batch_size", "algo.minibatches"),
-    ("model_name_or_path", "model.path"),
-    ("n", "rollout.samples"),
-    ("num_generations", "rollout.samples"),
-    ("num_iterations", "algo.epochs"),
-    ("num_ppo_epochs", "algo.epochs"),
-    ("num_train_epochs", "train.epochs"),
-    ("output_dir", "name"),
-    ("ppo_epochs", "algo.epochs"),
-    ("run_name", "name"),
-    ("save_steps", "checkpoint.every"),
-    ("save_total_limit", "checkpoint.keep"),
-    ("torch_dtype", "model.dtype"),
-    ("target_modules", "adapter.target_modules"),
-    ("train_batch_size", "train.batch"),
-    ("use_rslora", "adapter.use_rslora"),
-    ("warmup_ratio", "optim.warmup"),
-];
+mod names;
 
-/// Another library's setting (a prefix if it ends in `_`), and what to use instead.
-const ADVICE: &[(&str, &str)] = &[
-    (
-        "assistant_only_loss",
-        "only the assistant's turns are trained already; \"weight\": 0 leaves a message out",
-    ),
-    ("beta", "algo.beta of preference methods, algo.kl.coef of policy gradients"),
-    ("bf16", "model.dtype = \"bf16\""),
-    ("completion_only_loss", "only completions are trained already; rows with `text` are trained whole"),
-    ("dataset_text_field", "data.columns.text = \"the column's name\""),
-    ("eval_strategy", "eval.every = 50 evaluates every 50 steps"),
-    ("file", "python = \"my_reward.py\" in [[reward]]"),
-    ("fp16", "model.dtype = \"bf16\"; f16 is not supported"),
-    (
-        "gradient_accumulation_steps",
-        "train.micro_batch_tokens limits the tokens of a micro-batch; train.batch is the whole batch",
-    ),
-    (
-        "load_in_",
-        "adapter.base = \"nf4\" trains an adapter on a 4-bit base (QLoRA); 8-bit weights are not supported",
-    ),
-    ("logging_steps", "every step is written to metrics.jsonl"),
-    ("dropout", "no dropout: adapters are trained without it; weight_decay of [optim] regularises them"),
-    ("lora", "adapters have the section [adapter]: adapter.r, adapter.alpha, adapter.target_modules"),
-    ("lora_dropout", "no dropout: adapters are trained without it; weight_decay of [optim] regularises them"),
-    ("loss_type", "algo.name chooses the loss; `ferrl algorithms` lists them"),
-    (
-        "num_processes",
-        "`ferrl launch -n 8 -- train RECIPE` starts 8 ranks; threads = 8 sets the threads of each",
-    ),
-    (
-        "packing",
-        "sequences are always packed without padding; train.micro_batch_tokens limits the tokens of a pack",
-    ),
-    ("peft", "adapters have the section [adapter]: adapter.r, adapter.alpha, adapter.target_modules"),
-    ("per_device_eval_batch_size", "eval.prompts is the number of prompts of an evaluation"),
-    (
-        "per_device_train_batch_size",
-        "train.batch for supervised rows, rollout.prompts for sampled completions: sizes of the whole step",
-    ),
-    (
-        "report_to",
-        "metrics.jsonl holds every metric; `ferrl report` shows them, `ferrl sync --to wandb` exports them",
-    ),
-    ("reward_funcs", "[[reward]] with python = \"my_reward.py\" and function = \"name\""),
-    ("scale_rewards", "algo.name = \"grpo\" divides by the standard deviation, \"dr_grpo\" does not"),
-    ("steps_per_generation", "algo.minibatches splits the completions of a step into several updates"),
-    ("use_dora", "only plain LoRA is supported; adapter.use_rslora scales by alpha over the root of r"),
-    ("use_peft", "an [adapter] section trains an adapter; adapter.r and adapter.alpha are 32 by default"),
-    ("use_vllm", "completions are always sampled in the same process"),
-    ("vllm_", "completions are always sampled in the same process"),
-    ("warmup_steps", "optim.warmup is a fraction of the steps: 10 of 1000 is 0.01"),
-];
+use names::{ADVICE, KEYS, NameTable};
 
-/// The manual's page: every setting with its key here, or what to use instead.
-pub fn names_markdown() -> String {
-    let mut rows: Vec<(&str, String)> = KEYS.iter().map(|(name, key)| (*name, format!("`{key}`"))).collect();
-    rows.retain(|(name, _)| ADVICE.iter().all(|(other, _)| other != name));
-    let whole = |name: &str| if name.ends_with('_') { format!("{name}...") } else { name.to_string() };
-    rows.extend(ADVICE.iter().map(|(name, advice)| (*name, advice.to_string())));
-    rows.sort();
-    let rows = rows.iter().map(|(name, here)| format!("| `{}` | {here} |\n", whole(name)));
-    format!(
-        "# Coming from TRL, transformers, PEFT or verl\n\n\
-         TRL's trainers are algorithms in Ferrl (`algo.name`; [all of them](algorithms.md)), and a config is a [recipe](recipes.md). The \
-         columns of a data set [keep their names](data.md), and reward functions have TRL's signature ([rewards](rewards.md)). A key of \
-         these libraries in a recipe is an error that names Ferrl's key:\n\n\
-         | TRL, transformers, PEFT, verl | Ferrl |\n|---|---|\n{}",
-        rows.collect::<String>()
-    )
+/// The answer to a setting of another library.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Elsewhere {
+    /// A key here with the same meaning.
+    Key(&'static str),
+    /// What to use instead.
+    Advice(&'static str),
 }
 
-/// The key here of the last name in a path.
+impl Elsewhere {
+    /// The answer as the fix of an error.
+    pub fn fix(self) -> String {
+        match self {
+            Elsewhere::Key(key) => format!("did you mean {key}?"),
+            Elsewhere::Advice(advice) => advice.into(),
+        }
+    }
+}
+
+/// The answer of the name that fits most parts of the path.
+pub(super) fn find(path: &[String]) -> Option<Elsewhere> {
+    let path = if path.len() > 2 && path[0] == "stage" { &path[2..] } else { path };
+    let keys = named(KEYS, path).map(|(fit, key)| (fit, Elsewhere::Key(key)));
+    let advice = named(ADVICE, path).map(|(fit, advice)| (fit, Elsewhere::Advice(advice)));
+    keys.chain(advice).max_by_key(|(fit, _)| *fit).map(|(_, answer)| answer)
+}
+
+/// The answers of a table to a path, each with how well its name fits.
+fn named(table: NameTable, path: &[String]) -> impl Iterator<Item = (usize, &'static str)> {
+    let each = |(here, names): &'static (&'static str, &'static str)| {
+        names.split(' ').map(move |name| (*here, name))
+    };
+    table.iter().flat_map(each).filter_map(|(here, name)| Some((parts(name, path)?, here)))
+}
+
+/// Twice the parts of a path that a name fits; less for the beginning of a part, least for a table.
+fn parts(name: &str, path: &[String]) -> Option<usize> {
+    let last = path.last()?;
+    if let Some(table) = name.strip_suffix('.') {
+        return (path[0] == table).then_some(0);
+    }
+    let given: Vec<&str> = name.split('.').collect();
+    let (end, before) = given.split_last()?;
+    let above = path[..path.len() - 1].iter().map(String::as_str);
+    let fits = if name.ends_with('_') { last.starts_with(end) } else { last == end };
+    let fits =
+        fits && before.len() < path.len() && above.rev().zip(before.iter().rev()).all(|(a, b)| a == *b);
+    fits.then_some(2 * given.len() - usize::from(name.ends_with('_')))
+}
+
+/// The key here with the meaning of a setting.
 pub(super) fn key(path: &[String]) -> Option<&'static str> {
-    let leaf = path.last()?;
-    KEYS.iter().find(|(name, _)| name == leaf).map(|(_, key)| *key)
+    match find(path) {
+        Some(Elsewhere::Key(key)) => Some(key),
+        _ => None,
+    }
 }
 
 /// What to use instead of a setting without a single key here.
 pub(super) fn advice(path: &[String]) -> Option<&'static str> {
-    let says = |part: &str| {
-        let is = |name: &str| part == name || (name.ends_with('_') && part.starts_with(name));
-        ADVICE.iter().find(|(name, _)| is(name)).map(|(_, advice)| *advice)
+    match find(path) {
+        Some(Elsewhere::Advice(advice)) => Some(advice),
+        _ => None,
+    }
+}
+
+/// What to write instead of a setting as a flag, `--learning_rate 1e-6`.
+pub fn flag(name: &str, value: &str) -> String {
+    let path: Vec<String> = name.replace('-', "_").split('.').map(String::from).collect();
+    let known = super::keys::find(&path).map(|key| key.path.as_str());
+    let same = || super::keys::named(path.last().filter(|_| path.len() == 1)?);
+    match (find(&path), known) {
+        (_, Some(key)) | (Some(Elsewhere::Key(key)), _) => {
+            format!("a setting is written key=value, without dashes: {key}={value}")
+        }
+        (Some(Elsewhere::Advice(advice)), _) => advice.to_string(),
+        (None, None) => match same() {
+            Some(key) => format!("a setting is written key=value, without dashes: {key}={value}"),
+            None => {
+                "a setting is written key=value, such as optim.lr=1e-6; `ferrl recipe` lists all keys".into()
+            }
+        },
+    }
+}
+
+/// The manual's page: every key and advice with the settings of other libraries that it answers.
+pub fn names_markdown() -> String {
+    let whole = |name: &str| match name.ends_with(['_', '.']) {
+        true => format!("`{name}*`"),
+        false => format!("`{name}`"),
     };
-    // The advice on `lora` holds for all settings below it.
-    says(path.last()?).or_else(|| path.first().filter(|p| *p == "lora" || *p == "peft").and_then(|p| says(p)))
+    let row = |here: String, names: &str| {
+        format!("| {} | {here} |\n", names.split(' ').map(whole).collect::<Vec<_>>().join(", "))
+    };
+    let keys: String = KEYS.iter().map(|(key, names)| row(format!("`{key}`"), names)).collect();
+    let advice: String =
+        ADVICE.iter().map(|(advice, names)| row(advice.replace('|', "\\|"), names)).collect();
+    format!(
+        "# Settings of TRL, transformers, PEFT, verl and OpenRLHF\n\n\
+         TRL's trainers are algorithms in Ferrl (`algo.name`; [all of them](algorithms.md)), and a config is a [recipe](recipes.md). The \
+         columns of a data set [keep their names](data.md), and reward functions have TRL's signature ([rewards](rewards.md)). A key of \
+         these libraries in a recipe is an error that names Ferrl's key. Dots separate tables; a name stands for every key that ends \
+         so, the longest first: `actor_rollout_ref.actor.optim.lr` is `lr`, `critic.optim.lr` is not.\n\n\
+         RL2's options are accepted as they are: [Coming from TRL, verl or RL2](coming-from.md).\n\n\
+         ## The same setting\n\n| theirs | Ferrl |\n|---|---|\n{keys}\n\
+         ## Something else instead\n\n| theirs | Ferrl |\n|---|---|\n{advice}"
+    )
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::keys;
     use super::*;
+    use crate::algo::ALGORITHMS;
+
+    fn path(text: &str) -> Vec<String> {
+        text.split('.').map(String::from).collect()
+    }
 
     #[test]
-    fn every_key_of_the_table_exists() {
-        for (name, key) in KEYS {
-            let path: Vec<String> = key.split('.').map(String::from).collect();
-            assert!(super::super::keys::find(&path).is_some(), "{name}: {key}");
+    fn every_key_of_the_tables_exists() {
+        // Columns have names of their own.
+        let exists = |key: &str| keys::find(&path(key)).is_some() || key.starts_with("data.columns.");
+        for (key, names) in KEYS {
+            assert!(exists(key), "{names:?}: {key}");
         }
-        let path = |text: &str| text.split('.').map(String::from).collect::<Vec<_>>();
-        assert!(advice(&path("lora.r")).unwrap().contains("adapters"));
+        let own: Vec<String> =
+            ALGORITHMS.iter().flat_map(|a| keys::algorithm_keys(a)).map(|k| k.path).collect();
+        let tables =
+            ["algo.", "data.", "rollout.", "optim.", "train.", "eval.", "checkpoint.", "adapter.", "model."];
+        let more = ["reference.", "parallel.", "env.", "reward.", "critic."];
+        let mut checked = 0;
+        for (advice, names) in ADVICE {
+            for word in advice.split(|c: char| !(c.is_ascii_alphanumeric() || "._".contains(c))) {
+                let word = word.trim_end_matches('.');
+                if tables.iter().chain(&more).any(|t| word.starts_with(t)) {
+                    let there = exists(word) || own.iter().any(|k| k == word);
+                    assert!(there, "{names:?}: {advice}: there is no {word}");
+                    checked += 1;
+                }
+            }
+        }
+        assert!(checked > 60, "{checked}");
+    }
+
+    #[test]
+    fn a_name_is_listed_once_and_is_no_key_here() {
+        let mut seen = std::collections::BTreeSet::new();
+        for name in KEYS.iter().chain(ADVICE).flat_map(|(_, names)| names.split(' ')) {
+            assert!(seen.insert(name), "{name} twice");
+            assert!(keys::find(&path(name)).is_none(), "{name} is a key here");
+        }
+    }
+
+    #[test]
+    fn the_longest_name_answers() {
+        assert_eq!(find(&path("actor_rollout_ref.actor.optim.lr")), Some(Elsewhere::Key("optim.lr")));
+        assert_eq!(find(&path("critic.optim.lr")), Some(Elsewhere::Key("critic.lr")));
+        assert_eq!(find(&path("actor_rollout_ref.rollout.n")), Some(Elsewhere::Key("rollout.samples")));
+        assert_eq!(
+            find(&path("actor_rollout_ref.rollout.val_kwargs.n")),
+            Some(Elsewhere::Key("eval.samples"))
+        );
+        assert_eq!(find(&path("stage.0.val_kwargs.n")), Some(Elsewhere::Key("eval.samples")));
+        assert_eq!(key(&path("ds.lora.rank")), Some("adapter.r"));
+        assert!(advice(&path("lora.task_type")).unwrap().contains("[adapter]"));
         assert!(advice(&path("train.per_device_train_batch_size")).unwrap().contains("rollout.prompts"));
-        assert!(advice(&path("load_in_4bit")).is_some());
-        assert_eq!(key(&path("actor.n")), Some("rollout.samples"));
-        assert_eq!(advice(&path("optim.lr")), None);
+        assert!(advice(&path("load_in_4bit")).unwrap().contains("nf4"));
+        assert!(
+            advice(&path("actor_rollout_ref.rollout.agent.num_workers")).unwrap().contains("no such setting")
+        );
+        assert_eq!(find(&path("optim.gamma_ray")), None);
     }
 }

@@ -113,6 +113,21 @@ fn pattern(path: &[String]) -> String {
     path.iter().map(number).collect::<Vec<String>>().join(".")
 }
 
+/// The first key of that name in any table.
+pub(super) fn named(leaf: &str) -> Option<&'static str> {
+    let mut all = keys().iter().chain(policy_keys()).map(|k| k.path.as_str());
+    all.find(|k| k.rsplit('.').next() == Some(leaf))
+}
+
+/// Whether the table of a path has a key with a similar name.
+pub(super) fn has_namesake(path: &[String]) -> bool {
+    let wanted = pattern(path);
+    let (parent, leaf) = wanted.rsplit_once('.').unwrap_or(("", &wanted));
+    let siblings =
+        keys().iter().chain(policy_keys()).map(|k| k.path.rsplit_once('.').unwrap_or(("", k.path.as_str())));
+    nearest(leaf, siblings.filter(|k| k.0 == parent).map(|k| k.1)).is_some()
+}
+
 /// The valid key most similar to a path.
 pub(super) fn nearest_to(path: &[String]) -> Option<String> {
     let wanted = pattern(path);
@@ -144,7 +159,9 @@ pub(super) fn nearest_to(path: &[String]) -> Option<String> {
     if let Some(near) = near_here {
         return Some(whole(&if parent.is_empty() { near.to_string() } else { format!("{parent}.{near}") }));
     }
-    if let Some(near) = nearest(&wanted, rl2::names().chain(all())) {
+    // RL2's names have tables: a word alone is none of them.
+    let theirs = rl2::names().filter(|_| !parent.is_empty());
+    if let Some(near) = nearest(&wanted, theirs.chain(all())) {
         return Some(whole(near));
     }
     let near = nearest(leaf, all().map(|k| split(k).1))?;

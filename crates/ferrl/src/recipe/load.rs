@@ -59,15 +59,16 @@ impl Recipe {
         for (i, word) in overrides.iter().enumerate() {
             overrides::apply(&mut tree, word, i + 1)?;
         }
-        let mut notes = rl2::translate(&mut tree)?;
+        let mut unknown = Vec::new();
+        let mut notes = rl2::translate(&mut tree, &mut unknown)?;
         for i in 0..stage_count(&tree) {
             let at = stage_path(i);
             let mut stage = tree.below(&at);
-            notes.extend(rl2::translate(&mut stage)?);
+            notes.extend(rl2::translate(&mut stage, &mut unknown)?);
             tree.graft(&at, stage)?;
         }
         environment::expand(&mut tree)?;
-        let outside = types::check(&mut tree)?;
+        let outside = types::check(&mut tree, unknown)?;
         Ok(Resolved { notes, ..resolve(tree, name, outside)? })
     }
 }
@@ -122,7 +123,7 @@ impl Resolved {
         let table = self.tree.get(&at).filter(|_| stage.staged)?;
         let mut keys = Vec::new();
         leaves(table, &mut KeyPath::new(), &mut keys);
-        Some((dotted(&at), keys))
+        Some((dotted(&at), keys.iter().map(|key| dotted(key)).collect()))
     }
 
     /// The place, with the stage's name if the key is set in the stage.
@@ -146,8 +147,8 @@ impl Resolved {
 }
 
 /// The paths of everything in a table that is no table itself.
-fn leaves(value: &Value, at: &mut KeyPath, keys: &mut Vec<String>) {
-    let Value::Object(map) = value else { return keys.push(dotted(at)) };
+pub(super) fn leaves(value: &Value, at: &mut KeyPath, keys: &mut Vec<KeyPath>) {
+    let Value::Object(map) = value else { return keys.push(at.clone()) };
     for (key, value) in map {
         at.push(key.clone());
         leaves(value, at, keys);
@@ -156,7 +157,7 @@ fn leaves(value: &Value, at: &mut KeyPath, keys: &mut Vec<String>) {
 }
 
 /// All problems as one error; a problem of several stages is reported once.
-fn all(problems: Vec<Error>) -> Result<()> {
+pub(super) fn all(problems: Vec<Error>) -> Result<()> {
     let mut texts: Vec<String> = Vec::new();
     for text in problems.iter().map(Error::to_string) {
         if !texts.contains(&text) {
@@ -237,8 +238,18 @@ fn source(text: &str, file: &str, order: usize) -> Result<ValueTree> {
     Ok(tree)
 }
 
+/// How to write what other formats say.
+const TOML: &str =
+    "`lr: 1e-6` below `optim:` is `lr = 1e-6` below `[optim]`, or optim.lr=1e-6 on the command line";
+
 fn written_out(text: &str, file: &str, order: usize) -> Result<ValueTree> {
-    let mut tree = ValueTree::parse(text, order, |line| format!("{file}:{line}"))?;
+    let mut tree = ValueTree::parse(text, order, |line| format!("{file}:{line}")).map_err(|e| {
+        let other = [".yaml", ".yml", ".json"].iter().find(|end| file.ends_with(**end));
+        match other {
+            Some(end) => e.fix(format!("a recipe is TOML, not {}: {TOML}", end[1..].to_uppercase())),
+            None => e,
+        }
+    })?;
     let count = stage_count(&tree);
     let bases = std::iter::once(KeyPath::new()).chain((0..count).map(stage_path)).collect::<Vec<_>>();
     for base in bases {

@@ -32,7 +32,7 @@ mod warn;
 pub use adapter::{AdapterSettings, BiasChoice, INITS};
 pub use check::{DTYPES, OVERLAP, OVERLONG, SCHEDULES, TOKENIZERS};
 pub use difference::{Difference, SAME_BITS, changes_no_bit, differences};
-pub use elsewhere::names_markdown;
+pub use elsewhere::{flag, names_markdown};
 pub use env::EnvSettings;
 pub use in_run::in_run;
 pub use json_schema::json_schema;

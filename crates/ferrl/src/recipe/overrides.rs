@@ -3,7 +3,7 @@
 use super::load::{latest, shorthand};
 use super::schema::KeyKind;
 use super::tree::{KeyPath, Place, ValueTree, dotted};
-use super::{OFF, keys, rl2};
+use super::{OFF, elsewhere, keys, rl2};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 
@@ -53,7 +53,13 @@ pub(super) fn apply(tree: &mut ValueTree, word: &str, order: usize) -> Result<()
             }
             tree.push(&path, shorthand(&path, value, true), place)
         }
-        value => tree.set(&path, shorthand(&path, value, false), place),
+        value => {
+            // A setting of another library may stand where Ferrl has a list, such as `reward.clip_range`.
+            let theirs = elsewhere::find(&path).filter(|_| keys::find(&path).is_none());
+            let unknown = Error::usage(format!("unknown key {}", dotted(&path))).at(&place.text);
+            let set = tree.set(&path, shorthand(&path, value, false), place);
+            set.map_err(|e| theirs.map_or(e, |answer| unknown.fix(answer.fix())))
+        }
     }
 }
 

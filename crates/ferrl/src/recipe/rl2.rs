@@ -7,7 +7,9 @@
 
 mod names;
 
+use super::elsewhere;
 use super::keys::keys;
+use super::load::leaves;
 use super::tree::{KeyPath, Place, ValueTree, dotted, path};
 use crate::algo;
 use ferrl_engine::{Error, Result, nearest};
@@ -80,13 +82,12 @@ pub(super) struct Note {
     pub instead: &'static str,
 }
 
-/// Replaces RL2's options in a recipe or stage. Of two names of a setting the later one wins.
-pub(super) fn translate(tree: &mut ValueTree) -> Result<Vec<Note>> {
+/// Replaces RL2's options in a recipe or stage. Of two names of a setting the later one wins. Unknown options of RL2's tables are
+/// added to `unknown`.
+pub(super) fn translate(tree: &mut ValueTree, unknown: &mut Vec<Error>) -> Result<Vec<Note>> {
     one_name(tree)?;
-    let renamed: Vec<_> = RENAMED
-        .iter()
-        .filter_map(|(theirs, ours)| Some((*theirs, *ours, tree.take(&path(theirs))?)))
-        .collect();
+    let renamed: Vec<_> =
+        RENAMED.iter().filter_map(|(theirs, ours)| Some((*theirs, *ours, take(tree, theirs)?))).collect();
     let per_device = renamed.iter().any(|(_, ours, _)| *ours == PER_DEVICE);
     for (theirs, ours, (value, place)) in renamed {
         let value = if ours == "model.dtype" { dtype(value) } else { value };
@@ -100,8 +101,14 @@ pub(super) fn translate(tree: &mut ValueTree) -> Result<Vec<Note>> {
     if per_device {
         count_all_devices(tree)?;
     }
-    algorithm(tree)?;
+    algorithm(tree, unknown)?;
     Ok(notes)
+}
+
+/// Removes an option and returns it. In some versions the same name is a table with options of its own.
+fn take(tree: &mut ValueTree, option: &str) -> Option<(Value, Place)> {
+    let at = path(option);
+    if tree.get(&at)?.is_object() { None } else { tree.take(&at) }
 }
 
 /// Renames tables to the names in the lists of options; those of RL2's reward model trainer (`critic`) become the policy's.
@@ -139,8 +146,10 @@ fn dtype(value: Value) -> Value {
 /// Options that repeat another, that have no effect, or that request something that is not a setting.
 fn without_key(tree: &mut ValueTree) -> Result<Vec<Note>> {
     for (theirs, ours, why) in SAME {
-        let Some((value, place)) = tree.take(&path(theirs)) else { continue };
-        let there = tree.get(&path(ours));
+        let Some((value, place)) = take(tree, theirs) else { continue };
+        let value = if *ours == "model.dtype" { dtype(value) } else { value };
+        let default = default(ours);
+        let there = tree.get(&path(ours)).or(default.as_ref());
         let samples = ["rollout.model_name", "rollout.server_args.model_path"].contains(theirs);
         match there {
             None if samples => set(tree, ours, value, &place)?,
@@ -153,7 +162,7 @@ fn without_key(tree: &mut ValueTree) -> Result<Vec<Note>> {
             }
         }
     }
-    let off = |value: &Value| matches!(value, Value::Null | Value::Bool(false));
+    let off = |value: &Value| matches!(value, Value::Null | Value::Bool(false)) || value == "";
     for (theirs, what, fix) in REFUSED {
         match tree.take(&path(theirs)) {
             Some((value, place)) if !off(&value) => {
@@ -165,6 +174,18 @@ fn without_key(tree: &mut ValueTree) -> Result<Vec<Note>> {
     let noted =
         NOTED.iter().filter(|(theirs, _)| tree.take(&path(theirs)).is_some_and(|(value, _)| !off(&value)));
     Ok(noted.map(|(option, instead)| Note { option, instead }).collect())
+}
+
+/// The default of a key here or of an option of RL2's.
+fn default(key: &str) -> Option<Value> {
+    match key {
+        "actor.avg_level" => Some("token".into()),
+        "actor.update_per_rollout" => Some(1.into()),
+        "adv.estimator" => Some(algo::WITHOUT_CRITIC.name.into()),
+        "adv.gamma" => Some(1.0.into()),
+        _ if key.starts_with("data.columns.") => key.rsplit('.').next().map(Value::from),
+        _ => super::keys::find(&path(key)).map(|k| k.default.clone()).filter(|v| !v.is_null()),
+    }
 }
 
 /// Multiplies the tokens per device to those of a micro-batch.
@@ -180,10 +201,10 @@ fn count_all_devices(tree: &mut ValueTree) -> Result<()> {
 }
 
 /// Options that determine the algorithm and its settings.
-fn algorithm(tree: &mut ValueTree) -> Result<()> {
+fn algorithm(tree: &mut ValueTree, unknown: &mut Vec<Error>) -> Result<()> {
     let given: BTreeMap<&str, (Value, Place)> =
         ALGORITHM.iter().filter_map(|name| Some((*name, tree.take(&path(name))?))).collect();
-    refuse_leftovers(tree)?;
+    take_leftovers(tree, unknown);
     if given.is_empty() {
         return Ok(());
     }
@@ -233,26 +254,26 @@ fn same(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Refuses the unknown options left under RL2's tables.
-fn refuse_leftovers(tree: &ValueTree) -> Result<()> {
-    for table in TABLES {
-        let mut at: KeyPath = path(table);
-        if tree.get(&at).is_none() {
-            continue;
+/// Removes the unknown options left under RL2's tables; some are another library's.
+fn take_leftovers(tree: &mut ValueTree, unknown: &mut Vec<Error>) {
+    for mut table in TABLES.iter().map(|table| path(table)) {
+        let mut left = Vec::new();
+        if let Some(value) = tree.get(&table) {
+            leaves(value, &mut table, &mut left);
         }
-        while let Some(Value::Object(map)) = tree.get(&at)
-            && let Some(key) = map.keys().next()
-        {
-            at.push(key.clone());
-        }
-        let place = tree.place(&at).map_or_else(String::new, |p| p.text.clone());
-        let error = Error::usage(format!("unknown key {}", dotted(&at))).at(place);
-        return Err(match nearest(&dotted(&at), names()) {
-            Some(near) => error.fix(format!("did you mean {near}?")),
-            None => error.fix("leave it out: Ferrl has no such option"),
-        });
+        unknown.extend(left.iter().map(|at| leftover(tree, at)));
+        left.iter().for_each(|at| drop(tree.take(at)));
     }
-    Ok(())
+}
+
+fn leftover(tree: &ValueTree, at: &[String]) -> Error {
+    let place = tree.place(at).map_or_else(String::new, |p| p.text.clone());
+    let error = Error::usage(format!("unknown key {}", dotted(at))).at(place);
+    match (elsewhere::find(at), nearest(&dotted(at), names())) {
+        (Some(answer), _) => error.fix(answer.fix()),
+        (None, Some(near)) => error.fix(format!("did you mean {near}?")),
+        (None, None) => error.fix("leave it out: Ferrl has no such option"),
+    }
 }
 
 struct Options {
@@ -362,6 +383,11 @@ impl Options {
     }
 
     fn advantage(&self) -> Result<Vec<Setting>> {
+        if let Some((_, place)) = self.given.get("adv.estimator").filter(|(value, _)| value == "zeros") {
+            let what =
+                "adv.estimator: zeros is on-policy distillation: the reward is the KL to a teacher alone";
+            return Err(Error::usage(what).at(&place.text).fix("algo=distill teacher.path=DIR"));
+        }
         let estimator = self.word("adv.estimator", &[algo::WITHOUT_CRITIC.name, "gae"])?;
         let global = self.given.get("adv.global_norm").cloned();
         let by = |baseline: &str, place: Place| ("advantage.baseline", Value::from(baseline), place);

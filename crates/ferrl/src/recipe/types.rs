@@ -1,6 +1,7 @@
 //! Finds unknown keys, wrong types and numbers out of range, at any depth, with place and the most similar name.
 
 use super::keys::{self, nearest_to};
+use super::load::all;
 use super::schema::{Field, KeyKind, KeySchema, RECIPE};
 use super::tree::{KeyPath, Place, ValueTree, describe, dotted};
 use super::{OFF, elsewhere};
@@ -30,10 +31,13 @@ pub(super) struct CheckFindings {
     lone: Vec<KeyPath>,
     /// Numbers out of range: all are reported at once.
     pub outside: Vec<Error>,
+    /// Unknown keys, likewise.
+    pub unknown: Vec<Error>,
 }
 
-/// Refuses what the types of a recipe do not allow; returns errors for numbers out of range.
-pub(super) fn check(tree: &mut ValueTree) -> Result<Vec<Error>> {
+/// Refuses what the types of a recipe do not allow, and the keys that are unknown already; returns errors for numbers out of
+/// range.
+pub(super) fn check(tree: &mut ValueTree, unknown_before: Vec<Error>) -> Result<Vec<Error>> {
     let rules = TypeRules {
         schema: &RECIPE,
         full: &|path| path.to_vec(),
@@ -41,7 +45,7 @@ pub(super) fn check(tree: &mut ValueTree) -> Result<Vec<Error>> {
         default: &|path| keys::find(path).map_or(Value::Null, |k| k.default.clone()),
         place: &place,
     };
-    rules.check(tree)
+    rules.check(tree, unknown_before)
 }
 
 /// Reads settings of a type. Unknown keys, wrong types, numbers outside of the range at the end of a comment and missing values are
@@ -65,7 +69,7 @@ pub(crate) fn read_settings<T: DeserializeOwned + JsonSchema>(
     };
     let mut tree = ValueTree::default();
     tree.root = Value::Object(values.clone());
-    if let Some(outside) = rules.check(&mut tree)?.into_iter().next() {
+    if let Some(outside) = rules.check(&mut tree, Vec::new())?.into_iter().next() {
         return Err(outside);
     }
     if let Some(missing) =
@@ -89,9 +93,10 @@ pub(crate) fn unknown_key(place: &str, key: &str, known: &[&str], full: &dyn Fn(
 
 impl TypeRules<'_> {
     /// Checks a whole tree; returns errors for numbers out of range. A single value instead of a list becomes a list of one.
-    fn check(&self, tree: &mut ValueTree) -> Result<Vec<Error>> {
-        let mut found = CheckFindings::default();
+    fn check(&self, tree: &mut ValueTree, unknown: Vec<Error>) -> Result<Vec<Error>> {
+        let mut found = CheckFindings { unknown, ..Default::default() };
         self.table(tree, &mut Vec::new(), &self.schema.root, &mut found)?;
+        all(found.unknown)?;
         for path in found.lone {
             if let Some((value, place)) = tree.take(&path) {
                 tree.set(&path, Value::Array(vec![value]), place)?;
@@ -112,7 +117,13 @@ impl TypeRules<'_> {
         for (key, value) in map {
             at.push(key.clone());
             let field = self.schema.fields(name).iter().find(|f| f.name == *key);
-            let Some(field) = field else { return Err((self.unknown)(tree, at, name)) };
+            let Some(field) = field else {
+                found
+                    .unknown
+                    .extend(unknown_keys(value, at).iter().map(|key| (self.unknown)(tree, key, name)));
+                at.pop();
+                continue;
+            };
             match key.as_str() {
                 _ if field.optional && (value == OFF || value.is_null()) => {}
                 "stage" if at.len() == 1 => self.stages(tree, at, value, found)?,
@@ -179,7 +190,7 @@ impl TypeRules<'_> {
                 for kind in kinds {
                     let mut own = CheckFindings::default();
                     let tried = self.entry(tree, &mut at.clone(), (field, kind), value, &mut own);
-                    if tried.is_ok() && own.lone.is_empty() {
+                    if tried.is_ok() && own.lone.is_empty() && own.unknown.is_empty() {
                         found.outside.extend(own.outside);
                         return Ok(());
                     }
@@ -239,6 +250,15 @@ impl TypeRules<'_> {
         let what = format!("expected {expected}, got {got}");
         Error::usage(what).at(dotted(&(self.full)(at))).at((self.place)(tree, at))
     }
+}
+
+/// The unknown key itself, or the settings of another library in a table that has no similar name here.
+pub(super) fn unknown_keys(value: &Value, at: &[String]) -> Vec<KeyPath> {
+    let mut leaves = Vec::new();
+    if value.is_object() && !keys::has_namesake(at) {
+        super::load::leaves(value, &mut at.to_vec(), &mut leaves);
+    }
+    if leaves.iter().any(|leaf| elsewhere::find(leaf).is_some()) { leaves } else { vec![at.to_vec()] }
 }
 
 pub(super) fn place(tree: &ValueTree, at: &[String]) -> String {

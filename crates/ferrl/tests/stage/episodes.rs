@@ -139,12 +139,12 @@ fn a_state_that_continues_the_text_is_recorded_as_what_is_new_in_it() {
     let dir = tempfile::tempdir().unwrap();
     let mut stage = playing(&model(dir.path()), &recipe("reinforce", 8), 10, || Box::new(Forgetful(0)));
     for rollout in stage.step().unwrap().rollouts {
-        let played = rollout.answer.played.as_ref().unwrap();
+        let played = rollout.completion.played.as_ref().unwrap();
         let observed: Vec<&str> = played.turns.iter().map(|t| t.observation.as_str()).collect();
         assert_eq!(observed[..2], ["cd", "xyz"], "the second state continued nothing");
         let [first, second, third] = &played.turns[..] else { panic!("{} turns", played.turns.len()) };
         let text = [&first.action, "cd", &second.action, "xyz", &third.action].concat();
-        assert_eq!(rollout.answer.text, text);
+        assert_eq!(rollout.completion.text, text);
     }
 }
 

@@ -27,14 +27,18 @@ pub(super) const RENAMED: &[(&str, &str)] = &[
     ("actor.max_grad_norm", "optim.max_grad_norm"),
     ("actor.max_length_per_device", PER_DEVICE),
     ("actor.model_name", "model.path"),
+    ("actor.optimizer.clip_grad", "optim.max_grad_norm"),
     ("actor.optimizer.lr", "optim.lr"),
     ("actor.optimizer.weight_decay", "optim.weight_decay"),
     ("actor.rollout.env_path", "env.path"),
     ("actor.rollout.max_turns", "rollout.max_turns"),
+    ("actor.scheduler.lr_decay_style", "optim.schedule"),
     ("actor.scheduler.name", "optim.schedule"),
     ("actor.scheduler.warmup_ratio", "optim.warmup"),
     ("actor.scheduler", "optim.schedule"),
     ("actor.sp_size", "parallel.sp_size"),
+    ("actor.tf_config.context_parallel_size", "parallel.sp_size"),
+    ("actor.tf_config.tensor_model_parallel_size", "parallel.tp_size"),
     ("actor.tp_size", "parallel.tp_size"),
     ("actor.warmup_ratio", "optim.warmup"),
     ("actor.weight_decay", "optim.weight_decay"),
@@ -54,7 +58,9 @@ pub(super) const RENAMED: &[(&str, &str)] = &[
     ("ref_actor.offload_model", "reference.offload"),
     ("rollout.apply_chat_template", "data.apply_chat_template"),
     ("rollout.env_path", "env.path"),
+    ("rollout.gem_env.apply_chat_template", "data.apply_chat_template"),
     ("rollout.gem_env.env_id", "env.gem"),
+    ("rollout.gem_env.num_env", "env.concurrency"),
     ("rollout.responses_per_prompt", "rollout.samples"),
     ("rollout.server_args.tp_size", "rollout.tp_size"),
     ("rollout.test_prompts_per_rollout", "eval.prompts"),
@@ -69,6 +75,7 @@ pub(super) const RENAMED: &[(&str, &str)] = &[
     ("sp_size", "parallel.sp_size"),
     ("test_data.path", "eval.data"),
     ("test_data.prompts_per_rollout", "eval.prompts"),
+    ("test_data.response_per_prompt", "eval.samples"),
     ("test_data.responses_per_prompt", "eval.samples"),
     ("tp_size", "parallel.tp_size"),
     ("train_data.apply_chat_template", "data.apply_chat_template"),
@@ -97,10 +104,12 @@ pub(super) const PER_DEVICE: &str = "train.micro_batch_tokens";
 const MODEL: &str = "sampler, trainer, reference and tokenizer use one model directory";
 const LAYOUT: &str = "policy, critic and reference are split over the ranks in the same way";
 const UPDATES: &str = "policy and critic are updated together, from the same micro-batches";
+const COLUMNS: &str = "training and evaluation data have the same columns";
 const TESTS: &str = "evaluations sample like rollouts, at their own temperature";
 
 /// Options that must equal another key, and why.
 pub(super) const SAME: &[(&str, &str, &str)] = &[
+    ("actor.adv_estimator", "adv.estimator", "advantages are computed once"),
     (
         "actor.temperature",
         "rollout.temperature",
@@ -108,11 +117,19 @@ pub(super) const SAME: &[(&str, &str, &str)] = &[
     ),
     ("actor.tokenizer_name", "model.path", MODEL),
     ("critic.avg_level", "actor.avg_level", UPDATES),
+    ("adv.responses_per_prompt", "rollout.samples", "a group is the completions of a prompt"),
     ("critic.cp_size", "parallel.sp_size", LAYOUT),
     ("critic.ddp_size", "parallel.ddp_size", LAYOUT),
+    ("critic.dtype", "model.dtype", "all models compute in one type"),
+    ("critic.enable_gradient_checkpointing", "model.recompute", UPDATES),
     ("critic.gradient_checkpointing", "model.recompute", UPDATES),
     ("critic.max_grad_norm", "optim.max_grad_norm", UPDATES),
     ("critic.max_length_per_device", PER_DEVICE, UPDATES),
+    ("critic.optimizer.clip_grad", "optim.max_grad_norm", UPDATES),
+    ("critic.optimizer.weight_decay", "optim.weight_decay", UPDATES),
+    ("critic.scheduler.lr_decay_style", "optim.schedule", UPDATES),
+    ("critic.scheduler.name", "optim.schedule", UPDATES),
+    ("critic.scheduler.warmup_ratio", "optim.warmup", UPDATES),
     ("critic.scheduler", "optim.schedule", UPDATES),
     ("critic.sp_size", "parallel.sp_size", LAYOUT),
     ("critic.tp_size", "parallel.tp_size", LAYOUT),
@@ -130,6 +147,7 @@ pub(super) const SAME: &[(&str, &str, &str)] = &[
     ),
     ("ref_actor.tokenizer_name", "model.path", MODEL),
     ("ref_actor.tp_size", "parallel.tp_size", LAYOUT),
+    ("rollout.gem_env.gamma", "adv.gamma", "returns have one discount factor"),
     ("rollout.model_name", "model.path", MODEL),
     ("rollout.server_args.model_path", "model.path", MODEL),
     ("rollout.test_sampling_params.max_new_tokens", "rollout.max_new_tokens", TESTS),
@@ -137,9 +155,14 @@ pub(super) const SAME: &[(&str, &str, &str)] = &[
     ("rollout.test_sampling_params.stop", "rollout.stop", TESTS),
     ("rollout.tokenizer_name", "model.path", MODEL),
     ("test_data.apply_chat_template", "data.apply_chat_template", TESTS),
+    ("test_data.chosen_key", "data.columns.chosen", COLUMNS),
     ("test_data.max_length", "data.max_length", TESTS),
     ("test_data.max_new_tokens", "rollout.max_new_tokens", TESTS),
     ("test_data.max_turns", "rollout.max_turns", TESTS),
+    ("test_data.messages_key", "data.columns.messages", COLUMNS),
+    ("test_data.prompt_key", "data.columns.prompt", COLUMNS),
+    ("test_data.rejected_key", "data.columns.rejected", COLUMNS),
+    ("test_data.response_key", "data.columns.response", COLUMNS),
 ];
 
 const KERNELS: &str = "kernels are Ferrl's own";
@@ -164,10 +187,19 @@ pub(super) const NOTED: &[(&str, &str)] = &[
     ("ref_actor.use_liger_kernel", KERNELS),
     ("rollout.base_port", "completions are sampled in the same process: there is no server"),
     ("rollout.dtype", "sampler and trainer compute in one type, model.dtype"),
+    ("rollout.gem_env.async_env", "environments run beside decoding"),
+    ("rollout.gem_env.dump_experience_every", "every completion is in rollouts/ of the run folder"),
+    ("rollout.gem_env.max_model_len", "sequences may be as long as the model allows"),
+    ("rollout.gem_env.seed", "episodes are seeded by `seed`"),
     ("rollout.gpu_memory_utilization", CACHE),
     ("rollout.server_args.dtype", "sampler and trainer compute in one type, model.dtype"),
     ("rollout.server_args.mem_fraction_static", CACHE),
     ("rollout.use_gem_env", "env.gem names the environment"),
+    (
+        "train_data.mask_offpolicy_data",
+        "tokens of unfinished completions (rollout.partial_tokens) keep the log-probability of the policy that sampled them",
+    ),
+    ("trainer.disable_wandb", TRACKER),
     ("trainer.project", TRACKER),
     ("trainer.save_dir", "run folders lie under `--runs DIR`"),
     ("trainer.use_wandb", TRACKER),
@@ -176,6 +208,21 @@ pub(super) const NOTED: &[(&str, &str)] = &[
 /// Options for features that are no settings here, with the feature and Ferrl's counterpart. Switched off, they are accepted.
 pub(super) const REFUSED: &[(&str, &str, &str)] = &[
     ("actor.apply_len_norm", "log-probabilities divided by length are SimPO's", "algo=simpo"),
+    (
+        "rollout.gem_env.prompt_template",
+        "an environment's text is a prompt as it is, or a user's message with data.apply_chat_template = true",
+        "leave it out, or data.template over the column prompt",
+    ),
+    (
+        "rollout.gem_env.rollout_batch_size",
+        "a step has a number of episodes, not of turns",
+        "rollout.prompts=128 rollout.samples=1",
+    ),
+    (
+        "rollout.gem_env.wrappers",
+        "an episode's text holds its earlier observations and actions; as messages with data.apply_chat_template = true",
+        "leave it out",
+    ),
     (
         "rollout.partial_rollout",
         "partial rollouts have a number of tokens per step",
