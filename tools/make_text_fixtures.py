@@ -161,6 +161,8 @@ TOJSON = [
     ("{{ x | default('d') }}{{ y | default('d') }}{{ y | default('d', true) }}{{ z | default }}|{{ d.get('k') }}{{ d.get('q', 1) }}{{ d.k is defined }}{{ d | items | list }}{{ d.keys() | list }}|{{ (d | dictsort)[0] }}", {"y": "", "d": {"b": 1, "a": [1]}}),
     ("{{ (1, 2) }} {{ 7 // 2 }} {{ 7 / 2 }} {{ -7 % 3 }} {{ 2 ** 3 }} {{ 'a' * 3 }} {{ [1] + [2] }} {{ 1 if false }}|{{ 10000000000 * 10 }} {{ 'a' < 'b' }}|{{ x | selectattr('a', 'equalto', 1) | map(attribute='b') | list }} {{ x | rejectattr('a') | list }} {{ x | first }} {{ 'abc' | list }} {{ x | indent(2) if false }}", {"x": [{"a": 1, "b": 2}, {"a": 0, "b": 3}]}),
     ("{% set t %}  a\n b{% endset %}{{ t | indent(4) }}|{{ t | indent(2, true) }}|{{ ['b', 'a'] | sort | join }}|{{ [1, 2, 3] | sum }}|{{ '%.2f' | format(1.5) }}|{{ [1, [2]] | string | length }}|{{ loop is defined }}|{{ 'a\\nb' }}|{{ \"it's\" }}", {}),
+    ("{% for v in x %}{{ v }} {{ v | string }} {{ '=' ~ v }} {{ v is number }}{{ v is float }}{{ v is integer }}{{ v is string }}{{ v is mapping }} {{ v | tojson }};{% endfor %}{{ x }} {{ x | join(',') }} {{ x | tojson }}",
+     {"x": [1e-7, 1e16, 1.5e300, -2.5e-5, 0.0001, 1e15, {"a": 3e-9}]}),
     ("{% macro m(a, b=2) %}{{ a }}-{{ b }}{% endmacro %}{{ m(1) }} {{ m(1, b='x') }}", {}),
 ]
 

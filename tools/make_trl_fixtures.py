@@ -8,8 +8,8 @@
 Needs torch, transformers, trl and datasets. Nothing is downloaded: the models are the tiny random ones of
 `tools/make_model_fixtures.py`, the tokenizer has one token for each letter and is made here, the rows are random letters.
 
-Both sides train the same way: float32, eager attention, rows in order, four to a step, constant learning rate, AdamW,
-no dropout, no accumulation. A case is NAME.json with `settings` (of the recipe), `rows`, and `loss` and `grad_norm` (before
+Both sides train the same way: float32, eager attention, rows in order, four to a step, constant learning rate but in
+`sft_cosine`, AdamW, no dropout, no accumulation. A case is NAME.json with `settings` (of the recipe), `rows`, and `loss` and `grad_norm` (before
 clipping) of each step. ORPO's prompts have one letter: TRL's likelihood term also imitates the prompt, ours does not, and
 for one letter there is nothing to imitate.
 """
@@ -30,6 +30,7 @@ try:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
     from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 except ImportError as error:
     sys.exit(f"{error}\nneeded: pip install torch transformers trl datasets")
@@ -87,6 +88,7 @@ def score():
 # name: (rows, model directory, what the recipe says, trainer, configuration, model, further arguments)
 CASES = {
     "sft": ("sft", "qwen2", {"name": "sft"}, SFTTrainer, SFTConfig, causal, {}),
+    "sft_cosine": ("sft", "qwen2", {"name": "sft"}, SFTTrainer, SFTConfig, causal, {"lr_scheduler_type": "cosine", "warmup_steps": 3}),
     "dpo": ("pairs", "qwen2", {"name": "dpo", "beta": 0.5}, DPOTrainer, DPOConfig, causal, {"beta": 0.5}),
     "dpo_sft": ("pairs", "qwen2", {"name": "dpo", "beta": 0.5, "sft_coef": 0.3}, DPOTrainer, DPOConfig, causal,
                 {"beta": 0.5, "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.3]}),
@@ -95,6 +97,8 @@ CASES = {
     "kto": ("kto", "qwen2", {"name": "kto", "beta": 0.5, "desirable_weight": 1.25, "undesirable_weight": 0.75},
             KTOTrainer, KTOConfig, causal, {"beta": 0.5, "desirable_weight": 1.25, "undesirable_weight": 0.75}),
     "orpo": ("orpo", "qwen2", {"name": "orpo", "beta": 0.5}, ORPOTrainer, ORPOConfig, causal, {"beta": 0.5}),
+    "simpo": ("pairs", "qwen2", {"name": "simpo", "beta": 1.5, "gamma": 0.5, "sft_coef": 0.4}, CPOTrainer, CPOConfig, causal,
+              {"loss_type": "simpo", "beta": 1.5, "simpo_gamma": 0.5, "cpo_alpha": 0.4}),
     "rm": ("pairs", "qwen2_score", {"name": "rm"}, RewardTrainer, RewardConfig, score, {}),
     "rm_margin": ("rm_margin", "qwen2_score", {"name": "rm", "centre": 0.05}, RewardTrainer, RewardConfig, score,
                   {"center_rewards_coefficient": 0.05}),
@@ -122,12 +126,13 @@ def recorded(base):
 
 def trajectory(name):
     kind, directory, algo, base, config, model, more = CASES[name]
+    more, schedule = dict(more), more.get("lr_scheduler_type")
     torch.manual_seed(0)
     data = rows(kind, sum(map(ord, name)))
     with tempfile.TemporaryDirectory() as folder:
         args = config(
             output_dir=folder, per_device_train_batch_size=BATCH, max_steps=STEPS, logging_steps=1, report_to="none",
-            learning_rate=OPTIM["lr"], lr_scheduler_type="constant", adam_beta1=OPTIM["beta1"],
+            learning_rate=OPTIM["lr"], lr_scheduler_type=more.pop("lr_scheduler_type", "constant"), adam_beta1=OPTIM["beta1"],
             adam_beta2=OPTIM["beta2"], adam_epsilon=OPTIM["eps"], weight_decay=OPTIM["weight_decay"],
             max_grad_norm=OPTIM["max_grad_norm"], use_cpu=True, bf16=False, save_strategy="no", max_length=64,
             gradient_checkpointing=False, train_sampling_strategy="sequential", disable_tqdm=True,
@@ -138,7 +143,8 @@ def trajectory(name):
     history = trained.history
     assert len(history["loss"]) == len(history["grad_norm"]) == STEPS, history
     versions = {m.__name__: m.__version__ for m in (torch, transformers, trl)}
-    settings = {"algo": algo, "optim": OPTIM, "batch": BATCH, "model": directory}
+    optim = {**OPTIM, "schedule": schedule, "warmup": more["warmup_steps"] / STEPS} if schedule else OPTIM
+    settings = {"algo": algo, "optim": optim, "batch": BATCH, "model": directory}
     return {"settings": settings, "versions": versions, "rows": data, **history}
 
 

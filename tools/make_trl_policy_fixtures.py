@@ -78,7 +78,8 @@ def make(kind, **settings):
         max_completion_length=LIMIT, num_iterations=2, normalize_advantages=False, reward_clip_range=None,
         args=types.SimpleNamespace(
             per_device_train_batch_size=len(LENGTHS), gradient_checkpointing_kwargs=None, steps_per_generation=1,
-            gradient_accumulation_steps=1, use_bias_correction_kl=False, delta=settings.pop("delta", None),
+            gradient_accumulation_steps=1, use_bias_correction_kl=settings.pop("use_bias_correction_kl", False),
+            delta=settings.pop("delta", None),
         ),
     )
     for name, value in {**defaults, **settings}.items():
@@ -105,7 +106,9 @@ def case(kind, ours, **settings):
     cut = lambda t: [row[:n].tolist() for row, n in zip(t, LENGTHS)]
     shown = {k: v for k, v in settings.items() if isinstance(v, (int, float, str))}
     theirs = {"trainer": kind.__name__, **shown}
-    return {"theirs": theirs, "ours": ours, "advantages": batch["advantages"].tolist(), "loss": loss.item(),
+    metrics = {name: values[-1] for name, values in trainer._metrics["train"].items() if name.endswith("_mean")
+               and name.startswith("clip_ratio/")}
+    return {"theirs": theirs, "ours": ours, "metrics": metrics, "advantages": batch["advantages"].tolist(), "loss": loss.item(),
             "grads": cut(new.grad)}
 
 
@@ -131,6 +134,10 @@ def cases():
     for beta, cap in itertools.product((0.0, 0.04), (1.3, 5.0)):
         ours = {"name": "cispo", "clip_high": cap - 1.0, "kl": {"coef": beta}}
         yield case(GRPOTrainer, ours, loss_type="cispo", epsilon_high=cap, beta=beta)
+    # TRL's default: the KL estimate times the ratio, which has a gradient of its own.
+    for (loss, how), (level, ratio) in itertools.product(list(aggregates.items())[:2], levels.items()):
+        ours = {"name": "grpo", **how, **ratio, "kl": {"coef": 0.3, "unbiased": True}}
+        yield case(GRPOTrainer, ours, loss_type=loss, importance_sampling_level=level, beta=0.3, use_bias_correction_kl=True)
     yield case(GRPOTrainer, {"name": "gdpo"}, multi_objective_aggregation="normalize_then_sum")
     for beta in (0.0, 0.05):
         yield case(RLOOTrainer, {"name": "rloo", "kl": {"coef": beta}}, beta=beta)

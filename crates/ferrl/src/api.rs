@@ -209,11 +209,17 @@ impl Trainer {
         (0..steps).map(|_| Ok(self.stage.step()?.metrics)).collect()
     }
 
-    /// Writes the trained model where transformers, and Ferrl, load it.
+    /// Writes the trained model, with `optim.ema` its average, where transformers, and Ferrl, load it.
     pub fn save(&self, dir: impl AsRef<Path>) -> Result<()> {
         let options =
             SaveOptions { dtype: StorageFormat::F32, source: Some(&self.model), ..Default::default() };
         let json = ModelDir::open(&self.model)?.config_json;
-        self.stage.policy.model.save(dir.as_ref(), Some(&json), &options)
+        let policy = &self.stage.policy;
+        if self.stage.recipe.optim.ema.is_none() {
+            return policy.model.save(dir.as_ref(), Some(&json), &options);
+        }
+        let mut average = policy.model.exact_copy()?;
+        policy.optimizer.use_averages(&mut average)?;
+        average.save(dir.as_ref(), Some(&json), &options)
     }
 }

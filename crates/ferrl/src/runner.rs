@@ -401,6 +401,9 @@ impl OneStage<'_> {
             if recipe.checkpoint.use_best {
                 self.take_best(&mut stage, &checkpoints, watch)?;
             }
+            if recipe.optim.ema.is_some() {
+                self.take_averages(&mut stage)?;
+            }
             self.save_model(&stage)?;
         }
         Ok((Some(stage.step), first, last))
@@ -464,6 +467,18 @@ impl OneStage<'_> {
         stage.source.check(&mut |_, _| !watch.interrupted())?;
         self.warn(&stage.warnings, watch);
         Ok(stage)
+    }
+
+    /// Replaces the policy's weights by their EMA on all ranks.
+    fn take_averages(&self, stage: &mut Stage) -> Result<()> {
+        let ranks = &self.options.ranks;
+        match stage.is_split() {
+            false => stage.use_averages(),
+            true => ranks.together(|| {
+                Order::UseAverages.send(ranks)?;
+                stage.use_averages()
+            }),
+        }
     }
 
     /// Writes the stage's model to `stages/`, where the next stage and the user find it.

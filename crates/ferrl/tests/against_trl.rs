@@ -42,6 +42,9 @@ fn train(case: &Value, micro_batch_tokens: usize) -> Vec<(f64, f64)> {
     (recipe.optim.beta1, recipe.optim.beta2) = (number("beta1"), number("beta2"));
     (recipe.optim.eps, recipe.optim.weight_decay) = (number("eps"), number("weight_decay"));
     recipe.optim.max_grad_norm = number("max_grad_norm");
+    if let Some(schedule) = settings["optim"]["schedule"].as_str() {
+        (recipe.optim.schedule, recipe.optim.warmup) = (schedule.into(), number("warmup"));
+    }
     recipe.train.batch = settings["batch"].as_u64().unwrap() as usize;
     recipe.train.micro_batch_tokens = micro_batch_tokens;
 
@@ -86,6 +89,7 @@ fn check(name: &str) {
 #[test]
 fn sft() {
     check("sft");
+    check("sft_cosine");
 }
 
 #[test]
@@ -97,6 +101,11 @@ fn dpo() {
 #[test]
 fn ipo() {
     check("ipo");
+}
+
+#[test]
+fn simpo() {
+    check("simpo");
 }
 
 #[test]

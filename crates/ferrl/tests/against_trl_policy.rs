@@ -104,6 +104,11 @@ fn check(all: &Value, case: &Value) {
         let linear: f64 = weights.iter().zip(logp).map(|(w, l)| *w as f64 * l as f64).sum();
         value = value - plain.value + linear;
     }
+    // Clipped tokens, or with a ratio per completion clipped completions.
+    for (name, want) in case["metrics"].as_object().unwrap() {
+        let (got, want) = (loss.metrics.get(name).unwrap(), want.as_f64().unwrap());
+        assert!((got - want).abs() < 1e-6, "{what}: {name} {got}, TRL's {want}");
+    }
     let want = case["loss"].as_f64().unwrap();
     assert!(close(value, want, 0.01), "{what}: loss {value}, TRL's {want}");
 }

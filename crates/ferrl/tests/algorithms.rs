@@ -197,6 +197,13 @@ fn variants(name: &str) -> Vec<Value> {
                 let kl = json!({ "coef": 0.1, "place": "loss", "estimator": "k3", "clip": 1.7, "sum": true });
                 all.push(json!({ "kl": kl, "aggregate": aggregate, "length": 16 }));
             }
+            for ratio in ["token", "mean", "product"] {
+                for estimator in ["k1", "abs", "k2", "k3"] {
+                    let kl =
+                        json!({ "coef": 0.1, "place": "loss", "estimator": estimator, "unbiased": true });
+                    all.push(json!({ "kl": kl, "ratio": ratio }));
+                }
+            }
             all.push(json!({ "surrogate": "kimi", "ratio": "product", "aggregate": "sequence", "tau": 0.3 }));
             // What a method refuses is not a variant of it.
             all.retain(|values| (find(name).unwrap().build)(values.clone()).is_ok());
@@ -407,6 +414,8 @@ fn settings_that_cannot_learn_are_refused() {
         ("ppo", json!({ "clip_low": 0.0 }), "clip_low: expected a number above 0, up to 1"),
         ("ppo", json!({ "epochs": 0 }), "epochs: expected a whole number from 1"),
         ("dr_grpo", json!({ "kl": { "target": 6.0 } }), "kl.coef"),
+        ("dr_grpo", json!({ "kl": { "unbiased": true } }), "kl.coef above 0"),
+        ("ppo", json!({ "kl": { "unbiased": true } }), "kl.place = \"loss\""),
         ("dr_grpo", json!({ "aggregate": "constant" }), "length"),
         ("ppo", json!({ "skip_ratio": 2.0 }), "nothing to skip"),
         ("dpo", json!({ "bta": 0.1 }), "beta"),

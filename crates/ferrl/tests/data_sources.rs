@@ -210,6 +210,11 @@ fn doubtful_rows_are_counted_by_name() {
     let Item::Sequences(sequences) = stage.source.next(1).unwrap().remove(0) else { panic!("sequences") };
     assert_eq!(sequences[0].ids.len(), 3, "the end is one token");
     assert_eq!(sequences[0].ids[2], stage.tokenizer.eos()[0]);
+    assert!(warnings.iter().all(|w| w.name != "spelled-tokens"), "the end is its own warning");
+    // TRL's tokenizer makes it the token.
+    let spelled = write(dir.path(), "spelled.jsonl", "{\"prompt\": \"1\", \"response\": \"2<eos>3\"}\n");
+    let (_, warnings) = checked(&model, &recipe("sft", &format!("[{spelled:?}]"), ""));
+    assert!(raised(&warnings, "spelled-tokens").contains("spelled.jsonl:1"));
 }
 
 const LONG: &str =

@@ -328,7 +328,7 @@ fn ranks_write_the_files_of_one_process() {
         let mut resolved = Recipe::load(&path, &[]).unwrap();
         let r = &mut resolved.stages[0].recipe;
         r.model.init = Some(serde_json::from_value(serde_json::json!({ "family": family })).unwrap());
-        (r.model.dtype, r.checkpoint.every) = (Some(dtype.into()), 1);
+        (r.model.dtype, r.checkpoint.every, r.optim.ema) = (Some(dtype.into()), 1, Some(0.9));
         small(&mut resolved, 2);
         let init = resolved.stages[0].recipe.model.init.as_mut().unwrap();
         (init.hidden, init.layers, init.ffn) = (64, 2, Some(256));

@@ -471,3 +471,32 @@ fn a_sampling_temperature_that_changes_what_is_learned_from_given_data() {
         assert!(train(1.0) == train(0.5), "{file}");
     }
 }
+
+/// Was: `optim.ema` kept an average that no file but the optimizer state had; the result was the last weights.
+#[test]
+fn an_average_of_the_weights_that_is_not_the_result() {
+    let world = World::new();
+    let text = format!(
+        "model = {{ path = {:?}, dtype = \"f32\" }}\ndata = {{ train = [{:?}], max_length = 400 }}\n\
+         algo = \"sft\"\ntrain = {{ steps = 4, batch = 2 }}\noptim = {{ lr = 1e-2, ema = 0.8 }}\n\
+         checkpoint = {{ every = 1, keep = 9 }}\n",
+        path(&world.0, ""),
+        path(&world.0, "sft.jsonl"),
+    );
+    let resolved = Recipe::parse(&text, "recipe.toml", "test", &[]).unwrap();
+    let folder = RunFolder::create(&world.0.join("runs"), "ema", &resolved.toml).unwrap();
+    runner::run(&resolved, folder, Arc::new(Cpu::new(Some(1)).unwrap()), &mut Steps(9)).unwrap();
+    let numbers = |dir: String| -> Vec<f32> {
+        let bytes = fs::read(world.0.join("runs/ema").join(dir).join("model.safetensors")).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        bytes[8 + header..].chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect()
+    };
+    let mut want = numbers("checkpoints/step_1/model".into());
+    for step in 2..=4 {
+        let now = numbers(format!("checkpoints/step_{step}/model"));
+        want.iter_mut().zip(now).for_each(|(w, n)| *w = 0.8 * *w + 0.2 * n);
+    }
+    let (got, last) = (numbers("stages/0".into()), numbers("checkpoints/step_4/model".into()));
+    let far = |other: &[f32]| got.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(far(&want) < 1e-6 && far(&last) > 1e-4, "{} {}", far(&want), far(&last));
+}

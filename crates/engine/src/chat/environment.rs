@@ -83,6 +83,13 @@ pub(super) fn new() -> Environment<'static> {
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)
     });
+    // In Python, booleans are numbers, too.
+    environment.add_test("number", |value: &Value| {
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || json::is_exponent(value)
+    });
+    environment.add_test("float", |value: &Value| {
+        (value.is_number() && !value.is_integer()) || json::is_exponent(value)
+    });
     environment.add_filter("ferrl_generation", |state: &State, body: String| {
         let marks = state.lookup(MARKS).map(|m| m.to_string()).unwrap_or_default();
         let mut marks = marks.chars();

@@ -1,8 +1,9 @@
 //! JSON as Python's `json.dumps` writes it: models were trained on exactly that spacing.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
-use minijinja::value::ValueKind;
+use minijinja::value::{Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, Value as TemplateValue};
 use serde_json::{Map, Number, Value};
 
@@ -120,6 +121,29 @@ fn number(n: &Number) -> String {
     format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
+/// A float that Python prints with an exponent, `1e-07`, and minijinja without: templates may print it by `{{ x }}`, `~` or
+/// `string`.
+#[derive(Debug)]
+struct Exponent {
+    value: f64,
+    repr: String,
+}
+
+impl Object for Exponent {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.repr)
+    }
+}
+
+/// Whether a template value is such a float.
+pub(super) fn is_exponent(value: &TemplateValue) -> bool {
+    value.downcast_object_ref::<Exponent>().is_some()
+}
+
 /// Converts JSON to a template value; objects keep their order.
 pub(super) fn to_template(value: &Value) -> TemplateValue {
     match value {
@@ -128,7 +152,11 @@ pub(super) fn to_template(value: &Value) -> TemplateValue {
         Value::Number(n) => match (n.as_i64(), n.as_u64(), n.as_f64()) {
             (Some(i), ..) => i.into(),
             (_, Some(u), _) => u.into(),
-            (.., Some(f)) => f.into(),
+            (.., Some(f)) => match number(n) {
+                // Within these bounds minijinja prints a float as Python does.
+                repr if repr.contains('e') => TemplateValue::from_object(Exponent { value: f, repr }),
+                _ => f.into(),
+            },
             _ => n.to_string().into(),
         },
         Value::String(s) => s.as_str().into(),
@@ -145,6 +173,9 @@ const DEPTH: usize = 128;
 pub(super) fn from_template(value: &TemplateValue, depth: usize) -> Result<Value, Error> {
     if depth > DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: more than {DEPTH} levels")));
+    }
+    if let Some(float) = value.downcast_object_ref::<Exponent>() {
+        return Ok(float.value.into());
     }
     Ok(match value.kind() {
         ValueKind::None => Value::Null,

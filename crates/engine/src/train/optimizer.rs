@@ -305,6 +305,17 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Replaces the weights by their EMA, where there is one: the result of a stage.
+    pub fn use_averages(&self, model: &mut Model) -> Result<()> {
+        for (param, state) in model.params.iter_mut().zip(&self.state) {
+            if let Some(average) = &state[StateKind::Average as usize] {
+                let n = average.len();
+                model.backend.copy(average, 0, &mut param.master, 0, n)?;
+            }
+        }
+        model.refresh()
+    }
+
     /// The EMA of a parameter, or its weights without EMA.
     pub fn average<'a>(&'a self, model: &'a Model, param: usize) -> &'a Buffer {
         self.state[param][StateKind::Average as usize].as_ref().unwrap_or(&model.params[param].master)

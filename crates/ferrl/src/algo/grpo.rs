@@ -6,6 +6,10 @@
 //! Differences from the paper:
 //! 1. `std` is the sample standard deviation (n - 1), as in TRL and RL2.
 //! 2. The KL weight is 0.04 as in the paper; 0 drops the reference model.
+//! 3. `kl.unbiased = true` multiplies the KL estimate by the ratio, as TRL does by default: k3's own gradient is not that of the
+//!    reverse KL (DeepSeek-V3.2). Off is the paper's.
+//! 4. TRL's default loss is the mean over all tokens, `aggregate = "token"` (its `loss_type = "dapo"`); ours is the paper's.
+//! 5. With `mask_truncated` the means are over the other completions, as in verl; TRL divides by the number of all.
 
 use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;

@@ -7,6 +7,7 @@
 //! 1. `average` is on by default: the formula has whole completions' log-probabilities, but the authors' runs averaged over
 //!    tokens, as TRL reports after asking them. Off is the formula as printed.
 //! 2. Divided by the pairs of the whole update.
+//! 3. `rewards/*` are what the loss compares, τ times the mean with `average`; TRL's are β times the sum.
 
 use super::preference::{self, Pair, Term};
 use super::{Algorithm, Entry, Feed, Needs, json, metrics, schema_for, settings};

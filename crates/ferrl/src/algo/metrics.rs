@@ -197,7 +197,10 @@ pub const EVALUATED: &[Metric] = &[
 /// Distribution of rewards.
 pub(super) const REWARDED: &[Metric] = &[
     metric("reward", "Mean reward of a completion: the weighted sum of its sources, before penalties."),
-    metric("reward_std", "Standard deviation of the rewards in a group, mean over groups."),
+    metric(
+        "reward_std",
+        "Standard deviation of the rewards in a group, mean over groups. TRL 1.16 logs that of all completions of the step.",
+    ),
     metric("frac_reward_zero_std", "Fraction of groups whose rewards are all equal."),
     metric("rewards/NAME/mean", "Mean of one named component of the reward."),
 ];
@@ -206,9 +209,12 @@ pub(super) const REWARDED: &[Metric] = &[
 pub(super) const SURROGATE: &[Metric] = &[
     ENTROPY,
     metric("policy/ratio", "Mean probability ratio of the current policy to the policy before the update."),
-    metric("clip_ratio/low_mean", "Fraction of tokens clipped at the lower bound."),
-    metric("clip_ratio/high_mean", "Fraction of tokens clipped (or down-weighted) at the upper bound."),
-    metric("clip_ratio/region_mean", "Fraction of tokens clipped at either bound."),
+    metric(
+        "clip_ratio/low_mean",
+        "Fraction of tokens clipped at the lower bound; with a ratio per completion, of completions.",
+    ),
+    metric("clip_ratio/high_mean", "The same at the upper bound, clipped or down-weighted."),
+    metric("clip_ratio/region_mean", "The same at either bound."),
 ];
 
 /// Written by all algorithms with token losses.

@@ -11,6 +11,7 @@
 //! 2. TRL's likelihood term includes the prompt's tokens; ours has the completion alone, as the paper's formula. For prompts of one
 //!    token both are the same.
 //! 3. Divided by tokens and pairs of the whole update.
+//! 4. `logps/*` are sums over a completion's tokens, as for DPO; TRL's are means.
 
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term, log_one_minus_exp};

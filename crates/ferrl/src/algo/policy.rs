@@ -94,6 +94,9 @@ pub struct Kl {
     pub clip: Option<f64> = None,
     /// For a KL in the loss: sum over a completion's tokens and mean over completions, instead of `aggregate`.
     pub sum: bool = false,
+    /// For a KL in the loss: multiply each token's estimate by its probability ratio, so that the gradient of k3 is that of the reverse
+    /// KL (TRL's `use_bias_correction_kl`; DeepSeek-V3.2).
+    pub unbiased: bool = false,
     /// Target KL per trajectory of the adaptive KL controller; unset keeps `coef` fixed. (0, 1000000]
     pub target: Option<f64> = None,
     /// Horizon of the adaptive KL controller, in trajectories. (0, 1000000000]
@@ -254,7 +257,13 @@ impl Policy {
 
     fn kl_rules(&self) -> Vec<SettingRule> {
         let (kl, full) = (&self.kl, self.kl.estimator == Estimator::Full);
+        let by_token = !full && kl.estimator != Estimator::K3Sequence;
         vec![
+            (
+                kl.unbiased && (kl.coef == 0.0 || kl.place != KlPlacement::Loss || !by_token),
+                "kl.unbiased multiplies each token's estimate of a KL in the loss by the probability ratio",
+                "kl.coef above 0, kl.place = \"loss\" and kl.estimator = \"k3\", or no kl.unbiased",
+            ),
             (
                 kl.target.is_some() && kl.coef == 0.0,
                 "kl.target adapts kl.coef, which is 0",

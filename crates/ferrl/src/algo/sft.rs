@@ -5,6 +5,8 @@
 //!
 //! Differences from common implementations:
 //! 1. Divisors are counted over the whole update, so neither micro-batches nor packing change the loss.
+//! 2. An assistant's turn ends with the token that ends it. In conversations with a `prompt` and a `completion`, TRL also trains what the
+//!    template writes behind that token, such as the line break of ChatML, which is never sampled; so do its preference methods.
 
 use super::math::aggregate::{Aggregate, likelihood};
 use super::metrics::ENTROPY;

@@ -5,6 +5,7 @@
 //! Differences from the paper:
 //! 1. β = 2 and γ = 1, from the ranges it searched (2 to 2.5 and 0.3 to 1.6); it says to tune both.
 //! 2. `sft_coef` adds the chosen completions' negative log-likelihood, as for DPO; the paper has none.
+//! 3. `logps/*` are sums over a completion's tokens, as for DPO; those of TRL's `CPOTrainer` are means.
 
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term};

@@ -414,7 +414,8 @@ pub struct Optim {
     pub warmup: f64 = 0.0,
     /// Final learning rate, as a fraction of the peak. [0, 1]
     pub min_ratio: f64 = 0.0,
-    /// EMA decay of the weights; unset disables the EMA. (0, 0.999999]
+    /// EMA decay of the weights: the result of the stage is their exponential moving average, started after the first update; steps and
+    /// evaluations use the current weights. Unset disables the EMA. (0, 0.999999]
     pub ema: Option<f64> = None,
 }
 }

@@ -43,6 +43,8 @@ pub(super) enum Order {
     SaveModel(PathBuf),
     /// Load weights and moments of a checkpoint.
     Load(PathBuf),
+    /// Replace the policy's weights by their EMA.
+    UseAverages,
     /// The run has ended or failed.
     End(Option<SentError>),
 }
@@ -157,6 +159,7 @@ impl StagePosition {
                 Order::Evaluate => ranks.together(|| one.evaluate(stage).map(drop)),
                 Order::Printed => ranks.together(|| stage.share_printed()),
                 Order::Load(path) => ranks.together(|| stage.load(path)),
+                Order::UseAverages => ranks.together(|| stage.use_averages()),
                 Order::Serve | Order::Save(_) | Order::SaveModel(_) => {
                     let _ = ranks.together(|| stage.help_to_save(&order)); // the leader reports errors
                     continue;

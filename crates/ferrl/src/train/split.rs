@@ -104,6 +104,11 @@ impl Stage {
         load(path, &mut roles).map(drop)
     }
 
+    /// Replaces the policy's weights by their EMA.
+    pub(crate) fn use_averages(&mut self) -> Result<()> {
+        self.policy.optimizer.use_averages(&mut self.policy.model)
+    }
+
     /// Sends this rank's part to rank 0, which saves the stage.
     pub(crate) fn serve(&self) -> Result<()> {
         let trainers = [Some(&self.policy), self.critic.as_ref()];

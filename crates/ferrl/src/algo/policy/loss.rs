@@ -5,6 +5,7 @@ use crate::algo::math::aggregate::Aggregate;
 use crate::algo::math::kl::Estimator;
 use crate::algo::math::surrogate::{Bounds, TokenLoss};
 use crate::experience::{ByRole, Loss, Mean, Metrics, MicroBatch, Role, Sequence, UpdateCounts};
+use ferrl_engine::math::exp;
 use ferrl_engine::train::{StatGrads, Stats};
 
 /// Sums over the tokens of a micro-batch.
@@ -19,9 +20,8 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, entropy: f64, t: &TokenLoss) {
-        self.entropy.add(entropy);
-        self.ratio.add(t.ratio);
+    /// Counts a ratio: a token's, or that of a whole completion.
+    fn add_clip(&mut self, t: &TokenLoss) {
         self.low.add(f64::from(t.clipped_low));
         self.high.add(f64::from(t.clipped_high));
         self.clipped.add(f64::from(t.clipped_low || t.clipped_high));
@@ -100,14 +100,23 @@ impl Policy {
                 None => *slope = c * t.slope,
             }
             if let Some((values, kl_slopes)) = &kl {
-                loss += values[n];
-                *slope += kl_slopes[n];
+                let weight = if self.kl.unbiased { exp(log_ratio) } else { 1.0 };
+                loss += weight * values[n];
+                *slope += weight * kl_slopes[n];
+                if self.kl.unbiased {
+                    // The derivative of the ratio is the ratio.
+                    *(if shared.is_some() { &mut into_shared } else { slope }) += weight * values[n];
+                }
             }
             sums.loss += w * (loss - self.entropy_coef * entropy);
             if self.entropy_coef != 0.0 {
                 grads.entropy[row + i] = (-w * self.entropy_coef) as f32;
             }
-            sums.add(entropy, &t);
+            sums.entropy.add(entropy);
+            sums.ratio.add(t.ratio);
+            if shared.is_none() || n == 0 {
+                sums.add_clip(&t);
+            }
         }
         let each = shared.map_or(0.0, |(_, slope)| into_shared * slope);
         for (&i, slope) in at.iter().zip(slopes) {

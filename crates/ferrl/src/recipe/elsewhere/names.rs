@@ -93,6 +93,7 @@ pub(super) const KEYS: NameTable = &[
     ("algo.kl.target", "kl_target target_kl"),
     ("algo.kl.horizon", "kl_ctrl.horizon kl_horizon"),
     ("algo.kl.estimator", "kl_estimator"),
+    ("algo.kl.unbiased", "use_bias_correction_kl"),
     ("algo.advantage.gamma", "algorithm.gamma"),
     ("algo.advantage.lambda", "lam lambd"),
     ("algo.critic.coef", "vf_coef"),
