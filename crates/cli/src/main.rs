@@ -77,7 +77,8 @@ fn main() -> ExitCode {
     install_panic_hook();
     block_size_signal();
     let command = negative_numbers_are_values(Cli::command());
-    let parsed = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
+    let parsed = command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let parsed = parsed.unwrap_or_else(|e| with_flag_tip(e).exit());
     // A panic of a run arrives here after the run is saved; the hook has reported it.
     let result = std::panic::catch_unwind(AssertUnwindSafe(|| dispatch(parsed.command)));
     match result {
@@ -85,6 +86,21 @@ fn main() -> ExitCode {
         Ok(Err(e)) => ExitCode::from(report(e)),
         Err(_) => output::exit(BUG),
     }
+}
+
+/// Some commands take the model or the input as a word of its own, others by a flag: these name it.
+fn with_flag_tip(mut error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue};
+    let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
+    let flag = [("--model <DIR>", "--model"), ("--input <FILE>", "--input")];
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+        && !word.starts_with('-')
+        && let Some((_, flag)) = flag.into_iter().find(|(shown, _)| usage.contains(shown))
+    {
+        let tip = format!("it is given by a flag: {flag} {word}");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// Prints an error with its fix; its exit code.
