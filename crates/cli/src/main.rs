@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     install_panic_hook();
     block_size_signal();
     let command = negative_numbers_are_values(Cli::command());
-    let matches = command.try_get_matches().unwrap_or_else(|e| misread(&e));
+    let matches = command.try_get_matches().unwrap_or_else(|e| misread(e));
     let parsed = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     // A panic of a run arrives here after the run is saved; the hook has reported it.
     let result = std::panic::catch_unwind(AssertUnwindSafe(|| dispatch(parsed.command)));
@@ -88,6 +88,21 @@ fn main() -> ExitCode {
         Ok(Err(e)) => ExitCode::from(report(e)),
         Err(_) => output::exit(BUG),
     }
+}
+
+/// Some commands take the model or the input as a word of its own, others by a flag: these name it.
+fn with_flag_tip(mut error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue};
+    let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
+    let flag = [("--model <DIR>", "--model"), ("--input <FILE>", "--input")];
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+        && !word.starts_with('-')
+        && let Some((_, flag)) = flag.into_iter().find(|(shown, _)| usage.contains(shown))
+    {
+        let tip = format!("it is given by a flag: {flag} {word}");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// Prints an error with its fix; its exit code.
@@ -141,13 +156,13 @@ fn dispatch(command: Command) -> ferrl_engine::Result<()> {
 }
 
 /// Reports words that are no command line of Ferrl's, but mean something: a setting as a flag, an algorithm as a command.
-fn misread(error: &clap::Error) -> ! {
+fn misread(error: clap::Error) -> ! {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(word)) => Some(word.as_str()),
         _ => None,
     };
-    let words: Vec<String> = std::env::args().collect();
+    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let changes = ["train", "plan"].contains(&words.get(1).map_or("", String::as_str));
     let said = match (error.kind(), text(ContextKind::InvalidArg), text(ContextKind::InvalidSubcommand)) {
         (ErrorKind::UnknownArgument, Some(flag), _)
@@ -167,7 +182,7 @@ fn misread(error: &clap::Error) -> ! {
             );
             Error::usage(format!("{name} is an algorithm, not a command")).fix(fix)
         }
-        _ => error.exit(),
+        _ => with_flag_tip(error).exit(),
     };
     std::process::exit(report(said).into())
 }

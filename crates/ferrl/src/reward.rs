@@ -388,12 +388,13 @@ impl Rewards {
             let what = format!("no completion{of_step} got a reward ({all} lost)");
             return Err(failure.context(what));
         }
-        let message =
-            format!("{lost} of {all} completions{of_step} got no reward and are left out: {failure}");
-        let fix = match at.steps {
-            0 => "they count neither as right nor as wrong; correct the function",
-            _ => "later losses are counted in rollouts/lost; what functions print is in log.jsonl",
+        let counted = match at.steps {
+            0 => "count neither as right nor as wrong",
+            _ => "are left out of the update, as later ones will be (metric rollouts/lost)",
         };
+        let text = failure.to_string();
+        let (failure, fix) = text.split_once("\n  fix: ").unwrap_or((&text, "correct the function"));
+        let message = format!("{lost} of {all} completions{of_step} got no reward and {counted}: {failure}");
         self.hooks.warnings.raise("lost-rewards", message, fix);
         Ok(())
     }

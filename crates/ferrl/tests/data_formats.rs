@@ -224,7 +224,7 @@ fn broken_files_are_errors_that_name_the_place() {
     case("t.json", "[{\"a\": 1},\n 2]", &["t.json:2", "a row is a number"]);
     case("u.jsonl", "{\"a\": 1}\n{\"a\": 1,}\n", &["u.jsonl:2", "column 9"]);
     case("v.jsonl", "{\"a\": 1}\n\n\"x\"\n", &["v.jsonl:3", "a row is text"]);
-    case("w.csv", "a,b\n1,2\n3\n", &["w.csv:3", "got 1 cells, expected 2"]);
+    case("w.csv", "a,b\n1,2\n3\n", &["w.csv:3", "got 1 cell, expected 2"]);
     case("x.csv", "a,b\n1,\"2\n3,4\n", &["never closed"]);
     case("y.csv", "a,a\n1,2\n", &["two columns are named \"a\""]);
     case("z.parquet", "version https://git-lfs.github.com/spec/v1\noid", &["Git LFS"]);
@@ -407,4 +407,21 @@ fn the_hugging_face_cache_is_read_as_it_lies_on_disk() {
     assert!(read("test@org/sums").unwrap_err().contains("not finished"));
     write(&repo, "refs/main", "../../..");
     assert!(read("org/sums").unwrap_err().contains("expected a commit"));
+}
+
+/// Was: the last of the columns counted.
+#[cfg(feature = "parquet")]
+#[test]
+fn columns_of_the_same_name_are_refused() {
+    use arrow_array::{ArrayRef, RecordBatch, StringArray};
+    use arrow_schema::{DataType, Field, Schema};
+    let fields = ["prompt", "response", "response"].map(|name| Field::new(name, DataType::Utf8, true));
+    let column = |text: &str| std::sync::Arc::new(StringArray::from(vec![text])) as ArrayRef;
+    let columns = vec![column("a"), column("b"), column("c")];
+    let batch = RecordBatch::try_new(std::sync::Arc::new(Schema::new(fields.to_vec())), columns).unwrap();
+    let mut writer = arrow_ipc::writer::StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    writer.write(&batch).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let message = error(&write(folder.path(), "twice.arrow", writer.into_inner().unwrap()));
+    assert!(message.contains("two columns are named \"response\""), "{message}");
 }

@@ -154,7 +154,7 @@ fn contracts_are_told_with_got_and_expected() {
     }
     let names = ["reward", "empty", "scalar", "words", "nothing", "raises", "nan", "asks_too_much"];
     let pool = pool(&names, 5_000);
-    let one = "a list of 1 numbers or None";
+    let one = "a list of 1 item, each a number or None";
     for (function, got, expected) in [
         ("empty", "list of 0", one),
         ("scalar", "float 1.0", one),
@@ -175,7 +175,7 @@ fn contracts_are_told_with_got_and_expected() {
     let error = ferrl_engine::Error::from(f);
     assert_eq!(error.class, Class::Usage, "the function is the user's");
     let text = error.to_string();
-    for part in ["raises", "rollouts 40", "2 tries", "waited", "rewards-0", "ValueError: no such"] {
+    for part in ["raises", "rollout 40", "2 tries in ", "rewards-0", "ValueError: no such"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     // A function that cannot be called is not called again and again.

@@ -216,7 +216,7 @@ fn command() -> String {
         Some((key, _)) if secret(key) => format!("{key}=***"),
         _ => word,
     };
-    std::env::args().map(shown).collect::<Vec<_>>().join(" ")
+    std::env::args_os().map(|word| shown(word.to_string_lossy().into_owned())).collect::<Vec<_>>().join(" ")
 }
 
 /// Checks the stages that are left, with a progress bar while rows are read.
@@ -355,6 +355,8 @@ fn samples(evaluation: &Evaluation, judged: bool) {
             Some(_) if scores.is_right() => "right".into(),
             Some(_) => "wrong".into(),
         };
-        println!("  {mark}: {}", visible(&format!("{} {}", prompt.text.trim(), completion.text.trim())));
+        let asked =
+            prompt.messages.last().and_then(|message| message["content"].as_str()).unwrap_or(&prompt.text);
+        println!("  {mark}: {}", visible(&format!("{} {}", asked.trim(), completion.text.trim())));
     }
 }

@@ -139,6 +139,28 @@ fn sources() -> Vec<Case> {
             .exit(3)
             .says(&["no_such_file.jsonl"]),
         train("a missing file", "[\"rows.jsnl\"]", "").exit(3).says(&["rows.jsnl", "rows.jsonl"]),
+        // Was: the number of the row in one message, that of the line in another.
+        train("an empty cell of a CSV file", "[\"a.csv\"]", "")
+            .file("a.csv", "prompt,response\n\"a\nb\",c\nd,\n")
+            .exit(3)
+            .says(&["a.csv:4", "no value in response"]),
+        train("a column twice in a CSV file", "[\"a.csv\"]", "")
+            .file("a.csv", "prompt,response,response\na,b,c\n")
+            .exit(3)
+            .says(&["a.csv:1", "\"response\""]),
+        train("a column twice in a JSON file", "[\"a.json\"]", "")
+            .file(
+                "a.json",
+                "[{\"prompt\": \"a\", \"response\": \"b\"},\n\n{\"prompt\": \"a\", \"prompt\": \"b\"}]",
+            )
+            .exit(3)
+            .says(&["a.json:2", "\"prompt\" occurs twice"]),
+        // Was: "rename it to .csv".
+        train("data compressed with Zstandard", "[\"a.jsonl.zst\"]", "")
+            .file("a.jsonl.zst", [0x28, 0xb5, 0x2f, 0xfd, 0, 0])
+            .exit(3)
+            .says(&["a.jsonl.zst", "Zstandard", "zstd -d", "gzip"])
+            .never_says(&["rename"]),
         train("a misspelt task", "[\"rows.jsonl\", \"task:countdwn\"]", "").says(&["countdwn", "countdown"]),
         train("the same task twice", "[\"task:chain\", \"task:chain\"]", "eval.every = 1")
             .says(&["task:chain", "data.train"]),
@@ -204,6 +226,19 @@ fn rows() -> Vec<Case> {
         sft("columns of other names", "{\"question\": \"a\", \"answer\": \"b\"}\n")
             .says(&["rows.jsonl:1", "data.columns", "prompt = \"question\"", "response = \"answer\""]),
         sft("a line that is cut short", &format!("{ROW}{{\"prompt\": \"x")).says(&["rows.jsonl:2", "JSON"]),
+        // Was: the last value counted, and the model trained on it.
+        sft("a column twice in a row", "{\"prompt\": \"a\", \"response\": \"b\", \"response\": \"c\"}\n")
+            .says(&["rows.jsonl:1", "\"response\" occurs twice"]),
+        sft("NaN in a row", "{\"prompt\": \"a\", \"response\": \"b\", \"x\": NaN}\n").says(&[
+            "rows.jsonl:1",
+            "NaN",
+            "null",
+        ]),
+        sft("half of a character", "{\"prompt\": \"a\", \"response\": \"\\ud800\"}\n")
+            .says(&["rows.jsonl:1", "\\ufffd"]),
+        // Was: "got columns prompt", as if the column was not there.
+        sft("a column without a value", &format!("{ROW}{{\"prompt\": \"a\", \"response\": null}}\n"))
+            .says(&["rows.jsonl:2", "no value in response", "fill in response"]),
         sft("a line that is a list", "[1, 2]\n").says(&["rows.jsonl:1", "list"]),
         sft("a character that the tokenizer does not know", "{\"prompt\": \"a\", \"response\": \"é\"}\n")
             .says(&["rows.jsonl:1", "é"]),

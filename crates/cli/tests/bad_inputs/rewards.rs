@@ -114,6 +114,13 @@ fn environments() -> Vec<Case> {
             "{'next_state': '', 'reward': 1.0, 'done': False}",
         )
         .says(&["turn 2", "step 1", "no tokens"]),
+        // Was: "expected a number after 0.0 s (schema) after 0.0 s (schema)".
+        environment(
+            "an environment whose reward is a text",
+            "{'next_state': state + action, 'reward': '1', 'done': True}",
+        )
+        .says(&["reward is '1', expected a number (after", "ferrl env check"])
+        .never_says(&["schema"]),
         // Was: three hundred zeros.
         environment(
             "an environment whose reward is beyond 32 bits",
@@ -121,6 +128,15 @@ fn environments() -> Vec<Case> {
         )
         .says(&["1e300"])
         .never_says(&["00000000"]),
+        // Was: only the metrics and the log told.
+        environment("an environment that loses some of its episodes", "{}")
+            .file(
+                "my.py",
+                "def step(state, action, extra_info):\n    if state.startswith('2'):\n        raise ValueError('no twos')\n    \
+                 return {'next_state': state + action, 'reward': 1.0, 'done': True}\n",
+            )
+            .exit(0)
+            .says(&["warning: 4 of 8 episodes of step 1 were lost", "episodes/lost", "no twos", "traceback"]),
         environment("an environment file without a step", "{}")
             .file("my.py", "def stepp(state, action, extra_info):\n    return {}\n")
             .says(&["step(state, action, extra_info)", "fix:"])
@@ -234,6 +250,14 @@ fn failing_rewards() -> Vec<Case> {
 fn partly_failing_rewards() -> Vec<Case> {
     vec![
         partly("a reward function that raises over one completion", "raise KeyError('no')").says(&["KeyError"]),
+        // Was: nobody learnt that every call failed and was repeated for each completion.
+        python(
+            "a reward function that works for one completion and not for several",
+            "def reward(completions, **kw):\n    return [float(len(set(c))) for c in completions[:1]]\n",
+        )
+        .exit(0)
+        .says(&["warning", "my.py", "8 completions at once", "list of 1"])
+        .never_says(&["no reward"]),
         partly("a reward function that ends its process over one completion", "os._exit(5)").says(&["exit status: 5"]),
         partly("a reward that is NaN for one completion", "out.append(float('nan')); continue").says(&["nan"]),
         partly("a reward beyond 32 bits for one completion", "out.append(-1e300); continue").says(&["-1e300"]),

@@ -197,6 +197,14 @@ fn folders() -> Vec<Case> {
             .file("runs/taken/metrics.jsonl", "mine\n")
             .says(&["runs/taken", "--dry-run > runs/taken/recipe.toml"])
             .never_says(&["remove"]),
+        run("a run folder whose recipe is cut short", "train r.toml --name taken --resume")
+            .file("runs/taken/recipe.toml", "name = \"taken\"\nalg")
+            .says(&["runs/taken/recipe.toml:2", "--dry-run > runs/taken/recipe.toml"]),
+        run("a file as the folder of runs", "train r.toml --runs notes.txt")
+            .file("notes.txt", "mine\n")
+            .exit(3)
+            .says(&["notes.txt", "another path"])
+            .check(|folder, _| mine(folder, "notes.txt")),
         run("a run folder as a recipe", "train runs/taken")
             .file("runs/taken/recipe.toml", small)
             .says(&["runs/taken/recipe.toml"]),

@@ -15,6 +15,8 @@ fn wrong_flags_name_the_nearest() {
     fails(&["score", "--model", "x", "--input", "y", "--temperature", "0"], 2, &["--temperature", "0.0001"]);
     fails(&["generate", "--model", "x", "--prompt", "y", "--top-p", "1.5"], 2, &["--top-p", "up to 1"]);
     fails(&["generate", "--model", "x", "--prompt", "y", "--temperature", "-1"], 2, &["temperature"]);
+    fails(&["chat", "runs/x"], 2, &["tip: ", "--model runs/x"]);
+    fails(&["data", "unpair", "x.jsonl"], 2, &["tip: ", "--input x.jsonl"]);
     fails(&["init", "--out", "x"], 2, &["--vocab"]);
     fails(
         &["init", "--out", "x", "--vocab", "9", "--family", "quen2"],
@@ -183,4 +185,44 @@ fn a_file_size_limit_is_no_full_disk() {
     assert_eq!(out.status.code(), Some(5), "{message}");
     assert!(message.contains("ulimit -f") && !message.contains("free some disk"), "{message}");
     assert!(start.elapsed().as_secs() < 300, "{:?}", start.elapsed());
+}
+
+/// Were: panics, one for the words of the command line and one for the path of the reward function.
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_not_utf8() {
+    use std::os::unix::ffi::OsStrExt;
+    let name = |bytes: &[u8]| std::ffi::OsStr::from_bytes(bytes).to_owned();
+    let folder = Folder::new("errors-bytes");
+    let inside = folder.0.join(name(b"caf\xe9"));
+    std::fs::create_dir(&inside).unwrap();
+    std::fs::write(inside.join("rows.jsonl"), "{\"prompt\": \"a\", \"response\": \"b\"}\n").unwrap();
+    std::fs::write(
+        inside.join("my.py"),
+        "def reward(completions, **_):\n    return [1.0] * len(completions)\n",
+    )
+    .unwrap();
+    let recipe = "train.steps = 1\ndata.train = [\"rows.jsonl\"]\n\
+                  model.init = { hidden = 32, layers = 1, heads = 2, kv_heads = 2, max_positions = 64 }\n";
+    std::fs::write(inside.join(name(b"r\xff.toml")), format!("algo = \"sft\"\n{recipe}")).unwrap();
+    std::fs::write(
+        inside.join("g.toml"),
+        format!("algo = \"dr_grpo\"\nrollout.max_new_tokens = 4\n{recipe}[[reward]]\npython = \"my.py\"\n"),
+    )
+    .unwrap();
+    let train = |recipe: &[u8]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferrl"));
+        let output = command
+            .arg("train")
+            .arg(name(recipe))
+            .args(["--name", "run"])
+            .current_dir(&inside)
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = train(b"r\xff.toml");
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = train(b"g.toml");
+    assert!(code == Some(2) && said.contains("not UTF-8") && said.contains("fix: rename"), "{code:?} {said}");
 }

@@ -35,9 +35,11 @@ fn file(path: &Path) -> Error {
                 folder.display()
             ));
     }
+    let there =
+        if folder.join("config.json").is_file() { format!(": {}", folder.display()) } else { String::new() };
     Error::model("is a file, not a model directory")
         .at(path.display())
-        .fix(format!("give the directory that holds config.json and the weights: {}", folder.display()))
+        .fix(format!("give the directory that holds config.json and the weights{there}"))
 }
 
 fn gguf(path: &Path) -> Error {

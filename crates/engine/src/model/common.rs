@@ -111,7 +111,8 @@ fn gated_activation(f: &Fields, defaults: &Defaults) -> Result<FfnActivation> {
 
 /// Checks that the sizes fit together.
 pub(crate) fn check(c: &ModelConfig) -> Result<()> {
-    let fail = |what: String| Err(Error::model(what).at("config.json"));
+    let refused = |what: String| Error::model(what).at("config.json");
+    let fail = |what: String| Err(refused(what));
     if !c.heads.is_multiple_of(c.kv_heads) {
         return fail(format!(
             "num_attention_heads ({}) must be a multiple of num_key_value_heads ({})",
@@ -124,10 +125,11 @@ pub(crate) fn check(c: &ModelConfig) -> Result<()> {
     if let Position::Rotary(rope) = &c.position
         && (rope.rotary_dim == 0 || !rope.rotary_dim.is_multiple_of(2))
     {
-        return fail(format!(
-            "{} of {} dimensions of a head turn; must be even",
+        let what = format!(
+            "RoPE rotates {} of the {} dimensions of a head, which must be even and above 0",
             rope.rotary_dim, c.head_dim
-        ));
+        );
+        return Err(refused(what).fix("choose hidden size and heads such that hidden / heads is even"));
     }
     if c.layers > 100_000 {
         return fail(format!("num_hidden_layers ({}) is beyond any real model", c.layers));

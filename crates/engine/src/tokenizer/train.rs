@@ -71,6 +71,9 @@ pub fn train_chars(texts: impl Iterator<Item = String>, specials: &[String]) -> 
     for text in texts {
         seen.extend(text.chars());
     }
+    if is_chat(specials) {
+        seen.extend("user\nassistant\n".chars()); // what the template writes in every conversation
+    }
     let mut vocab: HashMap<String, u32> = HashMap::new();
     for name in specials.iter().cloned().chain(seen.iter().map(char::to_string)) {
         let next = vocab.len() as u32;
@@ -96,11 +99,15 @@ fn settings(specials: &[String]) -> TokenizerConfig {
             value[name] = json!(token);
         }
     }
-    let has = |name: &str| specials.iter().any(|s| s == name);
-    if has("<|im_start|>") && has("<|im_end|>") {
+    if is_chat(specials) {
         value["chat_template"] = json!(CHATML);
     }
     TokenizerConfig::fresh(value)
+}
+
+/// Whether the tokenizer gets the ChatML template.
+fn is_chat(specials: &[String]) -> bool {
+    ["<|im_start|>", "<|im_end|>"].iter().all(|name| specials.iter().any(|s| s == name))
 }
 
 fn role<'a>(name: &str, specials: &'a [String]) -> Option<&'a str> {

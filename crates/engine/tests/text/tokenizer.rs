@@ -241,6 +241,17 @@ fn training_the_same_text_gives_the_same_file() {
     assert!(train_bpe(corpus(), 300, &names(&["<s>", "<s>"])).unwrap_err().to_string().contains("twice"));
 }
 
+/// Was: the line breaks and roles of its own chat template were not in the vocabulary, and no conversation could be encoded.
+#[test]
+fn trained_characters_cover_the_chat_template() {
+    let markers = names(&["<|im_start|>", "<|im_end|>"]);
+    let t = train_chars(["12".to_string()].into_iter(), &markers).unwrap();
+    let turns = "<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n";
+    assert_eq!(t.decode(&t.encode_markup(turns).unwrap(), false).unwrap(), turns);
+    let plain = train_chars(["12".to_string()].into_iter(), &markers[..1]).unwrap();
+    assert_eq!(plain.vocab_size(), 3);
+}
+
 #[test]
 fn trained_characters_read_back_and_strangers_are_refused() {
     let t = train_chars(corpus(), &names(&["<|im_start|>", "<|im_end|>"])).unwrap();

@@ -47,23 +47,27 @@ pub const STEP: &[Metric] = &[
     ),
     metric(
         "adapter/arrived",
-        "With an adapter in bf16: fraction of its change of the weights that is left once they are rounded, one layer a step in \
-         turn. Below a half small updates wait in the adapter and the policy does not follow.",
+        "With an adapter in bf16: fraction of the adapter's change of the weights that survives rounding to bf16, \
+         measured on one layer per step. Below 0.5, small updates do not reach the policy yet.",
     ),
     metric(
         "experts/max_load",
-        "With a mixture of experts: tokens of the busiest expert over the mean of its layer, in the layer where that is most; 1 is \
-         balanced, the number of experts means that one has all.",
+        "With a mixture of experts: tokens of the busiest expert over the mean of its layer, maximum over layers; 1 \
+         is balanced, the number of experts means that one expert gets all tokens.",
     ),
-    metric("experts/min_load", "The same of the least busy expert, in the layer where that is least."),
+    metric(
+        "experts/min_load",
+        "Tokens of the least busy expert over the mean of its layer, minimum over layers; 1 is balanced, 0 means an \
+         unused expert.",
+    ),
     metric(
         "experts/entropy",
         "Entropy of the fractions of tokens per expert over its maximum, mean over layers; 1 is balanced.",
     ),
     metric(
         "experts/aux_loss",
-        "Load-balance loss of the routers before its coefficient, per sequence and layer: the number of experts per token where \
-         balanced, more where not.",
+        "Load-balance loss of the routers before its coefficient, per sequence and layer: the number of experts per \
+         token if balanced, higher otherwise.",
     ),
     metric("critic/grad_norm", "L2 norm of the critic's gradient, if the critic is a separate model."),
     metric(
@@ -80,7 +84,8 @@ pub const STEP: &[Metric] = &[
     metric("step_time", "Seconds of the step, without evaluation and checkpoints."),
     metric(
         "timing/PHASE",
-        "Seconds of one phase: data, rollout, reward, credit, annotate, train; `exchange` is the part of them spent waiting for other ranks.",
+        "Seconds of one phase: data, rollout, reward, credit, annotate, train; `exchange` is the part of them spent \
+         waiting for other ranks.",
     ),
 ];
 
@@ -122,7 +127,8 @@ pub const SAMPLED: &[Metric] = &[
     ),
     metric(
         "episodes/overhead",
-        "Fraction of the rollout time spent neither in decoding nor in environments: tokenization of turns, bookkeeping.",
+        "Fraction of the rollout time spent neither in decoding nor in environments: tokenization of turns, \
+         bookkeeping.",
     ),
     metric("credit/steps", "Mean number of steps per completion, with Monte-Carlo values (`vineppo`)."),
     metric("search/paths", "Training completions (paths) per tree (`search.train`)."),
@@ -152,7 +158,8 @@ pub const SAMPLED: &[Metric] = &[
     ),
     metric(
         "sampling/sampling_logp_difference/mean",
-        "Mean absolute difference between trainer and sampler log-probabilities at the same policy version; 0 if exact.",
+        "Mean absolute difference between trainer and sampler log-probabilities at the same policy version; 0 if \
+         exact.",
     ),
     metric("sampling/sampling_logp_difference/max", "Maximum of that difference; 0 if exact."),
     metric("sampling/lag", "Off-policy lag: policy versions between sampling a token and training on it."),

@@ -11,7 +11,7 @@ use arrow_schema::{DataType, TimeUnit};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
-use super::{Each, FileRow, Row};
+use super::{Each, FileRow, Row, once_each};
 
 /// Runs a step of a reader that may panic on a damaged file, and says what it complained about.
 pub fn guarded<T, E: Display>(
@@ -47,6 +47,8 @@ pub fn batches<E: Display>(
 /// Gives the rows of a batch; `number` counts on from batch to batch.
 fn rows(batch: &RecordBatch, path: &Path, number: &mut usize, each: Each<'_>) -> Result<()> {
     let schema = batch.schema();
+    let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+    once_each(&names).map_err(|e| e.at(path.display()))?;
     for i in 0..batch.num_rows() {
         let mut row = Row::new();
         for (field, column) in schema.fields().iter().zip(batch.columns()) {

@@ -11,7 +11,7 @@ use ::csv::{ReaderBuilder, StringRecord};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
-use super::{BOM, Each, FileFormat, FileRow, MAX_ROW, Row, extension, too_long, unreadable};
+use super::{BOM, Each, FileFormat, FileRow, MAX_ROW, Row, extension, once_each, too_long, unreadable};
 
 /// Comma- or tab-separated values.
 pub struct Csv;
@@ -40,17 +40,15 @@ impl FileFormat for Csv {
         check_quotes(&mut open()?, delimiter, path)?;
         let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(open()?);
         let header = reader.headers().map_err(|e| broken(path, &e))?.clone();
-        check_header(&header).map_err(|e| e.at(format!("{}:1", path.display())))?;
+        once_each(&header.iter().collect::<Vec<_>>()).map_err(|e| e.at(format!("{}:1", path.display())))?;
         let (mut types, mut record) = (vec![Type::default(); header.len()], StringRecord::new());
         while reader.read_record(&mut record).map_err(|e| broken(path, &e))? {
             let cells = record.iter().zip(&mut types).filter(|(cell, _)| !cell.is_empty());
             cells.for_each(|(cell, kind)| kind.see(cell));
         }
         let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(open()?);
-        for number in 1.. {
-            if !reader.read_record(&mut record).map_err(|e| broken(path, &e))? {
-                break;
-            }
+        while reader.read_record(&mut record).map_err(|e| broken(path, &e))? {
+            let number = record.position().map_or(0, |at| at.line() as usize);
             let cells = header.iter().zip(&record).zip(&types);
             let row: Row = cells.map(|((name, cell), kind)| (name.to_owned(), kind.value(cell))).collect();
             each(FileRow::new(number, Ok(row)))?;
@@ -93,15 +91,6 @@ impl Type {
             _ => serde_json::from_str(cell).unwrap_or_else(|_| cell.into()),
         }
     }
-}
-
-fn check_header(header: &StringRecord) -> Result<()> {
-    for (i, name) in header.iter().enumerate() {
-        if header.iter().take(i).any(|earlier| earlier == name) {
-            return Err(Error::data(format!("two columns are named {name:?}")).fix("give each its own name"));
-        }
-    }
-    Ok(())
 }
 
 /// Where the parser stands between two bytes.
@@ -161,7 +150,8 @@ fn broken(path: &Path, e: &::csv::Error) -> Error {
     let line = e.position().map_or(String::new(), |p| format!(":{}", p.line()));
     let what = match e.kind() {
         ::csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-            format!("got {len} cells, expected {expected_len} as in the header")
+            let cells = if *len == 1 { "cell" } else { "cells" };
+            format!("got {len} {cells}, expected {expected_len} as in the header")
         }
         ::csv::ErrorKind::Utf8 { err, .. } => {
             format!("column {} is not UTF-8 text", err.field() + 1)

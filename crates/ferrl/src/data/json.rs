@@ -10,6 +10,8 @@ use ferrl_engine::{Error, Result};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 
+use super::lines;
+use super::unique::UniqueKeys;
 use super::{BOM, Each, FileFormat, FileRow, MAX_ROW, object, too_long, unreadable};
 
 /// A JSON array of objects.
@@ -44,9 +46,11 @@ impl FileFormat for JsonFormat {
             if left.get() == 0 {
                 return too_long(MAX_ROW + 1).at(format!("{}:{}", path.display(), count + 1));
             }
-            Error::data(format!("is not valid JSON after row {count}: {e}"))
-                .at(format!("{}:{}", path.display(), e.line()))
-                .fix("a JSON file holds one array of objects: [{...}, {...}]; one object per line is JSONL")
+            Error::data(format!("is not valid JSON: {e}"))
+                .at(format!("{}:{}", path.display(), count + 1))
+                .fix(lines::json_fix(&e, &[]).unwrap_or(
+                    "a JSON file holds one array of objects: [{...}, {...}]; one object per line is JSONL",
+                ))
         })
     }
 }
@@ -108,7 +112,7 @@ impl<'de> Visitor<'de> for RowVisitor<'_, '_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> std::result::Result<(), A::Error> {
-        while let Some(value) = items.next_element::<Value>()? {
+        while let Some(UniqueKeys(value)) = items.next_element()? {
             *self.count += 1;
             self.left.set(MAX_ROW + BUFFER);
             if let Err(error) = (self.each)(FileRow::new(*self.count, object(conversation(value)))) {

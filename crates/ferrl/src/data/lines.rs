@@ -1,5 +1,6 @@
 //! Lines of a file: what JSON lines, plain text and the logs of a run are read by.
 
+use super::unique::UniqueKeys;
 use super::{BOM, MAX_ROW, too_long};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
@@ -62,20 +63,52 @@ pub fn text(line: &[u8]) -> Result<&str> {
 
 pub fn json(line: &[u8]) -> Result<Value> {
     let line = text(line)?;
-    serde_json::from_str(line).map_err(|e| {
-        let words = e.to_string();
-        // The parser counts lines within this line; only its column says something.
-        let words = words.rsplit_once(" at line").map_or(words.as_str(), |(words, _)| words);
-        let what = match e.is_eof() {
-            true => "is not valid JSON: the line is cut short, it ends inside a JSON value".to_string(),
-            false => format!("is not valid JSON: {words} at column {}, got {}", e.column(), excerpt(line)),
-        };
-        Error::data(what).fix(match line.trim_start().starts_with('[') {
-            true => {
-                "expected JSON lines, one object on each line; a JSON list becomes that with `jq -c '.[]'`"
-            }
-            false => "expected JSON lines, one whole object on each line",
-        })
+    match serde_json::from_str(line) {
+        Ok(UniqueKeys(value)) => Ok(value),
+        Err(e) => {
+            let what = match e.is_eof() {
+                true => "is not valid JSON: the line is cut short, it ends inside a JSON value".to_string(),
+                // The parser counts lines within this line; only its column says something.
+                false => format!(
+                    "is not valid JSON: {} at column {}, got {}",
+                    without_line(&e),
+                    e.column(),
+                    excerpt(line)
+                ),
+            };
+            let rest = line.as_bytes().get(e.column().saturating_sub(2)..).unwrap_or_default();
+            Err(Error::data(what).fix(json_fix(&e, rest).unwrap_or(match line.trim_start().starts_with('[') {
+                true => {
+                    "expected JSON lines, one object on each line; a JSON list becomes that with `jq -c '.[]'`"
+                }
+                false => "expected JSON lines, one whole object on each line",
+            })))
+        }
+    }
+}
+
+/// The parser's words without the place.
+fn without_line(e: &serde_json::Error) -> String {
+    let words = e.to_string();
+    words.rsplit_once(" at line").map_or(words.as_str(), |(words, _)| words).to_owned()
+}
+
+/// The fix for JSON that other programs write and that is none; `rest` is the text from where the parser stopped.
+pub(super) fn json_fix(e: &serde_json::Error, rest: &[u8]) -> Option<&'static str> {
+    let words = without_line(e);
+    let has = |word: &[u8]| rest.windows(word.len()).take(3).any(|at| at == word);
+    Some(if words.ends_with("occurs twice") {
+        "leave out one of the two, or rename it"
+    } else if has(b"NaN") || has(b"Infinity") || words.starts_with("number out of range") {
+        "JSON has no NaN, no infinity and no number beyond 1.8e308: write null, or leave the column out"
+    } else if words.contains("hex escape") || words.contains("surrogate") {
+        "a \\u escape is half of a character: write both halves, or \\ufffd instead"
+    } else if words.starts_with("control character") {
+        "escape it, as in \\n, \\t or \\u0000"
+    } else if words.starts_with("recursion limit") {
+        "nest lists and objects at most 127 deep"
+    } else {
+        return None;
     })
 }
 

@@ -29,6 +29,7 @@ mod source;
 mod store;
 mod text;
 mod texts;
+mod unique;
 pub mod unpair;
 
 use std::io::Read;
@@ -52,7 +53,7 @@ pub type Row = serde_json::Map<String, Value>;
 pub const MAX_ROW: usize = 8 << 20;
 
 pub struct FileRow {
-    /// Its number, from 1: the line of a JSONL file, the row of any other.
+    /// Its number, from 1: the line of a text file (where the row begins), the row of any other.
     pub number: usize,
     /// Its columns; a row that cannot be read is an error the taker may pass over.
     pub row: Result<Row>,
@@ -98,6 +99,15 @@ pub const FORMATS: &[&dyn FileFormat] = &[
     &arrow::ArrowStream,
 ];
 
+/// How compressed files that are not read begin, by what they are compressed, and what unpacks them.
+const PACKED: &[(&[u8], &str, &str)] = &[
+    (&[0x28, 0xb5, 0x2f, 0xfd], "Zstandard", "unpack it with `zstd -d`"),
+    (b"\xfd7zXZ\0", "xz", "unpack it with `unxz`"),
+    (b"BZh", "bzip2", "unpack it with `bunzip2`"),
+    (b"PK\x03\x04", "zip", "unpack it with `unzip` (or save a spreadsheet as CSV)"),
+    (b"7z\xbc\xaf\x27\x1c", "7-Zip", "unpack it with `7z x`"),
+];
+
 /// The format of a file: what it begins with decides, then its extension.
 pub fn format_of(path: &Path) -> Result<&'static dyn FileFormat> {
     let head = head(path)?;
@@ -111,6 +121,10 @@ pub fn format_of(path: &Path) -> Result<&'static dyn FileFormat> {
     if let Some(format) = FORMATS.iter().find(|f| f.begins(&head)) {
         return Ok(*format);
     }
+    if let Some((_, name, unpack)) = PACKED.iter().find(|(magic, ..)| head.starts_with(magic)) {
+        return at(Error::data(format!("is compressed with {name}"))
+            .fix(format!("{unpack}, or compress it with gzip")));
+    }
     let extension = extension(path);
     if let Some(format) = FORMATS.iter().find(|f| f.extensions().contains(&extension.as_str())) {
         return Ok(*format);
@@ -120,7 +134,8 @@ pub fn format_of(path: &Path) -> Result<&'static dyn FileFormat> {
             .fix("build with the feature `parquet`, or convert the file to JSONL"));
     }
     let names: Vec<&str> = FORMATS.iter().flat_map(|f| f.extensions()).copied().collect();
-    let near = nearest(&extension, names.iter().copied());
+    // Short extensions are all near to each other.
+    let near = nearest(&extension, names.iter().copied()).filter(|_| extension.len() > 3);
     at(Error::data(format!("unknown kind of data file: extension {extension:?}, expected {}", list(&names)))
         .fix(match near {
             Some(near) => format!("rename it to .{near} if that is what it holds"),
@@ -174,6 +189,16 @@ fn unreadable(path: &Path, e: &std::io::Error) -> Error {
     Error::data(format!("cannot read: {e}"))
         .at(path.display())
         .fix("check the path and that you may read the file")
+}
+
+/// Refuses columns of the same name: a row holds one value by name.
+fn once_each(names: &[&str]) -> Result<()> {
+    match names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
+        Some((_, name)) => {
+            Err(Error::data(format!("two columns are named {name:?}")).fix("give each its own name"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Names joined for a message.

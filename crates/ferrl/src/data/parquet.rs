@@ -24,9 +24,11 @@ impl FileFormat for Parquet {
     fn read(&self, path: &Path, each: Each<'_>) -> Result<()> {
         let file = File::open(path).map_err(|e| unreadable(path, &e))?;
         let broken = |what: String| {
-            Error::data(format!("is not a usable Parquet file: {what}"))
-                .at(path.display())
-                .fix("the file is truncated or damaged: copy or download it again")
+            let fix = match what.contains("Disabled feature") {
+                true => "write it again with another compression: zstd, snappy, gzip, lz4 or none",
+                false => "the file is truncated or damaged: copy or download it again",
+            };
+            Error::data(format!("is not a usable Parquet file: {what}")).at(path.display()).fix(fix)
         };
         let open = || ParquetRecordBatchReaderBuilder::try_new(file)?.with_batch_size(256).build();
         let reader = columns::guarded(open).map_err(broken)?;

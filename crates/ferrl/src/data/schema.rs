@@ -274,7 +274,17 @@ fn mapping(schema: &[&'static str], have: &[&str]) -> Option<Vec<(&'static str, 
 
 /// The error for a row that fits none of the schemas.
 fn misfit(row: &Row, kind: RowKind) -> Error {
-    let have: Vec<&str> = row.iter().filter(|(_, v)| !v.is_null()).map(|(k, _)| k.as_str()).collect();
+    let names = |null: bool| row.iter().filter(move |(_, v)| v.is_null() == null).map(|(k, _)| k.as_str());
+    let (have, empty): (Vec<&str>, Vec<&str>) = (names(false).collect(), names(true).collect());
+    // The columns of a schema that are there without a value, where nothing else is missing.
+    let unfilled = kind.schemas().iter().find_map(|schema| {
+        let lacks = schema.iter().filter(|name| !have.contains(name)).copied().collect::<Vec<_>>();
+        lacks.iter().all(|name| empty.contains(name)).then(|| list(&lacks))
+    });
+    if let Some(columns) = unfilled {
+        return Error::data(format!("the row has no value in {columns}, which {kind} needs"))
+            .fix(format!("fill in {columns}, or leave the row out"));
+    }
     let schemas: Vec<String> = kind.schemas().iter().map(|s| s.join(" + ")).collect();
     let found = kind.schemas().iter().filter_map(|s| mapping(s, &have));
     Error::data(format!(

@@ -24,7 +24,7 @@ pub struct RowSpan {
     len: u32,
     /// Which file of the dataset.
     pub file: u32,
-    /// Line of a JSONL file, row of any other, from 1.
+    /// Line of a text file, row of any other, from 1.
     pub number: u32,
 }
 

@@ -63,17 +63,8 @@ pub enum Why {
 }
 
 impl Why {
-    fn word(self) -> &'static str {
-        match self {
-            Why::Raised => "raised",
-            Why::Hung => "hung",
-            Why::Exited => "exited",
-            Why::Schema => "schema",
-            Why::Size => "size",
-        }
-    }
-
-    fn fix(self) -> &'static str {
+    /// What to do about it.
+    pub(crate) fn fix(self) -> &'static str {
         match self {
             Why::Raised => "correct the environment; the traceback says where",
             Why::Hung => "make it faster, or raise env.timeout",
@@ -93,7 +84,7 @@ impl Lost {
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} after {:.1} s ({})", self.message, self.seconds, self.why.word())?;
+        write!(f, "{} (after {:.1} s)", self.message, self.seconds)?;
         if !self.stderr.is_empty() {
             write!(f, "\n  last lines of its stderr:")?;
         }

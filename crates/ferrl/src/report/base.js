@@ -33,10 +33,10 @@ const ticks = (lo, hi, n) => {
 };
 /** A label at an edge stays inside. */
 const anchor = (x, w) => x > w - 20 ? "end" : "middle";
-const brief = (x) => {
+const brief = (x, digits = 0) => {
   const a = Math.abs(x);
   if (a >= 1e4) return (x / (a >= 1e6 ? 1e6 : 1e3)).toLocaleString("en", { maximumFractionDigits: 1 }) + (a >= 1e6 ? "M" : "k");
-  return a !== 0 && a < 1e-3 ? x.toExponential(0) : String(x);
+  return a !== 0 && a < 1e-3 ? x.toExponential(digits) : String(x);
 };
 const duration = (s) => s < 60 ? s.toFixed(1) + " s" : s < 3600 ? `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s` : `${Math.floor(s / 3600)} h ${Math.floor(s % 3600 / 60)} min`;
 
@@ -48,7 +48,9 @@ function float(event, lines) {
 }
 /** Names of both axes and the grid of a plot; x and y map values to pixels. */
 function axes(svg, plot, xs, ys, names, yText = brief) {
-  const plain = ys.map(yText), labels = new Set(plain).size < plain.length ? ys.map((t) => String(+t.toPrecision(4))) : plain;
+  const apart = (texts) => new Set(texts).size === texts.length && texts;
+  const labels = apart(ys.map((t) => yText(t))) || apart(ys.map((t) => brief(t, 1))) || apart(ys.map((t) => brief(t, 2))) ||
+    ys.map((t) => String(+t.toPrecision(4)));
   ys.forEach((t, k) => {
     draw(svg, "line", { class: "grid", x1: plot.l, x2: plot.r, y1: plot.y(t), y2: plot.y(t) });
     draw(svg, "text", { x: plot.l - 6, y: plot.y(t) + 3.5, "text-anchor": "end" }, labels[k]);
@@ -56,5 +58,5 @@ function axes(svg, plot, xs, ys, names, yText = brief) {
   for (const t of xs) draw(svg, "text", { x: plot.x(t), y: plot.b + 13, "text-anchor": anchor(plot.x(t), plot.r + 8) }, brief(t));
   draw(svg, "text", { class: "axis x", x: (plot.l + plot.r) / 2, y: plot.b + 27, "text-anchor": "middle" }, names[0]);
   const middle = (plot.t + plot.b) / 2;
-  draw(svg, "text", { class: "axis y", x: 10, y: middle, "text-anchor": "middle", transform: `rotate(-90 10 ${middle})` }, names[1]);
+  draw(svg, "text", { class: "axis y", x: 8, y: middle, "text-anchor": "middle", transform: `rotate(-90 8 ${middle})` }, names[1]);
 }

@@ -111,7 +111,7 @@ function bounds(c) {
   const q = (p) => raw[Math.round(p * (raw.length - 1))];
   let lo = q(c.few ? 0 : 0.01), hi = q(c.few ? 1 : 0.99); // a few wild steps do not flatten the rest
   for (const p of c.lines.flatMap((l) => l.list)) { lo = Math.min(lo, p.lo ?? p.s); hi = Math.max(hi, p.hi ?? p.s); }
-  if (hi - lo < 1e-12 * Math.max(Math.abs(hi), 1e-30)) { const d = Math.abs(hi) * 0.1 || 1; lo -= d; hi += d; }
+  if (hi - lo < 1e-12 * Math.max(Math.abs(hi), 1e-30)) { const d = Math.abs(hi) * 0.1 || 1; lo = lo === 0 ? 0 : lo - d; hi += d; }
   const room = (hi - lo) * 0.06;
   return [lo >= 0 && lo - room < 0 ? 0 : lo - room, hi + room];
 }
@@ -128,7 +128,7 @@ function paint(c) {
   c.x0 = Math.min(...all.map((p) => p.x));
   c.x1 = Math.max(...all.map((p) => p.x));
   if (c.x1 <= c.x0) c.x1 = c.x0 + 1;
-  const stages = stagesOf(c), plot = { l: 58, r: w - 8, t: stages.length > 1 ? 24 : 8, b: h - 32 };
+  const stages = stagesOf(c), plot = { l: 66, r: w - 8, t: stages.length > 1 ? 24 : 8, b: h - 32 };
   plot.x = (v) => plot.l + (v - c.x0) / (c.x1 - c.x0) * (plot.r - plot.l);
   plot.y = (v) => Math.min(plot.b, Math.max(plot.t, plot.b - (v - lo) / (hi - lo) * (plot.b - plot.t)));
   c.plot = plot;

@@ -39,17 +39,18 @@ fn settings(run: &Run) -> Map<String, Value> {
 }
 
 fn flatten(value: &Value, prefix: &str, path: &str, out: &mut Map<String, Value>) {
-    match value.as_object().filter(|o| !o.is_empty()) {
-        Some(object) => {
-            for (key, inner) in object {
-                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                flatten(inner, prefix, &path, out);
-            }
+    let mut inside = |key: &str, inner: &Value| {
+        let path = if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
+        flatten(inner, prefix, &path, out);
+    };
+    match value {
+        Value::Object(object) if !object.is_empty() => object.iter().for_each(|(key, v)| inside(key, v)),
+        // The entries of `[[reward]]` and the like, numbered as on the command line.
+        Value::Array(list) if list.iter().any(Value::is_object) => {
+            list.iter().enumerate().for_each(|(i, v)| inside(&i.to_string(), v));
         }
-        None if !value.is_null() => {
-            out.insert(format!("{prefix}{path}"), value.clone());
-        }
-        None => {}
+        Value::Null => {}
+        other => drop(out.insert(format!("{prefix}{path}"), other.clone())),
     }
 }
 
@@ -126,6 +127,13 @@ mod tests {
         let groups = group(&runs);
         assert_eq!((groups.names, groups.of_run), (vec!["grpo".to_string(), "rloo-0".into()], vec![0, 1, 0]));
         let differences = json!(groups.differences);
+        let rewards = |weight: f64| format!("[[reward]]\nverifier = \"numeric\"\nweight = {weight:?}");
+        let weighted = group(&[with("a", &rewards(1.0)), with("b", &rewards(2.0))]);
+        assert_eq!(
+            json!(weighted.differences),
+            json!([["reward.0.weight", [1.0, 2.0]]]),
+            "was: the whole list"
+        );
         assert!(differences.to_string().contains("[\"algo.name\",[\"grpo\",\"rloo\"]]"), "{differences}");
         assert_eq!(seed(&runs[2]), json!(1));
     }

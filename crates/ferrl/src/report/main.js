@@ -13,8 +13,11 @@ for (const [name, title] of [["step", "steps"], ["seconds", "training time"], ["
 legend();
 const bars = data.rewards ? histogram($("histograms")) : null;
 function repaint() {
-  $("smooth-value").textContent = smoothing() ? smoothing().toFixed(2) : "off";
   for (const c of charts) paint(c);
+  const few = charts.every((c) => c.few);
+  $("smooth").disabled = few;
+  $("smooth").title = few ? "charts of up to 40 points are not smoothed" : "";
+  $("smooth-value").textContent = !few && smoothing() ? smoothing().toFixed(2) : "off";
   if (bars) bars();
 }
 $("smooth").oninput = repaint;

@@ -24,7 +24,7 @@ function histogram(parent) {
   const svg = draw(card, "svg", { role: "img", "aria-label": "histogram of rewards" });
   const top = Math.max(...counts.flatMap(([, c]) => c)) * 1.05;
   return () => {
-    const w = svg.clientWidth, h = svg.clientHeight, plot = { l: 58, r: w - 8, t: 8, b: h - 32 };
+    const w = svg.clientWidth, h = svg.clientHeight, plot = { l: 66, r: w - 8, t: 8, b: h - 32 };
     if (!w) return;
     plot.x = (v) => plot.l + (v - lo) / (hi - lo) * (plot.r - plot.l);
     plot.y = (v) => plot.b - v / top * (plot.b - plot.t);

@@ -72,7 +72,10 @@ pub fn ensure(stages: &[Disk], run: &Path) -> Result<()> {
         size(free + there)
     ))
     .at(run.display())
-    .fix("checkpoint.keep = 1, model.dtype = \"bf16\", or --runs DIR on a larger disk"))
+    .fix(match copies > 2 {
+        true => "checkpoint.keep = 1, model.dtype = \"bf16\", or --runs DIR on a larger disk",
+        false => "model.dtype = \"bf16\", or --runs DIR on a larger disk",
+    }))
 }
 
 /// Bytes of all files in a folder.

@@ -235,7 +235,10 @@ fn strike(kind: FaultKind) -> io::Error {
 
 /// An input or output error, in words, with its file.
 pub(crate) fn error(what: &str, path: &Path, e: &io::Error) -> Error {
-    use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    use io::ErrorKind::{
+        AlreadyExists, FileTooLarge, NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem,
+        StorageFull,
+    };
     let full = matches!(e.kind(), StorageFull | QuotaExceeded | FileTooLarge);
     let class = if full { Class::Resource } else { Class::Data };
     let error = Error::new(class, format!("{what}: {e}")).at(path.display());
@@ -244,6 +247,9 @@ pub(crate) fn error(what: &str, path: &Path, e: &io::Error) -> Error {
         _ if full => error.fix("free some disk space or choose another disk for the runs"),
         PermissionDenied => error.fix("check who owns the file and its permissions"),
         ReadOnlyFilesystem => error.fix("choose a directory that can be written"),
+        AlreadyExists | NotADirectory => {
+            error.fix("a file is in its place: choose another path, or move the file")
+        }
         _ => error,
     }
 }

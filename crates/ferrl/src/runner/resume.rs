@@ -85,14 +85,20 @@ pub fn accept(
     position: &mut RunPosition,
     allow: bool,
 ) -> Result<Accepted> {
-    let saved = Recipe::parse(&folder.recipe()?, "recipe.toml", &now.name, &[])?;
+    let path = folder.path().join("recipe.toml").display().to_string();
+    let saved = Recipe::parse(&folder.recipe()?, &path, &now.name, &[]).map_err(|e| {
+        e.fix(format!(
+            "restore it: `ferrl train RECIPE --dry-run > {path}` writes it from the recipe of the run"
+        ))
+    })?;
     let plain = |s: &StageRecipe| Recipe { threads: 0, name: None, ..s.recipe.clone() };
     let refuse = |what: String| {
         Err(Error::usage(format!("the recipe is not the one the run was started with: {what}"))
-            .at(folder.path().join("recipe.toml").display())
+            .at(&path)
             .fix(
-                "take it back, start a new run with --name, or go on with it: --allow-changed \
-                 (stages that have not begun, more steps of the last one, checkpoint.*, parallel.*, rollout.tp_size and where things lie in memory may change without)",
+                "undo the change, start a new run with --name, or accept it with --allow-changed (not needed for \
+                 stages that have not begun, more steps of the last stage, checkpoint.*, parallel.*, rollout.tp_size \
+                 and memory settings)",
             ))
     };
     let (mut changes, mut anew) = (Vec::new(), Vec::new());

@@ -248,9 +248,9 @@ impl Steps<'_> {
         let (kept, told) = match (kept, self.saved) {
             (Ok(told), _) => (true, told),
             (Err(why), Some(saved)) => {
-                (false, format!("{why}; --resume continues from the last checkpoint, step {saved}"))
+                (false, format!("--resume continues from the last checkpoint, step {saved}: {why}"))
             }
-            (Err(why), None) => (false, format!("{why}, and there is no checkpoint yet")),
+            (Err(why), None) => (false, format!("there is no checkpoint to resume from: {why}")),
         };
         if !told.is_empty() {
             self.watch.note(&told);

@@ -227,8 +227,19 @@ impl Stage {
         self.look_for_outgrown(&completions);
         // Every rank has all of them; what was printed on other ranks comes to the first.
         let logged = completions.iter().filter(|_| self.ranks.rank() == 0);
-        for lost in logged.filter_map(|a| a.played.as_ref()?.lost.as_ref()) {
+        let lost: Vec<_> = logged.filter_map(|a| a.played.as_ref()?.lost.as_ref()).collect();
+        for lost in &lost {
             self.warnings.print("env", &format!("lost episode: {lost}"));
+        }
+        if let Some(first) = lost.first() {
+            let what = format!(
+                "{} of {} episodes of step {} were lost and are left out of the update, as later ones will be (metric \
+                 episodes/lost): {first}",
+                lost.len(),
+                completions.len(),
+                number + 1
+            );
+            self.warnings.raise("lost-episodes", what, first.why.fix());
         }
         clock.waits_for("reward");
         let at = Progress { step: number, steps: self.schedules.0.total_steps, epoch: out.epoch };

@@ -129,6 +129,7 @@ impl Python {
             whole.steps.extend(called.steps);
             whole.extra.extend(called.extra);
             whole.metrics.extend(called.metrics);
+            whole.recovered = whole.recovered.take().or(called.recovered);
         }
         all
     }
@@ -251,6 +252,18 @@ impl Python {
 
     fn outcomes(&self, samples: &[Sample<'_>], ends: Option<&[Vec<usize>]>, at: Progress) -> Vec<Outcome> {
         let mut called = self.call(samples, ends, at);
+        if let Some(failure) = called.iter_mut().find_map(|c| c.recovered.take()) {
+            let message = format!(
+                "{}: {}: it failed for {} completions at once, and succeeded for them in smaller parts: {}",
+                self.pool.file().display(),
+                failure.function,
+                failure.ids.len(),
+                failure.kind
+            );
+            let fix =
+                "make it work for any number of completions: every such call is repeated, which takes time";
+            self.warnings.raise("repeated-calls", message, fix);
+        }
         let mut metrics = lock(&self.metrics);
         called.iter_mut().for_each(|c| metrics.append(&mut c.metrics));
         (0..samples.len()).map(|i| self.outcome(&mut called, i)).collect()

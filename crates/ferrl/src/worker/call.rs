@@ -27,9 +27,12 @@ impl WorkerCall<'_> {
     pub fn whole(&mut self) {
         let failed = self.attempt(0..self.ids.len(), 1);
         self.retrying = true;
+        let whole = failed.iter().any(|part| part.len() > 1);
+        let first = whole.then(|| self.out.answers[0].clone().err()).flatten();
         for part in failed {
             self.again(part, 2);
         }
+        self.out.recovered = first.filter(|_| self.out.answers.iter().all(|answer| answer.is_ok()));
     }
 
     /// What failed in an attempt, in parts; a single rollout once more as it is.

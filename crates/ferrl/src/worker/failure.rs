@@ -116,7 +116,11 @@ pub struct Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Failure { kind, function, worker, attempts, .. } = self;
-        write!(f, "function {function:?} in worker {worker}: {kind}; rollouts ")?;
+        write!(
+            f,
+            "function {function:?} in worker {worker}: {kind}; rollout{} ",
+            if self.ids.len() == 1 { "" } else { "s" }
+        )?;
         for (i, id) in self.ids.iter().take(8).enumerate() {
             write!(f, "{}{id}", if i > 0 { ", " } else { "" })?;
         }
@@ -124,7 +128,7 @@ impl fmt::Display for Failure {
             write!(f, " and {} more", self.ids.len() - 8)?;
         }
         let tries = if *attempts == 1 { "1 try".to_string() } else { format!("{attempts} tries") };
-        write!(f, "; {tries}, waited {:.1} s", self.waited.as_secs_f64())?;
+        write!(f, "; {tries} in {:.1} s", self.waited.as_secs_f64())?;
         if let FailureKind::Raised { trace, .. } = kind {
             write!(f, "\n  {}", trace.trim_end().replace('\n', "\n  "))?;
         }
@@ -144,15 +148,13 @@ impl FailureKind {
         let (class, fix) = match self {
             FailureKind::Contract { .. } => (Class::Usage, "return one number or None for each completion"),
             FailureKind::NonFinite(_) => {
-                (Class::Usage, "return a number of a few digits, or None where there is no reward")
+                (Class::Usage, "return a finite number, or None for a completion without a reward")
             }
             FailureKind::Signature { .. } => (Class::Usage, "def reward(prompts, completions, **columns)"),
             FailureKind::Raised { .. } => (Class::Usage, "correct the function; the traceback says where"),
             FailureKind::TimedOut(_) => (Class::Device, "make the function faster or raise timeout"),
             FailureKind::Interrupted => (Class::Interrupted, "resume the run with --resume"),
-            _ => {
-                (Class::Device, "call the function by hand on this rollout to find out why its process fails")
-            }
+            _ => (Class::Device, "call the function yourself on this completion to see why its process ends"),
         };
         Error::new(class, what).fix(fix)
     }
@@ -170,6 +172,14 @@ impl FailureKind {
             text.push_str("\n  | ");
             text.push_str(line);
         }
+        if let FailureKind::Start(why) = self
+            && let Some((_, there)) = why.split_once(FUNCTIONS)
+            && let Some(name) = there.split([',', ';']).next().filter(|name| *name != "none")
+        {
+            return Error::usage(text).fix(format!(
+                "function = {name:?} in the recipe, FILE:{name} on the command line, or define it"
+            ));
+        }
         Error::usage(text).fix(match self {
             FailureKind::TimedOut(_) => "do what is slow within the function, or raise start_timeout",
             FailureKind::Start(why) if why.contains("ModuleNotFoundError") => {
@@ -185,11 +195,14 @@ impl FailureKind {
                 "install it for that Python, or name another one with `python`"
             }
             FailureKind::Start(why) if why.contains(") failed: ") => "correct the name or its options",
-            FailureKind::Start(_) => "define it in the file, or name what the file has",
+            FailureKind::Start(_) => "define it in the file",
             _ => "run the file with python3 to see why its process ends",
         })
     }
 }
+
+/// What stands before the names of the functions that a file has.
+pub(super) const FUNCTIONS: &str = "; its functions: ";
 
 /// How the reason begins where there is no process at all.
 pub(super) const NO_PYTHON: &str = "cannot run";

@@ -60,6 +60,8 @@ pub struct Called {
     pub extra: Vec<Map<String, Value>>,
     /// What it logged with `log_metric`.
     pub metrics: Vec<(String, f64)>,
+    /// Why the call failed for all rollouts at once, where it succeeded for each of them in parts.
+    pub recovered: Option<Box<Failure>>,
 }
 
 #[derive(Clone)]
@@ -90,7 +92,7 @@ impl WorkerOptions {
         let spawn = Spawn {
             python: &self.python,
             script: HOST,
-            request: json!({ "file": self.file, "functions": self.functions }),
+            request: json!({ "file": self.file.to_string_lossy(), "functions": self.functions }),
             start_timeout: self.start_timeout,
             max_line: self.max_line,
             memory: None,
@@ -173,6 +175,7 @@ impl WorkerPool {
         if !options.file.is_file() {
             return Err(no_such_file(&options.file).at(place));
         }
+        python_path(&options.file)?;
         let stem = options.file.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         let labels: Vec<String> = (0..options.workers.max(1)).map(|i| format!("{stem}-{i}")).collect();
         let started: Vec<_> = std::thread::scope(|scope| {
@@ -219,6 +222,7 @@ impl WorkerPool {
             steps: vec![Vec::new(); ids.len()],
             extra: vec![Map::new(); ids.len()],
             metrics: Vec::new(),
+            recovered: None,
         };
         let mut call = WorkerCall {
             pool: self,
@@ -332,6 +336,15 @@ fn check_answer(answer: &Value, count: usize) -> std::result::Result<(), Failure
         Some(rewards) if rewards.len() == count && rewards.iter().all(fits) => Ok(()),
         _ => Err(FailureKind::Garbage(answer.to_string().chars().take(80).collect())),
     }
+}
+
+/// The path of a Python file as its process gets it.
+pub(crate) fn python_path(path: &Path) -> Result<&str> {
+    path.to_str().ok_or_else(|| {
+        Error::usage("the path of a Python file is not UTF-8 text")
+            .at(path.display())
+            .fix("rename the file or its folder")
+    })
 }
 
 /// A Python file that is not there; the fix names the nearest one.

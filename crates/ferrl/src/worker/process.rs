@@ -1,6 +1,6 @@
 //! One worker process: started, spoken to under a deadline, and ended with everything it started.
 
-use super::failure::{FailureKind, NO_PYTHON};
+use super::failure::{FUNCTIONS, FailureKind, NO_PYTHON};
 use super::{WorkerLog, pipes};
 use ferrl_kernels::lock;
 use serde_json::{Value, json};
@@ -317,12 +317,14 @@ fn refusal(answer: &Value) -> Option<String> {
         return None;
     }
     if let Some(name) = answer["missing"].as_str() {
-        let there: Vec<&str> =
+        let mut there: Vec<&str> =
             answer["there"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let hint = ferrl_engine::nearest(name, there.iter().copied());
-        let hint = hint.map(|h| format!("; did you mean {h:?}?")).unwrap_or_default();
+        let near = ferrl_engine::nearest(name, there.iter().copied());
+        // The nearest name first: the fix names it.
+        there.sort_by_key(|other| near.is_some_and(|near| near != *other));
+        let hint = near.map(|near| format!("; did you mean {near:?}?")).unwrap_or_default();
         let there = if there.is_empty() { "none".to_string() } else { there.join(", ") };
-        return Some(format!("the file has no function {name:?}; its functions: {there}{hint}"));
+        return Some(format!("the file has no function {name:?}{FUNCTIONS}{there}{hint}"));
     }
     Some(answer["refused"].as_str().unwrap_or("the host script gave no reason").trim_end().to_string())
 }

@@ -55,7 +55,8 @@ def host():
 
     def numbers(result, count, steps):
         """The rewards, or what is wrong with them; `steps` are those of each completion, where steps are rewarded."""
-        expected = f"a list of {count} numbers or None"
+        items = "1 item" if count == 1 else f"{count} items"
+        expected = f"a list of {items}, each a number or None"
         kind = type(result).__name__
         if hasattr(result, "tolist"):
             result = result.tolist()

@@ -3,7 +3,7 @@
 use super::{PythonEnv, WorkerSettings};
 use crate::env::{Lost, Why};
 use crate::interrupt;
-use crate::worker::{FailureKind, Process, Spawn, no_such_file};
+use crate::worker::{FailureKind, Process, Spawn, no_such_file, python_path};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::lock;
 use serde_json::{Value, json};
@@ -121,8 +121,8 @@ impl Workers {
         let all = 1 + self.lost.fetch_add(1, Ordering::Relaxed);
         let answered = self.answered.load(Ordering::Relaxed);
         (all >= HOPELESS && !answered).then(|| {
-            let what = format!("{all} episodes were lost before any turn succeeded; the last: {lost}");
-            Error::from(Lost::new(lost.why, what)).at(self.name())
+            let what = format!("{all} episodes were lost before any turn succeeded; the last");
+            Error::from(lost.clone()).context(what).at(self.name())
         })
     }
 
@@ -146,6 +146,7 @@ impl Workers {
                     let error = no_such_file(&path).at(path.display());
                     return Err(CallFailed::fatal(error));
                 }
+                let path = python_path(&path).map_err(CallFailed::fatal)?;
                 json!({ "kind": "file", "file": path, "name": class, "options": options })
             }
             PythonEnv::Gem(name) => json!({ "kind": "gem", "name": name, "options": options }),

@@ -105,11 +105,14 @@ impl TabularProblem {
 struct Cells {
     names: Vec<String>,
     rows: Vec<Vec<Value>>,
+    /// File and line or row of each.
+    places: Vec<String>,
 }
 
 fn cells(path: &Path) -> Result<Cells> {
-    let mut out = Cells { names: Vec::new(), rows: Vec::new() };
-    each_row(path, |_, row| {
+    let mut out = Cells { names: Vec::new(), rows: Vec::new(), places: Vec::new() };
+    each_row(path, |place, row| {
+        out.places.push(place.to_owned());
         if out.rows.is_empty() {
             out.names = row.keys().cloned().collect();
         }
@@ -175,11 +178,7 @@ pub(super) fn read(
         let columns = columns.collect::<Result<Vec<_>>>()?;
         let wrong = |i: usize, v: &Value| {
             let want = if regression { "a number" } else { "a class of the training rows" };
-            Error::data(format!("the target {target:?} is {v}, expected {want}")).at(format!(
-                "{}:{}",
-                path.display(),
-                i + 1
-            ))
+            Error::data(format!("the target {target:?} is {v}, expected {want}")).at(&cells.places[i])
         };
         let own = cells.column(target, path)?;
         let own = own.iter().enumerate();

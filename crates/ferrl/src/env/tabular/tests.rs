@@ -169,6 +169,6 @@ fn the_users_files_are_read_and_bad_ones_named() {
     assert!(error(json!({ "test": test })).contains("data.task.train"));
     let words =
         write("words.csv", format!("n,price\n{}", (0..9).map(|i| format!("{i},x{i}\n")).collect::<String>()));
-    assert!(error(json!({ "train": words, "target": "price", "metric": "rmse" })).contains("words.csv:1"));
+    assert!(error(json!({ "train": words, "target": "price", "metric": "rmse" })).contains("words.csv:2"));
     assert!(error(json!({ "train": words, "target": "price", "metric": "auc" })).contains("two classes"));
 }

@@ -188,7 +188,7 @@ fn files_are_read_and_headlines_meet_the_first_close_after_them() {
     let of = |price: f64, headline: &str| Day { price, headline: headline.into() };
     assert_eq!(read, [of(10.0, ""), of(11.0, "weekend news; monday news"), of(12.5, "")]);
     let late = write("late.csv", "date,close\n2024-01-05,10\n2024-01-04,11\n");
-    assert!(market::read(&late, None).unwrap_err().to_string().contains("late.csv:2"));
+    assert!(market::read(&late, None).unwrap_err().to_string().contains("late.csv:3"));
     let free = write("free.csv", "date,close\n2024-01-05,0\n");
     assert!(market::read(&free, None).unwrap_err().to_string().contains("positive `close`"));
     let error = Trading::new(options(json!({ "prices": prices })), 0).err().unwrap().to_string();
