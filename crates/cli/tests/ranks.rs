@@ -248,6 +248,33 @@ fn ranks_whose_launch_is_killed_save_and_stop() {
     child.wait().unwrap();
 }
 
+/// Bug: a rank that was told to end, as a batch system does before it takes a machine away, said nothing to the others.
+#[test]
+#[cfg(target_os = "linux")]
+fn an_interrupt_of_any_rank_saves_and_stops() {
+    let Some(folder) = folder() else { return };
+    let changes: &[&str] = &["algo=sft", "train.batch=8", "train.steps=1000000", "checkpoint.every=1000000"];
+    let mut child = train(folder.path(), 3, "told", changes).spawn().unwrap();
+    let metrics = folder.path().join("runs/told/metrics.jsonl");
+    let began = Instant::now();
+    while !std::fs::metadata(&metrics).is_ok_and(|m| m.len() > 0) {
+        assert!(child.try_wait().unwrap().is_none(), "ended too early");
+        assert!(began.elapsed() < Duration::from_secs(120), "no step was made");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let rank_of = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let names = ["OMPI_COMM_WORLD_RANK=2", "PMI_RANK=2", "PMIX_RANK=2"].map(str::as_bytes);
+        environment.split(|b| *b == 0).any(|entry| names.contains(&entry))
+    };
+    signal(ranks_of("told").into_iter().find(rank_of).unwrap(), nix::sys::signal::Signal::SIGTERM);
+    let out = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(130), "{said}");
+    assert!(said.contains("rank 2 was interrupted: finishing this step and saving"), "{said}");
+    assert!(std::fs::read_dir(folder.path().join("runs/told/checkpoints")).unwrap().next().is_some());
+}
+
 /// Bug: what user code printed on other ranks than the first was lost.
 #[test]
 fn what_any_rank_prints_is_in_the_log() {

@@ -387,6 +387,7 @@ impl OneStage<'_> {
             marks: log.marks(),
             saved: resumed.map(|_| self.before + stage.step),
             saved_at: Instant::now(),
+            told: false,
             stage,
             log,
             watch,

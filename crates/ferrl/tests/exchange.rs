@@ -70,6 +70,20 @@ fn planned(resolved: &Resolved, ranks: usize) -> RankPlan {
     RankPlan::new(&plan.stages[0], layout, &cluster)
 }
 
+/// Every rank of a group that shares features computes all experts.
+#[test]
+fn experts_are_not_planned_as_shared() {
+    let train = |family: &str, tp: &str| {
+        let init = format!("model.init.family={family}");
+        planned(&resolved(&["algo=sft", &init, &format!("parallel.tp_size={tp}")]), 2).train
+    };
+    let longer = |family: &str| train(family, "2") / train(family, "1");
+    // A layer has 64 x 192 weights in attention, 64 x 8 in the router, and in the two experts of a token 2 x 3 x 64 x 64.
+    let most = 1.0 + 24576.0 / (12288.0 + 512.0 + 24576.0);
+    let experts = longer("qwen3_moe") / longer("qwen3");
+    assert!((most - 0.1..most).contains(&experts), "{experts}");
+}
+
 #[test]
 fn exchanges_are_what_is_planned() {
     let (grpo, kl) = ("algo=grpo", "algo.kl.coef=0.0");
@@ -89,6 +103,13 @@ fn exchanges_are_what_is_planned() {
         (4, &["algo=sft", "parallel.sp_size=4", "model.init.kv_heads=2"]),
         (2, &["algo=sft", "parallel.sp_size=2", "model.init.kv_heads=1", "model.recompute=true"]),
         (4, &["algo=sft", "parallel.sp_size=2", "parallel.tp_size=2", "model.init.kv_heads=2"]),
+        (2, &["algo=sft", "model.init.family=qwen3", "parallel.tp_size=2"]),
+        (2, &["algo=sft", "model.init.family=qwen3", "parallel.sp_size=2"]),
+        (2, &["algo=sft", "model.init.family=olmo2", "parallel.tp_size=2"]),
+        (2, &["algo=sft", "model.init.family=olmo2", "parallel.sp_size=2"]),
+        (2, &["algo=sft", "model.init.family=gemma2", "parallel.sp_size=2"]),
+        (2, &["algo=sft", "model.init.family=qwen3_moe", "parallel.tp_size=2"]),
+        (2, &["algo=sft", "model.init.family=qwen3_moe", "parallel.sp_size=2"]),
         (2, &[grpo, kl]),
         (2, &[grpo, kl, "parallel.ddp_size=1"]),
         (2, &[grpo, kl, "rollout.tp_size=2"]),

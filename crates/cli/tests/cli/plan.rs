@@ -447,6 +447,12 @@ fn what_does_not_fit_on_many_cards_is_refused_with_a_layout_that_does() {
         ["plan", &recipe, "parallel.ddp_size=0", "--ranks", "64", "--nodes", "8", "--card", "h100-80gb"];
     fails(&whole, 5, &["a rank, and a H100-80GB has", "parallel.ddp_size = 1"]);
     fails(&["plan", &recipe, "--ranks", "8", "--card", "H100-80GB"], 5, &["or more ranks"]);
+    // Bug: where no layout fits, the advice was recomputation, which this recipe has, and smaller micro-batches, which do not suffice.
+    let many = ["plan", &recipe, "--ranks", "16", "--nodes", "2", "--card", "H100-80GB"];
+    let said = String::from_utf8_lossy(&ferrl(&many, "").stderr).into_owned();
+    let proposed = said.split("fix: add ").nth(1).and_then(|rest| rest.split(" (").next()).unwrap();
+    assert!(!proposed.contains("recompute"), "{said}");
+    ok(&[&many[..], &proposed.split(' ').collect::<Vec<_>>()].concat());
     fails(&["plan", &recipe, "--ranks", "8", "--card", "H100"], 2, &["--card H100-80GB"]);
     fails(&["plan", &recipe, "--ranks", "8", "--nodes", "3"], 2, &["8 ranks on 3 nodes"]);
     fails(&["plan", &recipe, "parallel.tp_size=3", "--ranks", "8"], 2, &["does not divide 8 ranks"]);

@@ -16,16 +16,15 @@ pub struct Change {
     pub bytes: u64,
 }
 
-fn bytes(i: &Inputs) -> u64 {
+/// Bytes at the peak: of one process, or of a rank in some layout.
+pub(super) type Bytes<'a> = &'a dyn Fn(&Inputs) -> u64;
+
+fn of_one(i: &Inputs) -> u64 {
     memory::parts(i).iter().map(|p| p.bytes).sum()
 }
 
-fn change(text: String, i: &Inputs) -> Change {
-    Change { text, bytes: bytes(i) }
-}
-
 /// The largest micro-batch that fits, in steps of 256 tokens and at least the longest sequence (or pair).
-fn fewer_tokens(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
+fn fewer_tokens(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Option<(usize, Inputs)> {
     let longest = i.lengths.longest * if i.feed.paired() { 2 } else { 1 };
     let with = |tokens: usize| {
         let mut now = i.clone();
@@ -67,21 +66,21 @@ fn eight_bits(i: &Inputs) -> Option<Inputs> {
 }
 
 /// Offloaded moments, if the device has its own memory.
-fn offload(i: &Inputs) -> Option<Inputs> {
+fn offload(i: &Inputs, bytes: Bytes<'_>) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.optim.offload = "moments".into();
     (i.device.own_memory && !i.recipe.optim.offloads() && bytes(&now) < bytes(i)).then_some(now)
 }
 
 /// Another storage of the base weights.
-fn base(i: &Inputs, home: &str) -> Option<Inputs> {
+fn base(i: &Inputs, bytes: Bytes<'_>, home: &str) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.adapter.as_mut()?.base = home.into();
     (bytes(&now) < bytes(i)).then_some(now)
 }
 
 /// The largest cache that fits, of at least 16 MiB.
-fn smaller_cache(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
+fn smaller_cache(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Option<(usize, Inputs)> {
     let over = bytes(i).saturating_sub(available).div_ceil(1 << 20) as usize;
     let mib = i.recipe.rollout.cache_mib.saturating_sub(over + over / 8);
     let mut now = i.clone();
@@ -91,7 +90,7 @@ fn smaller_cache(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
 }
 
 /// The KV cache freed while the policy trains.
-fn release_cache(i: &Inputs) -> Option<Inputs> {
+fn release_cache(i: &Inputs, bytes: Bytes<'_>) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.rollout.release_cache = true;
     (i.feed.sampled() && !i.recipe.rollout.release_cache && bytes(&now) < bytes(i)).then_some(now)
@@ -105,21 +104,21 @@ fn least_cache(i: &Inputs) -> Option<Inputs> {
 }
 
 /// Offloads the reference to host memory between uses.
-fn park_reference(i: &Inputs) -> Option<Inputs> {
+fn park_reference(i: &Inputs, bytes: Bytes<'_>) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.reference.offload = true;
     (bytes(&now) < bytes(i)).then_some(now)
 }
 
 /// The teacher, likewise.
-fn park_teacher(i: &Inputs) -> Option<Inputs> {
+fn park_teacher(i: &Inputs, bytes: Bytes<'_>) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.teacher.offload = true;
     (bytes(&now) < bytes(i)).then_some(now)
 }
 
 /// Reward models, likewise.
-fn park_rewards(i: &Inputs) -> Option<Proposal> {
+fn park_rewards(i: &Inputs, bytes: Bytes<'_>) -> Option<Proposal> {
     let (mut now, mut texts) = (i.clone(), Vec::new());
     for (n, reward) in now.recipe.reward.iter_mut().enumerate() {
         if !reward.offload && reward.model_paths().next().is_some() {
@@ -135,7 +134,7 @@ fn park_rewards(i: &Inputs) -> Option<Proposal> {
 type Proposal = (String, Inputs);
 
 /// A change that saves memory; `None` if it has no effect.
-type Saving = fn(&Inputs) -> Option<Proposal>;
+type Saving = fn(&Inputs, Bytes<'_>) -> Option<Proposal>;
 
 fn set(text: &str, now: Option<Inputs>) -> Option<Proposal> {
     now.map(|now| (text.to_string(), now))
@@ -143,72 +142,79 @@ fn set(text: &str, now: Option<Inputs>) -> Option<Proposal> {
 
 /// Single changes with which the stage fits; if there are none, a combination, if that fits.
 pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
-    let mut out = single_changes(i, available);
+    changes_of(i, &of_one, available)
+}
+
+/// The same by another measure.
+pub(super) fn changes_of(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Vec<Change> {
+    let mut out = single_changes(i, bytes, available);
     out.retain(|c| c.bytes <= available);
     if out.is_empty() {
-        out.extend(Some(combined_change(i, available)).filter(|c| c.bytes <= available));
+        out.extend(Some(combined_change(i, bytes, available)).filter(|c| c.bytes <= available));
     }
     out
 }
 
 /// Each setting that saves memory, alone.
-fn single_changes(i: &Inputs, available: u64) -> Vec<Change> {
-    let tokens = fewer_tokens(i, available).map(|(n, now)| (format!("train.micro_batch_tokens={n}"), now));
-    let cache = smaller_cache(i, available).map(|(mib, now)| (format!("rollout.cache_mib={mib}"), now));
+fn single_changes(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Vec<Change> {
+    let tokens =
+        fewer_tokens(i, bytes, available).map(|(n, now)| (format!("train.micro_batch_tokens={n}"), now));
+    let cache =
+        smaller_cache(i, bytes, available).map(|(mib, now)| (format!("rollout.cache_mib={mib}"), now));
     let all = [
         tokens,
         set("model.recompute=true", recompute(i)),
         cache,
-        set("rollout.release_cache=true", release_cache(i)),
+        set("rollout.release_cache=true", release_cache(i, bytes)),
         set("model.dtype=bf16", half(i)),
-        set("reference.offload=true", park_reference(i)),
-        set("teacher.offload=true", park_teacher(i)),
-        park_rewards(i),
+        set("reference.offload=true", park_reference(i, bytes)),
+        set("teacher.offload=true", park_teacher(i, bytes)),
+        park_rewards(i, bytes),
         set("optim.name=adamw8", eight_bits(i)),
-        set("optim.offload=moments", offload(i)),
-        set("adapter.base=host", base(i, "host")),
-        set("adapter.base=nf4", base(i, "nf4")),
+        set("optim.offload=moments", offload(i, bytes)),
+        set("adapter.base=host", base(i, bytes, "host")),
+        set("adapter.base=nf4", base(i, bytes, "nf4")),
     ];
-    all.into_iter().flatten().map(|(text, now)| change(text, &now)).collect()
+    all.into_iter().flatten().map(|(text, now)| Change { text, bytes: bytes(&now) }).collect()
 }
 
 /// bf16, activation checkpointing and a small cache, then more as needed; settings that change results last: 8-bit moments and an NF4
 /// base.
-fn combined_change(i: &Inputs, available: u64) -> Change {
+fn combined_change(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Change {
     let savings: [(bool, Saving); 11] = [
-        (true, |i| set("model.dtype=bf16", half(i))),
-        (true, |i| set("model.recompute=true", recompute(i))),
-        (true, |i| set("rollout.cache_mib=64", least_cache(i))),
-        (false, |i| set("rollout.release_cache=true", release_cache(i))),
-        (false, |i| set("reference.offload=true", park_reference(i))),
-        (false, |i| set("teacher.offload=true", park_teacher(i))),
+        (true, |i, _| set("model.dtype=bf16", half(i))),
+        (true, |i, _| set("model.recompute=true", recompute(i))),
+        (true, |i, _| set("rollout.cache_mib=64", least_cache(i))),
+        (false, |i, b| set("rollout.release_cache=true", release_cache(i, b))),
+        (false, |i, b| set("reference.offload=true", park_reference(i, b))),
+        (false, |i, b| set("teacher.offload=true", park_teacher(i, b))),
         (false, park_rewards),
-        (false, |i| set("adapter.base=host", base(i, "host"))),
-        (false, |i| set("optim.offload=moments", offload(i))),
-        (false, |i| set("optim.name=adamw8", eight_bits(i))),
-        (false, |i| set("adapter.base=nf4", base(i, "nf4"))),
+        (false, |i, b| set("adapter.base=host", base(i, b, "host"))),
+        (false, |i, b| set("optim.offload=moments", offload(i, b))),
+        (false, |i, _| set("optim.name=adamw8", eight_bits(i))),
+        (false, |i, b| set("adapter.base=nf4", base(i, b, "nf4"))),
     ];
-    let fits = |i: &Inputs| bytes(i) <= available || fewer_tokens(i, available).is_some();
+    let fits = |i: &Inputs| bytes(i) <= available || fewer_tokens(i, bytes, available).is_some();
     let (mut now, mut texts) = (i.clone(), Vec::new());
     for (always, saving) in savings {
         if (always || !fits(&now))
-            && let Some((text, next)) = saving(&now)
+            && let Some((text, next)) = saving(&now, bytes)
         {
             texts.push(text);
             now = next;
         }
     }
     if bytes(&now) > available
-        && let Some((tokens, next)) = fewer_tokens(&now, available)
+        && let Some((tokens, next)) = fewer_tokens(&now, bytes, available)
     {
         texts.push(format!("train.micro_batch_tokens={tokens}"));
         now = next;
     }
-    change(texts.join(" "), &now)
+    Change { text: texts.join(" "), bytes: bytes(&now) }
 }
 
 /// What trains otherwise and fits, where no setting that saves memory suffices: an adapter, or an optimizer without moments.
-fn other_training(i: &Inputs, available: u64) -> Vec<Change> {
+pub(super) fn other_training(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Vec<Change> {
     if i.recipe.adapter.is_some() {
         return Vec::new();
     }
@@ -218,7 +224,7 @@ fn other_training(i: &Inputs, available: u64) -> Vec<Change> {
     plain.recipe.optim.name = "sgd".into();
     let adapted = adapted.recipe.adapter.is_some().then_some(("adapter.r=32", adapted));
     let with = |(text, now): (&str, Inputs)| {
-        let more = combined_change(&now, available);
+        let more = combined_change(&now, bytes, available);
         Change { text: format!("{text} {}", more.text).trim_end().into(), ..more }
     };
     adapted
@@ -227,6 +233,12 @@ fn other_training(i: &Inputs, available: u64) -> Vec<Change> {
         .map(with)
         .filter(|c| c.bytes <= available)
         .collect()
+}
+
+/// Changes and the bytes with each.
+pub(super) fn listed(stage: &StagePlan, all: &[Change]) -> String {
+    let each = |c: &Change| format!("{} ({})", stage.own_names(&c.text), size(c.bytes));
+    all.iter().map(each).collect::<Vec<_>>().join(", or ")
 }
 
 /// The error for a stage that does not fit.
@@ -240,14 +252,13 @@ pub fn refusal(stage: &StagePlan, available: u64) -> Error {
         size(stage.bytes()),
         size(available)
     );
-    let each = |c: &Change| format!("{} ({})", stage.own_names(&c.text), size(c.bytes));
-    let list = |all: &[Change]| all.iter().map(each).collect::<Vec<_>>().join(", or ");
+    let list = |all: &[Change]| listed(stage, all);
     let found = changes(&stage.inputs, available);
     let fix = match &found[..] {
         [] => {
             let fixed = ["weights", "gradients", "optimizer", "reference", "teacher", "rewards", "average"];
             let fixed = stage.parts.iter().filter(|p| fixed.contains(&p.name)).map(|p| p.bytes).sum();
-            let others = other_training(&stage.inputs, available);
+            let others = other_training(&stage.inputs, &of_one, available);
             let others = if others.is_empty() {
                 String::new()
             } else {

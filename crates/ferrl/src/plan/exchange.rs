@@ -11,7 +11,9 @@ use super::cards::LINK_SHARE;
 use super::ranks::Cluster;
 use super::work::sampled_tokens;
 use crate::parallel::RankLayout;
+use ferrl_engine::model::config::QkNorm;
 use ferrl_engine::model::{ModelConfig, ParamShape};
+use ferrl_kernels::counted;
 
 /// Bytes of a sampled token between ranks: its id, log-probability, version and mask, as text.
 const TOKEN: f64 = 40.0;
@@ -126,7 +128,7 @@ impl Traffic<'_> {
         let found = |c: &ModelConfig| (2.0 * rounds - 1.0) * inside(c) / c.layers.max(1) as f64;
         let outside = |c: &ModelConfig| self.travelling(c, |p| p.id.layer.is_none());
         let bytes = updates * self.sum(|c| 2.0 * rounds * inside(c) - found(c) + outside(c));
-        let what = format!("gathered {:.0} times, layer by layer", 2.0 * rounds * updates);
+        let what = format!("gathered {}, layer by layer", counted((2.0 * rounds * updates) as usize, "time"));
         self.add("weights", self.gathered(bytes), what);
         self.meanwhile("weights");
     }
@@ -134,7 +136,11 @@ impl Traffic<'_> {
     fn before_updates(&mut self) {
         let (_, updates, _) = rounds(self.i, self.l);
         let bytes = updates as f64 * self.all();
-        self.add("weights", self.gathered(bytes), format!("gathered {updates} times, before updates"));
+        self.add(
+            "weights",
+            self.gathered(bytes),
+            format!("gathered {}, before updates", counted(updates, "time")),
+        );
     }
 
     /// Weights as rollouts and passes without gradients read them; those of rollouts serve the first update where both have one
@@ -158,7 +164,7 @@ impl Traffic<'_> {
         self.add(
             "to read",
             self.gathered(bytes),
-            format!("all weights, {passes} times, for rollouts and scores"),
+            format!("all weights, {}, for rollouts and scores", counted(passes, "time")),
         );
     }
 
@@ -177,7 +183,11 @@ impl Traffic<'_> {
         self.add(
             "gradients",
             (bytes, seconds),
-            format!("all-to-all, {times:.0} rounds of {batches} micro-batches"),
+            format!(
+                "all-to-all, {}, {} an update",
+                counted(rounds * updates, "round"),
+                counted(batches, "micro-batch")
+            ),
         );
         if l.splits() {
             if l.tp * l.sp == 1 {
@@ -198,11 +208,16 @@ impl Traffic<'_> {
     }
 
     /// What every layer gives, gathered: heads, their projection, the feed-forward network's inside and outside; in backward heads
-    /// and inside again, and the gradients of both products' outputs and inputs.
+    /// and inside again, and the gradients of both products' outputs and inputs. Every rank computes all experts.
     fn features(&mut self) {
         let (l, (tokens, passes)) = (self.l, self.tokens());
-        let backward = |c: &ModelConfig| inside(c) + c.qkv_width() + c.up_width() + 2 * c.hidden;
-        let per_token = |c: &ModelConfig| (c.layers * (passes * forward(c) + backward(c))) as f64 * self.e;
+        // The norms of queries and keys read these before the norm as well.
+        let attention = |c: &ModelConfig| {
+            c.attention_width() + (1 + usize::from(c.qk_norm.is_some())) * c.qkv_width() + c.hidden
+        };
+        let network = |c: &ModelConfig| c.ffn + c.up_width() + c.hidden;
+        let backward = |c: &ModelConfig| in_layers(c, attention(c), network(c));
+        let per_token = |c: &ModelConfig| (passes * forward(c) + backward(c)) as f64 * self.e;
         let bytes = tokens / l.sp as f64 * self.sum(per_token);
         let cost = (bytes * others(l.tp), self.cluster.gather(bytes, l.tp, 1));
         self.add("activations", cost, "of every layer, forward and backward".into());
@@ -228,9 +243,11 @@ impl Traffic<'_> {
     /// inputs (f32) and gradients.
     fn context(&mut self) {
         let (l, (tokens, _)) = (self.l, self.tokens());
-        let outputs = |c: &ModelConfig| (c.qkv_width() + c.up_width() + 2 * c.hidden) as f64 * self.e;
-        let inside =
-            |c: &ModelConfig| c.layers as f64 / l.tp as f64 * (self.sent_by_attention(c) + outputs(c));
+        let outputs =
+            |c: &ModelConfig| in_layers(c, c.qkv_width() + c.hidden, c.up_width() + c.hidden) as f64;
+        let inside = |c: &ModelConfig| {
+            (c.layers as f64 * self.sent_by_attention(c) + outputs(c) * self.e) / l.tp as f64
+        };
         let bytes = tokens / l.sp as f64 * self.sum(inside);
         let cost = (bytes * others(l.sp), self.cluster.scatter(bytes, l.sp, l.tp));
         self.add("heads", cost, "of every layer, forward and backward".into());
@@ -238,11 +255,31 @@ impl Traffic<'_> {
         let bytes = tokens * self.sum(keys);
         let cost = (bytes * others(l.sp), self.cluster.gather(bytes, l.sp, l.tp));
         self.add("keys", cost, "and values of all tokens; in backward also queries and outputs".into());
-        let inputs = |c: &ModelConfig| (2 * c.hidden + c.attention_width() + c.ffn) as f64 * self.e;
-        let norms = |c: &ModelConfig| 2.0 * c.hidden as f64 * (4.0 + 2.0 * self.e);
-        let bytes = tokens * self.sum(|c| c.layers as f64 * (inputs(c) + norms(c)));
+        let inputs =
+            |c: &ModelConfig| in_layers(c, c.hidden + c.attention_width(), c.hidden + c.ffn) as f64 * self.e;
+        let bytes = tokens * self.sum(|c| inputs(c) + self.rows_of_norms(c) + self.rows_of_experts(c));
         let cost = (bytes * others(l.sp), self.cluster.gather(bytes, l.sp, l.tp));
         self.add("rows", cost, "all tokens, for the gradients of weights".into());
+    }
+
+    /// Bytes a token that go to all members for the gradients of norms: inputs of those before a sublayer (f32; attention's output is
+    /// still beside the second one's) or behind it, queries and keys, and their gradients; and what is behind the layers: the last
+    /// norm, the head's rows and the embedding's gradient.
+    fn rows_of_norms(&self, c: &ModelConfig) -> f64 {
+        let (h, e) = (c.hidden as f64, self.e);
+        let before = if c.pre_norms { h * (8.0 + 3.0 * e) } else { 0.0 };
+        let behind = if c.post_norms { 2.0 * h * (4.0 + e) } else { 0.0 };
+        let queries = if c.qk_norm.is_some() { 2.0 * c.qkv_width() as f64 * e } else { 0.0 };
+        c.layers as f64 * (before + behind + queries) + h * (8.0 + 3.0 * e)
+    }
+
+    /// Bytes a token that go to all members for the gradients of experts (inputs and output gradients of both products) and of the
+    /// router, in f32: its logits, the gradients of the weights and of the logits, and its inputs.
+    fn rows_of_experts(&self, c: &ModelConfig) -> f64 {
+        let Some(experts) = &c.experts else { return 0.0 };
+        let each = 2 * c.hidden + experts.width + c.expert_up_width(experts);
+        let router = 4 * (2 * experts.count + experts.per_token + c.hidden);
+        (c.layers - dense(c)) as f64 * ((experts.per_token * each) as f64 * self.e + router as f64)
     }
 
     /// Bytes a token of a layer that go to one member: rows for heads and back; where members share query rows, queries, outputs and
@@ -271,8 +308,7 @@ impl Traffic<'_> {
     fn sampling(&mut self) {
         let (i, l) = (self.i, self.l);
         let groups = (l.ranks / l.rollout_tp) as f64;
-        let per_token =
-            |c: &ModelConfig| c.layers as f64 * forward(c) as f64 * self.e + 4.0 * c.hidden as f64;
+        let per_token = |c: &ModelConfig| forward(c) as f64 * self.e + 4.0 * c.hidden as f64;
         let (prompts, sampled) = if i.feed.sampled() { sampled_tokens(i) } else { (0.0, 0.0) };
         // What a token is drawn by: a message, or all of its logits on the first rank.
         let logits = 4.0 * i.config.vocab as f64 / l.rollout_tp as f64;
@@ -299,14 +335,20 @@ impl Traffic<'_> {
     }
 }
 
-/// Numbers a token between the products of a layer.
-fn inside(c: &ModelConfig) -> usize {
-    c.attention_width() + c.ffn
+/// Layers without experts.
+fn dense(c: &ModelConfig) -> usize {
+    (0..c.layers).filter(|layer| c.experts_of(*layer).is_none()).count()
 }
 
-/// Numbers a token of a layer that ranks which share features gather in forward.
+/// Numbers a token of all layers: so many of attention, and of a network without experts.
+fn in_layers(c: &ModelConfig, attention: usize, network: usize) -> usize {
+    c.layers * attention + dense(c) * network
+}
+
+/// Numbers a token that ranks which share features gather in forward; a norm over all heads reads all queries and keys.
 fn forward(c: &ModelConfig) -> usize {
-    inside(c) + 2 * c.hidden
+    let qkv = if c.qk_norm == Some(QkNorm::Whole) { c.qkv_width() } else { 0 };
+    in_layers(c, qkv + c.attention_width() + c.hidden, c.ffn + c.hidden)
 }
 
 /// Bytes of a row's numbers of all tiles of the vocabulary.

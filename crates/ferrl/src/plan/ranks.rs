@@ -9,6 +9,7 @@ pub use super::rank_memory::{buffers, parts};
 use super::cards::{Card, LINK_SHARE};
 use super::exchange::{exchanges, rounds};
 use super::memory::{self, MemoryPart};
+use super::work::{Together, work_of};
 use super::{Inputs, Rates, StagePlan};
 use crate::parallel::RankLayout;
 use crate::recipe::{Parallel, Recipe};
@@ -94,20 +95,21 @@ impl RankPlan {
     pub fn new(stage: &StagePlan, l: RankLayout, cluster: &Cluster) -> Self {
         let (i, rates) = (&stage.inputs, cluster.rates(&stage.inputs));
         let (batches, _, rounds) = rounds(i, l);
+        let work = work_of(i, Together { tp: l.tp, sp: l.sp, rollout_tp: l.rollout_tp });
         // The last round of an update may leave ranks without a micro-batch.
         let full = (rounds * l.dp()) as f64 / batches as f64;
         let each = |work: f64| work * full / l.ranks as f64;
         let groups = l.ranks / l.rollout_tp;
         let prompts = i.recipe.rollout.prompts.max(1);
         let uneven = (prompts.div_ceil(groups) * groups) as f64 / prompts as f64;
-        let sample = stage.work.sample * uneven / l.ranks as f64 / rates.sampling;
+        let sample = work.sample * uneven / l.ranks as f64 / rates.sampling;
         RankPlan {
             layout: l,
             parts: parts(i, l),
             host: memory::host_bytes(i).div_ceil((l.fsdp * l.tp) as u64),
             exchanges: exchanges(i, l, cluster),
-            train: each(stage.work.train) / rates.training,
-            sample: sample + each(stage.work.annotate) / rates.training,
+            train: each(work.train) / rates.training,
+            sample: sample + each(work.annotate) / rates.training,
             idle: 1.0 - 1.0 / full,
         }
     }

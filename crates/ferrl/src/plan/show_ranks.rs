@@ -1,8 +1,9 @@
 //! A plan for many cards, as text and JSON.
 
-use super::ranks::{Cluster, RankPlan, choose};
+use super::advice::{changes_of, listed, other_training};
+use super::ranks::{Cluster, RankPlan, choose, layouts, parts};
 use super::show::duration;
-use super::{Plan, StagePlan};
+use super::{Inputs, Plan, StagePlan};
 use crate::parallel::RankLayout;
 use crate::run::disk::size;
 use ferrl_engine::{Error, Result};
@@ -27,18 +28,18 @@ fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &C
 
 fn headline(stage: &StagePlan, l: RankLayout, cluster: &Cluster) -> String {
     format!(
-        "{} ({}): {:.2} G weights on {} x {} (nodes: {}): {} copies in {} parts, tp {}, sp {}, {} data ranks\n",
+        "{} ({}): {:.2} G weights on {} x {} (nodes: {}): {} in {}, tp {}, sp {}, {}\n",
         stage.name,
         stage.inputs.recipe.algorithm_name(),
         super::memory::weights(&stage.inputs.config) as f64 / 1e9,
         l.ranks,
         cluster.card.name,
         cluster.nodes,
-        l.ddp,
-        l.fsdp * l.tp,
+        ferrl_kernels::counted(l.ddp, "copy"),
+        ferrl_kernels::counted(l.fsdp * l.tp, "part"),
         l.tp,
         l.sp,
-        l.dp()
+        ferrl_kernels::counted(l.dp(), "data rank"),
     )
 }
 
@@ -114,6 +115,24 @@ fn json_of(p: &RankPlan) -> Value {
     })
 }
 
+/// What makes a stage fit on a card where no layout does: settings in its own layout, else in the smallest one.
+fn savings(stage: &StagePlan, own: &RankPlan, cluster: &Cluster) -> String {
+    let (i, available) = (&stage.inputs, cluster.card.memory);
+    let found = |layout: RankLayout| {
+        let bytes = |i: &Inputs| parts(i, layout).iter().map(|p| p.bytes).sum::<u64>();
+        let all = [changes_of(i, &bytes, available), other_training(i, &bytes, available)];
+        all.into_iter().find(|changes| !changes.is_empty()).map(|changes| listed(stage, &changes))
+    };
+    let smallest = || {
+        let layout = layouts(stage, cluster).first()?.layout;
+        Some(format!("{} with {}", settings(layout), found(layout)?))
+    };
+    match found(own.layout).or_else(smallest) {
+        Some(changes) => format!("add {changes}, or more ranks"),
+        None => "more ranks, a card with more memory, or a smaller model".into(),
+    }
+}
+
 impl Plan {
     /// The plan on a cluster, as a table or as JSON.
     pub fn on(&self, cluster: &Cluster, as_json: bool) -> Result<String> {
@@ -142,7 +161,7 @@ impl Plan {
             if own.bytes() > cluster.card.memory {
                 let fix = match best {
                     Some(b) => format!("{}: {} a rank", settings(b.layout), size(b.bytes())),
-                    None => "model.recompute = true, a smaller train.micro_batch_tokens or rollout.cache_mib, or more ranks".into(),
+                    None => savings(stage, &own, cluster),
                 };
                 let what = format!(
                     "{} a rank, and a {} has {}",

@@ -8,6 +8,7 @@ use super::memory::weights;
 use crate::credit::StepSplit;
 use crate::recipe::Recipe;
 use ferrl_engine::model::ModelConfig;
+use ferrl_engine::model::config::Experts;
 use ferrl_kernels::Footprint;
 
 /// Operations of one step.
@@ -50,11 +51,42 @@ impl Work {
     }
 }
 
+/// Ranks that compute a pass together, and so repeat some of its work: all of those that share features compute all experts, those
+/// that share tokens sum the experts' gradients over all of them.
+#[derive(Clone, Copy)]
+pub(super) struct Together {
+    pub tp: usize,
+    pub sp: usize,
+    pub rollout_tp: usize,
+}
+
+impl Together {
+    const ALONE: Together = Together { tp: 1, sp: 1, rollout_tp: 1 };
+}
+
 /// Operations per token of the layers' matrices; of experts, those of the few it is sent to.
 fn layers(c: &ModelConfig) -> f64 {
     let matrices = c.params().into_iter().filter(|p| p.id.layer.is_some() && !p.id.is_vector());
     let idle = weights(c) - c.active_weights();
     2.0 * (matrices.map(|p| p.len()).sum::<usize>() - idle) as f64
+}
+
+/// Those of experts.
+fn experts(c: &ModelConfig) -> f64 {
+    let of = |e: &Experts| e.per_token * (e.width + c.expert_up_width(e)) * c.hidden;
+    2.0 * (0..c.layers).filter_map(|layer| c.experts_of(layer)).map(of).sum::<usize>() as f64
+}
+
+/// Operations per token of attention that ranks which share tokens compute beside their part of it: beyond the key heads each GPU
+/// attends for all rows, and a CPU computes scores twice in backward.
+fn attention_again(i: &Inputs, c: &ModelConfig, t: Together, passes: f64) -> f64 {
+    let whole = attention(c, i.lengths.sequence);
+    match (c.shares_heads(t.tp, t.sp), i.device.own_memory) {
+        (true, _) => 0.0,
+        (false, true) => passes * (t.sp - 1) as f64 * whole,
+        (false, false) if passes > 1.0 => whole,
+        _ => 0.0,
+    }
 }
 
 /// Operations per token of attention in sequences of that length.
@@ -69,13 +101,24 @@ fn head(c: &ModelConfig) -> f64 {
 
 /// Operations of one step.
 pub fn work(i: &Inputs) -> Work {
+    work_of(i, Together::ALONE)
+}
+
+/// Operations of one step of all ranks.
+pub(super) fn work_of(i: &Inputs, t: Together) -> Work {
     let (r, l) = (&i.recipe, &i.lengths);
     let (passes, minibatches) = (i.updates.epochs, i.updates.minibatches);
     let tokens = (i.update_tokens() * minibatches) as f64;
+    let repeated = |c: &ModelConfig, tp: usize| (tp - 1) as f64 * experts(c);
     let trunk = |c: &ModelConfig| layers(c) + attention(c, l.sequence);
-    let forward = |c: &ModelConfig| trunk(c) + head(c);
-    let again = if r.model.recompute { 1.0 } else { 0.0 };
-    let both = |c: &ModelConfig| (3.0 + again) * trunk(c) + 4.0 * head(c);
+    let forward = |c: &ModelConfig| trunk(c) + head(c) + repeated(c, t.tp) + attention_again(i, c, t, 1.0);
+    let passes_over = if r.model.recompute { 4.0 } else { 3.0 };
+    let both = |c: &ModelConfig| {
+        let sums = (t.tp * (t.sp - 1)) as f64 * experts(c);
+        let repeated = passes_over * repeated(c, t.tp) + sums + attention_again(i, c, t, passes_over);
+        passes_over * trunk(c) + 4.0 * head(c) + repeated
+    };
+    let sampled = |c: &ModelConfig| trunk(c) + repeated(c, t.rollout_tp);
     let train = passes as f64 * tokens * (both(&i.config) + i.critic.as_ref().map_or(0.0, both));
     let compared = i.teacher.as_ref().unwrap_or(&i.config);
     let reference = if i.needs.reference || i.teacher.is_some() { forward(compared) } else { 0.0 };
@@ -85,12 +128,13 @@ pub fn work(i: &Inputs) -> Work {
     let mut work = Work { train, annotate: tokens * (reference + critic + judges), ..Default::default() };
     if i.feed.sampled() {
         let answers = |prompts: f64, samples: f64| {
-            let read = prompts * l.prompt * trunk(&i.config); // shared by the answers to it
-            read + prompts * samples * r.rollout.max_new_tokens as f64 * forward(&i.config)
+            let read = prompts * l.prompt * sampled(&i.config); // shared by the answers to it
+            let token = sampled(&i.config) + head(&i.config);
+            read + prompts * samples * r.rollout.max_new_tokens as f64 * token
         };
         let completions = r.rollout.prompts as f64 * r.rollout.samples as f64;
         work.sample = answers(r.rollout.prompts as f64, r.rollout.samples as f64)
-            + continued(r, completions) * forward(&i.config);
+            + continued(r, completions) * (sampled(&i.config) + head(&i.config));
         let times = match (r.eval.every, steps(i)) {
             (0, _) | (_, None) => f64::from(r.eval.at_start),
             (every, Some(steps)) => (steps / every) as f64,
@@ -182,6 +226,7 @@ mod tests {
         assert_eq!(layers(&c), 2.0 * (2 * (attention + 8 * 64 + 2 * expert)) as f64);
         assert_eq!(weights(&c) - c.active_weights(), 2 * 6 * expert);
         assert_eq!(millions(&c), "0.14 M weights (0.07 M active)");
+        assert_eq!(experts(&c), 2.0 * (2 * 2 * expert) as f64);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! that order on all ranks; the leader saves, reports it and ends the run.
 
 use super::{OneStage, RunOptions, RunWatch, with_directories};
+use crate::interrupt;
 use crate::ranks::SentError;
 use crate::recipe::Resolved;
 use crate::run::{Files, RunFolder, frozen, shared};
@@ -33,7 +34,7 @@ pub(super) enum Order {
     },
     Step,
     Evaluate,
-    /// Give the leader, which writes the log, what user code has printed.
+    /// Give the leader, which writes the log, what user code has printed, and whether this rank was asked to stop.
     Printed,
     /// Send this rank's part to the leader, which saves.
     Serve,
@@ -157,7 +158,7 @@ impl StagePosition {
                 Order::Begin { .. } | Order::End(_) => return Ok(order),
                 Order::Step => ranks.together(|| stage.step().map(drop)),
                 Order::Evaluate => ranks.together(|| one.evaluate(stage).map(drop)),
-                Order::Printed => ranks.together(|| stage.share_printed()),
+                Order::Printed => ranks.together(|| stage.share_printed().map(drop)),
                 Order::Load(path) => ranks.together(|| stage.load(path)),
                 Order::UseAverages => ranks.together(|| stage.use_averages()),
                 Order::Serve | Order::Save(_) | Order::SaveModel(_) => {
@@ -242,18 +243,21 @@ impl OneStage<'_> {
 }
 
 impl Stage {
-    /// Gives the leader what user code has printed on other ranks. All ranks call it together.
-    pub(super) fn share_printed(&self) -> Result<()> {
+    /// Gives the leader what user code has printed on other ranks, and returns a rank other than the leader's that was asked to
+    /// stop. All ranks call it together.
+    pub(super) fn share_printed(&self) -> Result<Option<usize>> {
         if self.ranks.is_alone() {
-            return Ok(());
+            return Ok(None);
         }
-        let own = if self.ranks.rank() > 0 { self.warnings.take_printed() } else { Vec::new() };
-        let all = crate::ranks::gather(&self.ranks, own)?;
-        let others = all.into_iter().enumerate().filter(|_| self.ranks.rank() == 0);
-        for (rank, line) in others.flat_map(|(rank, lines)| lines.into_iter().map(move |line| (rank, line))) {
+        let follows = self.ranks.rank() > 0;
+        let own = if follows { self.warnings.take_printed() } else { Vec::new() };
+        let all = crate::ranks::gather(&self.ranks, (own, follows && interrupt::requested()))?;
+        let asked = all.iter().position(|(_, asked)| *asked);
+        let others = all.into_iter().enumerate().filter(|_| !follows);
+        for (rank, line) in others.flat_map(|(rank, (lines, _))| lines.into_iter().map(move |l| (rank, l))) {
             self.warnings.print(&format!("{} of rank {rank}", line.source), &line.line);
         }
-        Ok(())
+        Ok(asked)
     }
 
     /// What a follower does while the leader saves.

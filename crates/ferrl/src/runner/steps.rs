@@ -44,6 +44,8 @@ pub(super) struct Steps<'a> {
     /// The last saved step, over all stages, and its time.
     pub saved: Option<u64>,
     pub saved_at: Instant,
+    /// Whether another rank was asked to stop.
+    pub told: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +96,7 @@ impl Steps<'_> {
         let judged = self.judge(&mut pending.metrics, ends)?;
         let record = self.write(&pending)?;
         let over = ends || (judged && self.one.settled(&self.stage.recipe)?);
-        let stop = self.watch.interrupted();
+        let stop = self.told || self.watch.interrupted();
         let planned = self.due(self.stage.recipe.checkpoint.every) || judged || over;
         if planned || stop || self.time_is_up() {
             // The best checkpoint must not depend on the times of checkpoints.
@@ -141,9 +143,15 @@ impl Steps<'_> {
         Ok(evaluation)
     }
 
-    /// What user code has printed on other ranks comes into the log of this one.
+    /// What user code has printed on other ranks comes into the log of this one. An interrupt of any rank, which may be all that
+    /// a batch system ends, stops the run.
     fn share_printed(&mut self) -> Guarded<()> {
-        self.together(Order::Printed, |_, stage| stage.share_printed())
+        let asked = self.together(Order::Printed, |_, stage| stage.share_printed())?;
+        if let Some(rank) = asked.filter(|_| !self.told && !self.watch.interrupted()) {
+            self.watch.note(&format!("rank {rank} was interrupted: finishing this step and saving"));
+        }
+        self.told |= asked.is_some();
+        Ok(())
     }
 
     /// Runs collective work; a failure or panic of this rank becomes the error of all.

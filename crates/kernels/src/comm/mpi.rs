@@ -99,9 +99,11 @@ impl Opened {
             (None, Some(Launcher::Pmi)) => [MPICH_NAMES, OPEN].concat(),
             _ => [OPEN, MPICH_NAMES].concat(),
         };
-        let beside = std::env::var_os("PATH").and_then(|path| libraries_of_launcher(&path));
+        let of_path = std::env::var_os("PATH").and_then(|path| libraries_of_launcher(&path));
+        let of_parents = launcher.map_or_else(Vec::new, |_| libraries_of_parents());
+        let beside: Vec<PathBuf> = of_parents.into_iter().chain(of_path).collect();
         for &name in &all {
-            let own = beside.as_ref().map(|folder| folder.join(name)).filter(|file| file.is_file());
+            let own = beside.iter().map(|folder| folder.join(name)).find(|file| file.is_file());
             let own = own.map(|file| file.to_string_lossy().into_owned());
             for file in own.into_iter().chain([name.to_string()]) {
                 // SAFETY: loading runs MPI's initialisers, which do nothing before MPI_Init. Its plugins need its symbols global.
@@ -182,6 +184,18 @@ fn libraries_of_launcher(path: &OsStr) -> Option<PathBuf> {
     let launcher =
         std::env::split_paths(path).map(|folder| folder.join("mpirun")).find(|file| file.is_file())?;
     Some(launcher.parent()?.parent()?.join("lib"))
+}
+
+/// The same of the processes that this one descends from: an `mpirun` may be started by its path.
+fn libraries_of_parents() -> Vec<PathBuf> {
+    let parent_of = |process: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    };
+    let parents = std::iter::successors(Some(std::os::unix::process::parent_id()), parent_of);
+    let programs =
+        parents.take(4).filter_map(|process| std::fs::read_link(format!("/proc/{process}/exe")).ok());
+    programs.filter_map(|program| libraries_of_launcher(program.parent()?.as_os_str())).collect()
 }
 
 /// Kind of a message.

@@ -217,6 +217,42 @@ fn parcels_round_trip_between_ranks() {
     }
 }
 
+/// Messages are converted in parts: pieces and blocks of several parts, one of them not full, and of rows longer than a part.
+#[test]
+fn long_pieces_arrive_whole() {
+    each_of(threads(2), |ranks| {
+        let backend = crate::open(crate::BACKENDS[0].name, Some(1)).unwrap();
+        for (rows, width, format) in
+            [(2, 70_000, DType::F32), (300, 701, DType::F32), (300, 701, DType::Bf16)]
+        {
+            let half = |member: usize| [0..width / 2, width / 2..width][member].clone();
+            let block = |member| Block { rows: 0..rows, width, columns: vec![half(member)] };
+            let values: Vec<f32> = (0..rows * width).map(|i| (i * 7 % 251) as f32).collect();
+            let mut from = backend.alloc(format, values.len()).unwrap();
+            backend.write(&mut from, 0, &values).unwrap();
+            let pieces =
+                |member| [block(member).len(), values.len()].map(|len| ParcelPiece { len, format }).to_vec();
+            let slot = ParcelContents { note: Vec::new(), pieces: pieces(ranks.rank()) };
+            let mut outbox = Outbox::new(&ranks, &backend, Route::Same(vec![0, 1]), vec![slot]).unwrap();
+            outbox.push_block(0, &from, &block(ranks.rank())).unwrap();
+            outbox.push(0, &from, 0).unwrap();
+            let mut inbox = ranks.exchange_parcels(outbox, &[pieces(0), pieces(1)]).unwrap();
+            let mut gathered = backend.alloc(format, values.len()).unwrap();
+            let mut sent = backend.alloc(format, values.len()).unwrap();
+            for member in 0..2 {
+                inbox.write_block(member, &mut gathered, &block(member)).unwrap();
+                inbox.write(member, ParcelPiece { len: values.len(), format }, &mut sent, 0).unwrap();
+                inbox.end(member).unwrap();
+            }
+            for buffer in [gathered, sent] {
+                let mut arrived = vec![0.0; values.len()];
+                backend.read(&buffer, 0, &mut arrived).unwrap();
+                assert!(arrived == values, "{rows} rows of {width} {format:?}");
+            }
+        }
+    });
+}
+
 /// A rank fails while parcels are on their way, some of them behind its error: no rank waits for numbers that never come, and
 /// the next ones are right.
 #[test]

@@ -1,6 +1,6 @@
 //! `ferrl bench ranks`: training steps on several ranks against one process, and the error of a simulated step.
 
-use super::simulate::{Link, RankMesh, StepParts, link, part_of};
+use super::simulate::{Link, LinkPattern, RankMesh, StepParts, link, part_of};
 use super::{ShapeArgs, micro_batches};
 use crate::options::{DeviceArgs, at_least_one, size};
 use crate::output::print;
@@ -66,12 +66,15 @@ struct StepSetup<'a> {
     mesh: RankMesh,
     /// Whether communication overlaps with computation.
     overlap: bool,
+    /// Whether one process computes as a rank does: in two passes of the head if ranks share weights, and with memory that is
+    /// returned before every update.
+    as_rank: bool,
 }
 
 impl StepSetup<'_> {
-    /// Without communication, while the other ranks do the same: cores and memory bandwidth are shared.
-    fn alone(mesh: RankMesh) -> Self {
-        StepSetup { ranks: Ranks::ALONE, mesh, overlap: true }
+    /// Without communication.
+    fn alone(mesh: RankMesh, as_rank: bool) -> Self {
+        StepSetup { ranks: Ranks::ALONE, mesh, overlap: true, as_rank }
     }
 }
 
@@ -103,7 +106,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mesh = args.mesh(size)?;
     // Threads per rank: an equal part of the cores by default.
     let threads = args.device.threads.unwrap_or((cores() / size).max(1));
-    let alone = StepSetup::alone(mesh);
+    let alone = StepSetup::alone(mesh, false);
     let share = |ranks: &Ranks| share(args, mesh, ranks, &|| args.device_with(threads, &opened));
     let whole = |ranks: &Ranks| match ranks.rank() {
         0 => {
@@ -152,8 +155,10 @@ fn share(
     ranks: &Ranks,
     device: &dyn Fn() -> Result<Arc<dyn Backend>>,
 ) -> Result<Share> {
-    let alone = StepSetup::alone(mesh);
-    let own = |overlap| MeasuredSteps::of(args, StepSetup { ranks, mesh, overlap }, &args.shape, device()?);
+    let alone = StepSetup::alone(mesh, true);
+    let own = |overlap| {
+        MeasuredSteps::of(args, StepSetup { ranks, mesh, overlap, as_rank: true }, &args.shape, device()?)
+    };
     let mut part = MeasuredSteps::of(args, alone, &args.shape, device()?)?;
     let shape = part_of(&args.shape, mesh)?;
     let mut piece = match mesh.team() {
@@ -169,7 +174,7 @@ fn share(
     let mut simulated = Vec::new();
     // Alternating, so that other load on the machine affects all variants equally; the first round is a warm-up.
     for repeat in 0..=args.repeats {
-        let link = link(&among, &probe)?;
+        let link = link(&among, &probe, steps.pattern())?;
         let all: [Option<&mut MeasuredSteps<'_>>; 4] =
             [Some(&mut part), piece.as_mut(), in_turn.as_mut(), Some(&mut steps)];
         for steps in all.into_iter().flatten() {
@@ -177,7 +182,12 @@ fn share(
             steps.take(repeat > 0)?;
         }
         if repeat > 0 {
-            let micro_batch = piece.as_ref().unwrap_or(&part).last.micro_batch;
+            // The ranks wait for the slowest of them.
+            let own = piece.as_ref().unwrap_or(&part).last.micro_batch;
+            let each = ranks.all_gather(&own.to_le_bytes())?;
+            let each =
+                each.iter().filter_map(|bytes| bytes.as_slice().try_into().ok().map(f64::from_le_bytes));
+            let micro_batch = each.fold(0.0, f64::max);
             let Timing { update, forming, .. } = part.last;
             simulated.push(StepParts { micro_batch, update, forming, link });
         }
@@ -238,7 +248,7 @@ struct MeasuredSteps<'a> {
 impl<'a> MeasuredSteps<'a> {
     /// Steps of a model of this shape: whole, or a rank's part of it with the rank's sequences.
     fn of(args: &Args, taken: StepSetup<'a>, shape: &ShapeArgs, device: Arc<dyn Backend>) -> Result<Self> {
-        let StepSetup { ranks, mesh, overlap } = taken;
+        let StepSetup { ranks, mesh, overlap, .. } = taken;
         let options = Options { dtype: args.device.dtype.dtype(), training: true, context: args.seq };
         let model: Model = shape.model(device.clone(), options, None)?;
         let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
@@ -262,15 +272,23 @@ impl<'a> MeasuredSteps<'a> {
         Ok(MeasuredSteps { taken, trainer, batches, targets, all, seconds, last })
     }
 
+    /// How a rank exchanges most of its numbers.
+    fn pattern(&self) -> LinkPattern {
+        match self.taken.mesh.team() {
+            1 => LinkPattern::Sums,
+            _ => LinkPattern::Columns((self.last.sent / self.last.exchanges.max(1.0)) as usize / 4),
+        }
+    }
+
     /// Takes a step.
     fn take(&mut self, counts: bool) -> Result<()> {
-        let StepSetup { ranks, mesh, .. } = self.taken;
+        let StepSetup { ranks, .. } = self.taken;
         let device = self.trainer.model.backend.clone();
         ranks.take_cost();
         ranks.take_exchanges();
         ranks.take_card_seconds();
         let began = Instant::now();
-        let micro = gradients(&mut self.trainer, &self.batches, self.targets, ranks, mesh)?;
+        let micro = gradients(&mut self.trainer, &self.batches, self.targets, self.taken)?;
         let before_update = Instant::now();
         self.trainer.update(1e-3)?;
         device.wait()?;
@@ -332,8 +350,7 @@ fn gradients(
     trainer: &mut ModelTrainer,
     batches: &[Batch],
     targets: f32,
-    ranks: &Ranks,
-    mesh: RankMesh,
+    StepSetup { ranks, mesh, as_rank, .. }: StepSetup<'_>,
 ) -> Result<Vec<f64>> {
     // A group acts as one rank.
     let team = if ranks.is_alone() { 1 } else { mesh.team() };
@@ -345,7 +362,10 @@ fn gradients(
             let began = Instant::now();
             let logp = vec![-1.0 / targets; batch.tokens()];
             let grads = StatGrads { logp, ..Default::default() };
-            together.in_step(|| trainer.forward_backward(batch, &grads).map(drop))?;
+            together.in_step(|| match as_rank && ranks.is_alone() && mesh.splits() {
+                true => trainer.forward(batch).and_then(|_| trainer.backward(batch, &grads)),
+                false => trainer.forward_backward(batch, &grads).map(drop),
+            })?;
             trainer.model.backend.wait()?;
             seconds.push(began.elapsed().as_secs_f64());
         }
@@ -358,6 +378,9 @@ fn gradients(
         }
     }
     trainer.gather_gradient(ranks)?;
+    if as_rank && ranks.is_alone() {
+        trainer.model.backend.trim();
+    }
     Ok(seconds)
 }
 

@@ -10,8 +10,8 @@
 
 use super::ShapeArgs;
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::comm::{Outbox, ParcelContents, ParcelPiece, Route, part};
-use ferrl_kernels::{Backend, DType, Ranks};
+use ferrl_kernels::comm::{Block, Outbox, ParcelContents, ParcelPiece, Route, part};
+use ferrl_kernels::{Backend, Buffer, DType, Ranks};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -104,36 +104,86 @@ impl StepParts {
 
 /// Numbers of the exchange that measures a link.
 const PROBE: usize = 4 << 20;
+/// Rows of a gathered activation.
+const ROWS: usize = 256;
 
-/// Measures the links of these ranks, all of which call it: numbers are packed, sent and added.
-pub(super) fn link(ranks: &Ranks, device: &Arc<dyn Backend>) -> Result<Link> {
-    let (size, own) = (ranks.size(), part(PROBE, ranks.rank(), ranks.size()));
+/// What ranks do with the numbers they exchange.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum LinkPattern {
+    /// Each adds its part of the others' gradients.
+    Sums,
+    /// Each gathers the columns of an activation; a rank sends so many numbers.
+    Columns(usize),
+}
+
+/// Measures the links of these ranks, all of which call it.
+pub(super) fn link(ranks: &Ranks, device: &Arc<dyn Backend>, pattern: LinkPattern) -> Result<Link> {
     let (mut latencies, mut seconds) = (Vec::new(), Vec::new());
     for _ in 0..20 {
         let began = Instant::now();
         ranks.all_gather(&[0; 64])?;
         latencies.push(began.elapsed().as_secs_f64());
     }
-    let mut from = device.alloc(DType::F32, PROBE)?;
-    let mut total = device.alloc(DType::F32, own.len())?;
+    let own = match pattern {
+        LinkPattern::Sums => part(PROBE, ranks.rank(), ranks.size()).len(),
+        LinkPattern::Columns(sent) => columns_of(ranks, sent)? * ROWS,
+    };
+    let (mut from, mut total) = (device.alloc(DType::F32, PROBE.max(own))?, device.alloc(DType::F32, own)?);
     device.fill(&mut from, 1.0)?;
     device.fill(&mut total, 0.0)?;
-    let contents = |len: usize| ParcelContents { note: Vec::new(), pieces: vec![ParcelPiece::f32s(len)] };
-    let expected = vec![vec![ParcelPiece::f32s(own.len())]; size];
     for _ in 0..3 {
         ranks.all_gather(&[])?; // all begin together
         let began = Instant::now();
-        let slots = (0..size).map(|to| contents(part(PROBE, to, size).len())).collect();
-        let mut outbox = Outbox::new(ranks, device, Route::Each, slots)?;
-        (0..size).try_for_each(|to| outbox.push(to, &from, part(PROBE, to, size).start))?;
-        let mut inbox = ranks.exchange_parcels(outbox, &expected)?;
-        (0..size).try_for_each(|rank| inbox.add(rank, &mut total))?;
+        match pattern {
+            LinkPattern::Sums => add_parts(ranks, device, &from, &mut total)?,
+            LinkPattern::Columns(_) => gather_columns(ranks, device, &from, own)?,
+        }
         device.wait()?;
         seconds.push(began.elapsed().as_secs_f64());
     }
+    let sent = match pattern {
+        LinkPattern::Sums => PROBE - own,
+        LinkPattern::Columns(_) => own * (ranks.size() - 1),
+    };
     let latency = super::ranks::median(latencies);
-    let sent = 4.0 * (PROBE - own.len()) as f64;
-    Ok(Link { latency, speed: sent / (super::ranks::median(seconds) - latency).max(1e-9) })
+    let speed = 4.0 * sent as f64 / (super::ranks::median(seconds) - latency).max(1e-9);
+    Ok(Link { latency, speed })
+}
+
+fn contents(len: usize) -> ParcelContents {
+    ParcelContents { note: Vec::new(), pieces: vec![ParcelPiece::f32s(len)] }
+}
+
+/// Packs, sends and adds gradients.
+fn add_parts(ranks: &Ranks, device: &Arc<dyn Backend>, from: &Buffer, total: &mut Buffer) -> Result<()> {
+    let size = ranks.size();
+    let slots = (0..size).map(|to| contents(part(PROBE, to, size).len())).collect();
+    let mut outbox = Outbox::new(ranks, device, Route::Each, slots)?;
+    (0..size).try_for_each(|to| outbox.push(to, from, part(PROBE, to, size).start))?;
+    let mut inbox = ranks.exchange_parcels(outbox, &vec![vec![ParcelPiece::f32s(total.len())]; size])?;
+    (0..size).try_for_each(|rank| inbox.add(rank, total))
+}
+
+/// Columns of an activation of which a rank sends so many numbers, the same on all ranks.
+fn columns_of(ranks: &Ranks, sent: usize) -> Result<usize> {
+    let own = (sent / (ranks.size() - 1).max(1)).div_ceil(ROWS).max(1);
+    let each = ranks.all_gather(&(own as u64).to_le_bytes())?;
+    let each = each.iter().filter_map(|bytes| bytes.as_slice().try_into().ok().map(u64::from_le_bytes));
+    Ok(each.max().unwrap_or(1) as usize)
+}
+
+/// Packs, sends and gathers the columns of an activation, as groups do.
+fn gather_columns(ranks: &Ranks, device: &Arc<dyn Backend>, from: &Buffer, own: usize) -> Result<()> {
+    let (size, columns) = (ranks.size(), own / ROWS);
+    let mut outbox = Outbox::new(ranks, device, Route::Same((0..size).collect()), vec![contents(own)])?;
+    outbox.push(0, from, 0)?;
+    let mut inbox = ranks.exchange_parcels(outbox, &vec![vec![ParcelPiece::f32s(own)]; size])?;
+    let mut whole = device.alloc(DType::F32, size * own)?;
+    for rank in 0..size {
+        let columns = std::iter::once(rank * columns..(rank + 1) * columns).collect();
+        inbox.write_block(rank, &mut whole, &Block { rows: 0..ROWS, width: own / ROWS * size, columns })?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -30,6 +30,14 @@ impl Block {
         self.len() == 0
     }
 
+    /// Its rows in groups of at most `most` elements, but one row at least.
+    pub(super) fn in_parts(&self, most: usize) -> impl Iterator<Item = Block> {
+        let (rows, each) = (self.rows.clone(), (most / self.columns().max(1)).max(1));
+        let part =
+            move |first: usize| Block { rows: first..(first + each).min(self.rows.end), ..self.clone() };
+        rows.step_by(each).map(part)
+    }
+
     fn columns(&self) -> usize {
         self.columns.iter().map(Range::len).sum()
     }

@@ -1,6 +1,6 @@
 //! Received parcels.
 
-use super::{Block, ParcelPiece};
+use super::{AT_ONCE, Block, ParcelPiece};
 use crate::backend::Backend;
 use crate::buffer::{Buffer, DType};
 use crate::comm::device::{ANNOUNCEMENT, Shipment};
@@ -87,8 +87,11 @@ impl Inbox {
             let (buffer, start) = shipped.next(from, piece)?;
             return self.backend.copy(buffer, start, to, at, piece.len);
         }
-        self.next_numbers(from, piece)?;
-        self.backend.write(to, at, &self.numbers)
+        for start in (0..piece.len).step_by(AT_ONCE) {
+            self.next_numbers(from, ParcelPiece { len: AT_ONCE.min(piece.len - start), ..piece })?;
+            self.backend.write(to, at + start, &self.numbers)?;
+        }
+        Ok(())
     }
 
     /// Writes a rank's next piece to a block of a buffer.
@@ -101,10 +104,13 @@ impl Inbox {
             let (buffer, start) = shipped.next(from, piece)?;
             return block.unpack(&*self.backend, (buffer, start), to);
         }
-        self.next_numbers(from, piece)?;
-        let mut packed = self.backend.alloc(piece.format, piece.len)?;
-        self.backend.write(&mut packed, 0, &self.numbers)?;
-        block.unpack(&*self.backend, (&packed, 0), to)
+        for some in block.in_parts(AT_ONCE) {
+            self.next_numbers(from, ParcelPiece { len: some.len(), ..piece })?;
+            let mut packed = self.backend.alloc(piece.format, some.len())?;
+            self.backend.write(&mut packed, 0, &self.numbers)?;
+            some.unpack(&*self.backend, (&packed, 0), to)?;
+        }
+        Ok(())
     }
 
     /// `total += piece`, for the next piece of a rank, in f32.

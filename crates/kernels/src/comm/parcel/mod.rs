@@ -20,6 +20,10 @@ use crate::narrow;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Numbers that are converted at a time in host memory: 256 KiB, which stay in the cache; converting whole messages takes page
+/// faults for as many bytes again.
+const AT_ONCE: usize = 64 << 10;
+
 /// Contiguous numbers and their wire format, f32 or bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParcelPiece {
@@ -113,10 +117,13 @@ impl Outbox {
         self.pushed[slot] += 1;
         match &mut self.packed {
             ParcelStorage::Host { bytes, filled, numbers } => {
-                numbers.resize(piece.len, 0.0);
-                self.backend.read(from, at, numbers)?;
-                write(numbers, piece.format, &mut bytes[slot][filled[slot]..][..piece.bytes()]);
-                filled[slot] += piece.bytes();
+                for start in (0..piece.len).step_by(AT_ONCE) {
+                    let part = ParcelPiece { len: AT_ONCE.min(piece.len - start), ..piece };
+                    numbers.resize(part.len, 0.0);
+                    self.backend.read(from, at + start, numbers)?;
+                    write(numbers, part.format, &mut bytes[slot][filled[slot]..][..part.bytes()]);
+                    filled[slot] += part.bytes();
+                }
             }
             ParcelStorage::Device { buffers, filled, .. } => {
                 let range = &mut filled[slot][piece.section()];
