@@ -210,19 +210,19 @@ fn names_that_are_not_utf8() {
         format!("algo = \"dr_grpo\"\nrollout.max_new_tokens = 4\n{recipe}[[reward]]\npython = \"my.py\"\n"),
     )
     .unwrap();
-    let train = |recipe: &[u8]| {
+    let train = |recipe: &[u8], run: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferrl"));
         let output = command
             .arg("train")
             .arg(name(recipe))
-            .args(["--name", "run"])
+            .args(["--name", run])
             .current_dir(&inside)
             .output()
             .unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let (code, said) = train(b"r\xff.toml");
+    let (code, said) = train(b"r\xff.toml", "first");
     assert_eq!(code, Some(0), "{said}");
-    let (code, said) = train(b"g.toml");
+    let (code, said) = train(b"g.toml", "second");
     assert!(code == Some(2) && said.contains("not UTF-8") && said.contains("fix: rename"), "{code:?} {said}");
 }

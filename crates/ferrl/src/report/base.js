@@ -58,5 +58,5 @@ function axes(svg, plot, xs, ys, names, yText = brief) {
   for (const t of xs) draw(svg, "text", { x: plot.x(t), y: plot.b + 13, "text-anchor": anchor(plot.x(t), plot.r + 8) }, brief(t));
   draw(svg, "text", { class: "axis x", x: (plot.l + plot.r) / 2, y: plot.b + 27, "text-anchor": "middle" }, names[0]);
   const middle = (plot.t + plot.b) / 2;
-  draw(svg, "text", { class: "axis y", x: 8, y: middle, "text-anchor": "middle", transform: `rotate(-90 8 ${middle})` }, names[1]);
+  draw(svg, "text", { class: "axis y", x: 10, y: middle, "text-anchor": "middle", transform: `rotate(-90 10 ${middle})` }, names[1]);
 }
