@@ -196,6 +196,9 @@ fn models<'a>(
         }
         let option = format!("reward.{i}.options.");
         reward.check_model(head == Head::Score, &option).map_err(|e| e.at(format!("reward.{i}.model")))?;
+        for (key, path) in reward.models() {
+            config(path).map_err(|e| e.at(format!("{option}{key}")))?;
+        }
     }
     if let Some(scorer) = recipe.search.model_reward() {
         let look = || {
@@ -203,7 +206,7 @@ fn models<'a>(
             scorer.check_model(scores, "search.scorer_options.")?;
             scorer.models().try_for_each(|(_, path)| config(path).map(drop))
         };
-        look().map_err(|e| e.at("search.scorer"))?;
+        look().map_err(|e| recipe.search.not_opened(e))?;
     }
     Ok((policy, critic.map(|c| ModelConfig { head: Head::Score, ..c })))
 }

@@ -83,6 +83,9 @@ impl CompletionScores {
     }
 }
 
+/// Rewards of one completion of a part, and the failure if it is lost.
+pub type ScoredPart = (CompletionScores, Option<Error>);
+
 #[derive(Clone, Copy)]
 pub struct CompletionBatch<'a> {
     pub prompts: &'a [Prompt],
@@ -292,13 +295,43 @@ impl Rewards {
         experience: &mut Experience,
         metrics: &mut Metrics,
     ) -> Result<Vec<CompletionScores>> {
-        self.score_among(&self.ranks, batch, experience, metrics)
+        let (sums, scores) = self.score_among(&self.ranks, batch, experience, metrics)?;
+        self.account_for_lost(&sums, &scores, batch.at)?;
+        Ok(scores)
+    }
+
+    /// Scores completions that are a part of a larger set, such as a round of a search or continuations of a few states. Lost ones
+    /// come with the failure, and it is no error if all of this part are lost: whoever knows the whole set decides that.
+    pub fn score_part(
+        &self,
+        batch: CompletionBatch<'_>,
+        experience: &mut Experience,
+    ) -> Result<Vec<ScoredPart>> {
+        self.score_part_among(&self.ranks, batch, experience)
     }
 
     /// The same on this rank alone, without communication.
-    pub fn score_alone(&self, batch: CompletionBatch<'_>) -> Result<Vec<CompletionScores>> {
-        let (mut experience, mut metrics) = (Experience::default(), Metrics::default());
-        self.score_among(Ranks::ALONE, batch, &mut experience, &mut metrics)
+    pub fn score_part_alone(&self, batch: CompletionBatch<'_>) -> Result<Vec<ScoredPart>> {
+        self.score_part_among(Ranks::ALONE, batch, &mut Experience::default())
+    }
+
+    fn score_part_among(
+        &self,
+        ranks: &Ranks,
+        batch: CompletionBatch<'_>,
+        experience: &mut Experience,
+    ) -> Result<Vec<ScoredPart>> {
+        let (sums, scores) = self.score_among(ranks, batch, experience, &mut Metrics::default())?;
+        let part = |(sum, scores): (RewardSum, CompletionScores)| {
+            let failure = scores.is_lost().then(|| self.failure(&[sum]));
+            if let Some(failure) = &failure {
+                let message = format!("a completion got no reward: {failure}");
+                let fix = "it counts neither as right nor as wrong; correct the function";
+                self.hooks.warnings.raise("lost-rewards", message, fix);
+            }
+            (scores, failure)
+        };
+        Ok(sums.into_iter().zip(scores).map(part).collect())
     }
 
     fn score_among(
@@ -307,7 +340,7 @@ impl Rewards {
         batch: CompletionBatch<'_>,
         experience: &mut Experience,
         metrics: &mut Metrics,
-    ) -> Result<Vec<CompletionScores>> {
+    ) -> Result<(Vec<RewardSum>, Vec<CompletionScores>)> {
         let completions = batch.completions;
         let mut sums: Vec<RewardSum> = completions.iter().map(RewardSum::of).collect();
         let unscored = |played: &Played| self.of_tasks || played.lost.is_some();
@@ -352,10 +385,9 @@ impl Rewards {
         gather(ranks, &mut sums, scored, &mut logged)?;
         logged.iter().for_each(|(name, value)| self.log(name, *value, metrics));
         let scores: Vec<CompletionScores> = sums.iter().map(|s| s.scores(self.sources.is_empty())).collect();
-        self.account_for_lost(&sums, &scores, batch.at)?;
         place(experience, &sums, &scores, metrics);
         scores.iter().filter_map(|g| g.score).for_each(|score| metrics.add("score", score));
-        Ok(scores)
+        Ok((sums, scores))
     }
 
     /// Writes what a function logged. Under a name of the run's own it would be averaged with what the run measures.
@@ -370,19 +402,24 @@ impl Rewards {
         metrics.add(&other, value);
     }
 
+    /// The first failure among completions without a reward.
+    fn failure(&self, sums: &[RewardSum]) -> Error {
+        sums.iter().find_map(|s| s.failure.clone()).map(|f| f.0).unwrap_or_else(|| {
+            let mut verifiers = self.sources.iter().filter_map(|(_, reward)| reward.verifier());
+            let files = verifiers.find_map(|v| v.file().map(|f| f.display().to_string()));
+            Error::usage("no reward function returned a number: all returned None")
+                .at(files.unwrap_or("reward".into()))
+                .fix("let at least one function return a number for every completion")
+        })
+    }
+
     /// Warns once why completions have no reward; an error if none has.
     fn account_for_lost(&self, sums: &[RewardSum], scores: &[CompletionScores], at: Progress) -> Result<()> {
         let (lost, all) = (scores.iter().filter(|g| g.is_lost()).count(), scores.len());
         if lost == 0 {
             return Ok(());
         }
-        let failure = sums.iter().find_map(|s| s.failure.clone()).map(|f| f.0).unwrap_or_else(|| {
-            let mut verifiers = self.sources.iter().filter_map(|(_, reward)| reward.verifier());
-            let files = verifiers.find_map(|v| v.file().map(|f| f.display().to_string()));
-            Error::usage("no reward function returned a number: all returned None")
-                .at(files.unwrap_or("reward".into()))
-                .fix("let at least one function return a number for every completion")
-        });
+        let failure = self.failure(sums);
         let of_step = if at.steps > 0 { format!(" of step {}", at.step + 1) } else { String::new() };
         if lost == all {
             let what = format!("no completion{of_step} got a reward ({all} lost)");

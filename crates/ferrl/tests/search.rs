@@ -12,6 +12,8 @@ mod extractors;
 mod help;
 #[path = "search/invariants.rs"]
 mod invariants;
+#[path = "search/lost.rs"]
+mod lost;
 #[path = "search/programs.rs"]
 mod programs;
 #[path = "search/same.rs"]

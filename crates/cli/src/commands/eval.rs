@@ -4,6 +4,8 @@ mod pairs;
 mod resume;
 mod suite;
 
+pub use resume::difference;
+
 use crate::data::files_read;
 use crate::options::{RecipeArgs, at_least_one, key_values, nearest_path, open_model, size};
 use crate::output::{JsonlOutput, finish_on_interrupt, print, visible, warn};
@@ -565,6 +567,7 @@ fn sampled(args: &Args, mut recipe: Recipe) -> Result<Recipe> {
         return Err(Error::usage("a search at temperature 0 finds one completion again and again")
             .fix("a --temperature above 0, or search.eval=false"));
     }
+    recipe.check_search()?;
     match args.k.iter().find(|&&k| k > samples) {
         Some(k) => Err(Error::usage(format!("pass@{k} needs {k} completions per prompt, got {samples}"))
             .fix(format!("--samples {k}"))),

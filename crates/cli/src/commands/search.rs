@@ -1,11 +1,12 @@
 //! `ferrl search`: search for answers, and replay saved searches.
 
+mod resume;
 mod show;
 
 use super::eval::{find, last_stage, point_at, wanted};
 use crate::data::files_read;
 use crate::options::{RecipeArgs, at_least_one, key_values, open_model, size};
-use crate::output::{JsonlOutput, finish_on_interrupt, print, unwritable, warn};
+use crate::output::{JsonlOutput, finish_on_interrupt, print, warn};
 use crate::progress::ProgressLine;
 use crate::text::ModelText;
 use ferrl::algo::Feed;
@@ -30,6 +31,7 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, counted, nearest};
 use ferrl_kernels::{Backend, Ranks};
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -89,6 +91,9 @@ pub struct Args {
     /// Folder to save trees in, as tree-N.json; earlier trees there are replaced
     #[arg(long, value_name = "DIR", conflicts_with = "replay")]
     save: Option<PathBuf>,
+    /// Continue an interrupted search: prompts with a tree in --save are not searched again
+    #[arg(long, requires = "save")]
+    resume: bool,
     /// Recompute the results of saved trees: a folder or one file
     #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "list", "data", "task", "prompt", "recipe", "strategy", "option", "verifier", "budget", "prompts"])]
     replay: Option<PathBuf>,
@@ -157,37 +162,43 @@ pub fn run(args: &Args) -> Result<()> {
         ..Default::default()
     };
     search::build(search::find(&args.strategy)?, &key_values("--option", &args.option)?, facts)?;
-    let saved = args.save.as_deref().map(folder).transpose()?;
+    let saved = args.save.as_deref();
+    let made_by = resume::settings(args, &recipe, &dir.path)?;
+    let mut records =
+        saved.map_or(Ok(Vec::new()), |dir| resume::open(dir, (&made_by, &prompts), args.resume))?;
     let options =
         Options { dtype: recipe.dtype()?, training: false, context: setup::sampled_context(&recipe) };
     let model = Model::load(backend, &dir, options)?;
-    let records = {
+    {
         let with = (&recipe, &model, &dir, &tokenizer);
-        grow(args, with, (rewards.as_ref(), &mut *scorer, &environments), &prompts, saved.as_deref())?
-    };
+        grow(args, with, (rewards.as_ref(), &mut *scorer, &environments), &prompts, &mut records)?;
+    }
     warn(&hooks.warnings);
     if !records.is_empty() {
         results(args, &records, paths)?;
     }
     if show::nothing_left(&records) {
         let why = show::lost(&records).unwrap_or_default();
-        return Err(Error::data(format!("every episode was lost: {why}")));
+        return Err(Error::data(format!("every {} was lost: {why}", show::whole(&records))));
     }
     if interrupt::requested() && records.len() < prompts.len() {
-        eprintln!("stopped after {} of {}", records.len(), counted(prompts.len(), "prompt"));
+        let how = saved.map_or("", |_| "; the same command with --resume goes on");
+        eprintln!("stopped after {} of {}{how}", records.len(), counted(prompts.len(), "prompt"));
         crate::output::exit(130);
     }
     Ok(())
 }
 
-/// Searches for every prompt, and saves each tree as it is complete.
+/// Searches for every prompt without a record, and saves each tree as it is complete.
 fn grow(
     args: &Args,
     (recipe, model, dir, tokenizer): (&Recipe, &Model, &ModelDir, &Arc<Tokenizer>),
     (rewards, scorer, environments): (Option<&Rewards>, &mut dyn Scorer, &Environments),
     prompts: &[Prompt],
-    saved: Option<&Path>,
-) -> Result<Vec<Record>> {
+    records: &mut Vec<Record>,
+) -> Result<()> {
+    let done: HashSet<u64> = records.iter().map(|r| r.index).collect();
+    let open: Vec<Prompt> = prompts.iter().filter(|p| !done.contains(&p.index)).cloned().collect();
     let stops = rollout::stops(&dir.path, tokenizer, &recipe.rollout);
     let params = rollout::params(&recipe.rollout, &stops, args.set.seed(recipe));
     let template = ChatTemplate::from_dir(&dir.path).ok();
@@ -214,9 +225,9 @@ fn grow(
         with_system: Some(&with_system),
     };
     let progress = ProgressLine::new("searching", prompts.len() as u64, "prompts");
-    let mut records: Vec<Record> = Vec::new();
-    driver.run(prompts, &mut |record| {
-        if let Some(dir) = saved {
+    progress.add(done.len() as u64);
+    driver.run(&open, &mut |record| {
+        if let Some(dir) = &args.save {
             record.save(dir)?;
         }
         records.push(record);
@@ -225,7 +236,7 @@ fn grow(
     })?;
     drop(progress);
     records.sort_by_key(|r| r.index);
-    Ok(records)
+    Ok(())
 }
 
 /// Saved searches, with results selected by the flags.
@@ -433,13 +444,4 @@ fn with_system(
             template.encode_chat(tokenizer, &messages, None, true, &Kwargs::new())
         }
     }
-}
-
-/// A folder for trees, without those of an earlier search.
-fn folder(dir: &Path) -> Result<PathBuf> {
-    std::fs::create_dir_all(dir).map_err(|e| unwritable(dir, &e))?;
-    for tree in search::tree_files(dir)? {
-        std::fs::remove_file(&tree).map_err(|e| unwritable(&tree, &e))?;
-    }
-    Ok(dir.to_path_buf())
 }

@@ -124,6 +124,9 @@ fn a_program_is_run_for_every_row() {
     }
     let alone = folder.write("alone.jinja", "the quick{{ gen(max_tokens=3) }}");
     assert!(ok(&["generate", "--model", &model, "--program", &alone]).starts_with("the quick"));
+    // Was: an error about a cache that no flag sets, where the text is longer than the model was made for.
+    let long = folder.write("long.jinja", "the quick{{ gen(max_tokens=900) }}");
+    ok(&["generate", "--model", &model, "--program", &long]);
     fails(&["generate", "--model", &model, "--program", &program], 2, &["animal", "p.jinja"]);
     fails(&["generate", "--model", &model, "--program", &folder.path("none")], 2, &["none"]);
 }

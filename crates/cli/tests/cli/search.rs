@@ -352,3 +352,84 @@ fn a_search_whose_episodes_were_all_lost_says_why() {
         &["every episode was lost", "boom"],
     );
 }
+
+/// Was: the trees of an interrupted search were deleted by the same command.
+#[test]
+fn an_interrupted_search_is_resumed_to_the_same_trees() {
+    let folder = Folder::new("search-resume");
+    let run = tiny_run(&folder);
+    let dir = folder.path("trees");
+    let command = |more: &[&'static str]| {
+        let base = ["search", &run, "--strategy", "mcts", "--prompts", "4", "--save", &dir, "--json"];
+        base.iter().copied().chain(more.iter().copied()).map(str::to_string).collect::<Vec<_>>()
+    };
+    let args = |more| command(more);
+    let run_it = |more| {
+        let args = args(more);
+        ferrl(&args.iter().map(String::as_str).collect::<Vec<_>>(), "")
+    };
+    assert!(run_it(&[]).status.success());
+    let (want, kept) = (trees(&folder, "trees", 4), folder.read("trees/tree-1.json"));
+    std::fs::remove_file(folder.0.join("trees/tree-2.json")).unwrap();
+    let out = run_it(&["--resume"]);
+    assert!(String::from_utf8_lossy(&out.stderr).contains("resumed after 3 prompts"));
+    assert_eq!(parsed(&String::from_utf8(out.stdout).unwrap())["prompts"], 4);
+    assert_eq!(trees(&folder, "trees", 4), want);
+    assert_eq!(folder.read("trees/tree-1.json"), kept, "not searched again");
+    // Other settings would mix trees that cannot be compared.
+    let refused = |more: &[&'static str], parts: &[&str]| {
+        let args = args(more);
+        fails(&args.iter().map(String::as_str).collect::<Vec<_>>(), 2, parts);
+    };
+    refused(&["--resume", "--option", "c=2"], &["its trees were made with option", "c=2", "no --resume"]);
+    refused(&["--resume", "--seed", "9"], &["its trees were made with seed"]);
+    refused(&["--resume", "--temperature", "0.7"], &["its trees were made with temperature"]);
+    std::fs::remove_file(folder.0.join("trees/search.json")).unwrap();
+    refused(&["--resume"], &["search.json is missing"]);
+    fails(&["search", &run, "--resume"], 2, &["--save"]);
+}
+
+/// Was: without a word no search, or an error in the flags of another command.
+#[test]
+fn a_search_that_an_evaluation_would_not_use_is_refused() {
+    let folder = Folder::new("search-unused");
+    let run = tiny_run(&folder);
+    let eval = |settings: &[&str], code: i32, parts: &[&str]| {
+        fails(&[&["eval", &run, "--prompts", "1"], settings].concat(), code, parts);
+    };
+    eval(&["search.eval=true"], 2, &["search.strategy", "a search without a strategy"]);
+    eval(&["search.strategy=majority"], 2, &["neither in rollouts nor in evaluations"]);
+    eval(&["search.budget=9"], 2, &["search.budget", "has no effect without search.strategy"]);
+    let used = ["search.eval=true", "search.strategy=mcts"];
+    eval(&["search.eval=true", "search.strategy=mtcs"], 2, &["search.strategy = \"mcts\""]);
+    let systems = "search.options.expander=iid_with_different_system_message";
+    eval(&[&used[..], &[systems]].concat(), 2, &["systems = [\"Be brief.\""]);
+    for (name, near) in [("oracle", "reward"), ("stepp_oracle", "step_oracle")] {
+        let scorer = format!("search.scorer={name}");
+        let fix = format!("search.scorer = {near:?}");
+        eval(&[&used[..], &[&scorer]].concat(), 4, &["is neither a scorer nor a folder", &fix]);
+    }
+}
+
+/// Was: said by the stage after the run had begun, minutes into a recipe with stages.
+#[test]
+fn options_of_a_judge_are_read_before_the_first_step() {
+    let folder = Folder::new("judge-options");
+    let model = format!("{}/stages/0", tiny_run(&folder));
+    let with = |options: &str, code: i32, parts: &[&str]| {
+        let recipe = folder.write(
+            "judged.toml",
+            format!(
+                "algo = \"dr_grpo\"\nmodel.path = {model:?}\ndata.train = [\"task:countdown\"]\n\
+                 reward = [{{ model = {model:?}, options = {{ {options} }} }}]\n\
+                 rollout = {{ prompts = 1, samples = 2, max_new_tokens = 8, cache_mib = 4 }}\ntrain.steps = 1\n"
+            ),
+        );
+        fails(&["train", &recipe, "--runs", &folder.path("runs")], code, parts);
+        assert!(!std::path::Path::new(&folder.path("runs/judged")).exists(), "{options}: no run folder");
+    };
+    with("kind = \"decision\", extractr = \"x\"", 2, &["unknown key \"extractr\"", "\"extractor\""]);
+    with("kind = \"generative\", votes = -1", 2, &["votes", "got the number -1"]);
+    with("kind = \"decision\", extractor = \"nowhere\"", 4, &["reward.0.options.extractor", "nowhere"]);
+    with("kind = \"implicit\", reference = \"nowhere\"", 4, &["reward.0.options.reference", "nowhere"]);
+}

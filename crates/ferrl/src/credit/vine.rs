@@ -11,7 +11,7 @@ use crate::algo::math::mean_std;
 use crate::episode::Prefix;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::ranks::{Teams, gather};
-use crate::reward::{CompletionBatch, CompletionScores, Rewards};
+use crate::reward::{CompletionBatch, CompletionScores, Rewards, ScoredPart};
 use crate::rollout::{Actor, RolloutCompletion, cut_at_stop, texts};
 use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, StopReason};
 use ferrl_engine::tokenizer::Tokenizer;
@@ -245,12 +245,17 @@ fn sample_all(
 ) -> Result<()> {
     let interval = c.vine.interval();
     let mut open: Vec<usize> = (0..states.len()).collect();
-    let (mut count, mut tokens) = (c.vine.samples, 0);
+    let (mut count, mut tokens, mut failure) = (c.vine.samples, 0, None);
     while !open.is_empty() {
-        tokens += sample_round(c, batch, states, (&open, count), metrics)?;
+        let round = sample_round(c, batch, states, (&open, count), metrics)?;
+        tokens += round.0;
+        failure = failure.or(round.1);
         let Some(interval) = interval else { break };
         open.retain(|&i| states[i].drawn < interval.max && interval.wants_more(&states[i].rewards));
         count = interval.add;
+    }
+    if let Some(failure) = failure.filter(|_| states.iter().all(|s| s.rewards.is_empty())) {
+        return Err(failure.context("no continuation got a reward"));
     }
     for state in states.iter().filter(|s| !s.rewards.is_empty()) {
         metrics.add("credit/value", mean(&state.rewards));
@@ -263,14 +268,15 @@ fn sample_all(
     Ok(())
 }
 
-/// Samples `count` more continuations of each open state; returns the number of their tokens.
+/// Samples `count` more continuations of each open state; returns the number of their tokens, and why the first one without a
+/// reward has none.
 fn sample_round(
     c: &mut Continuations<'_>,
     batch: CompletionBatch<'_>,
     states: &mut [VineState],
     (open, count): (&[usize], usize),
     metrics: &mut Metrics,
-) -> Result<usize> {
+) -> Result<(usize, Option<Error>)> {
     let of: Vec<usize> = open.iter().flat_map(|&i| std::iter::repeat_n(i, count)).collect();
     let share = Teams::of(c.actor.ranks, c.actor.policy).share(batch.prompts.len());
     // The rank that sampled a prompt's completions has their prefixes in its cache.
@@ -295,9 +301,12 @@ fn sample_round(
         metrics.add("credit/clipped_ratio", f64::from(continued.completion.truncated));
     }
     let tokens = sampled.iter().map(|c| c.tokens).sum();
-    let rewards = reward(c, batch, (states, &of), sampled)?;
-    of.iter().zip(rewards).for_each(|(&i, reward)| states[i].rewards.extend(reward));
-    Ok(tokens)
+    let (mut first, scores) = (None, reward(c, batch, (states, &of), sampled)?);
+    for (&i, (scores, failure)) in of.iter().zip(scores) {
+        states[i].rewards.extend(scores.reward);
+        first = first.or(failure);
+    }
+    Ok((tokens, first))
 }
 
 /// Continuations of completions: each state with its place and the number of its continuation.
@@ -356,13 +365,13 @@ fn join(prefix: &[u32], c: &mut Completion, stops: &[String], tokenizer: &Tokeni
     Ok(())
 }
 
-/// The recipe's reward of each whole completion; `None` if it was lost.
+/// The recipe's reward of each whole completion, or why it is lost.
 fn reward(
     c: &Continuations<'_>,
     batch: CompletionBatch<'_>,
     (states, of): (&[VineState], &[usize]),
     sampled: Vec<Continued>,
-) -> Result<Vec<Option<f64>>> {
+) -> Result<Vec<ScoredPart>> {
     let (mut completions, mut experience) = (Vec::with_capacity(of.len()), Experience::default());
     for (i, (&state, continued)) in of.iter().zip(sampled).enumerate() {
         let state = &states[state];
@@ -376,6 +385,5 @@ fn reward(
         completions.push(continued.completion);
     }
     let whole = CompletionBatch { completions: &completions, ..batch };
-    let scores = c.rewards.score(whole, &mut experience, &mut Metrics::default())?;
-    Ok(scores.into_iter().map(|g| g.reward).collect())
+    c.rewards.score_part(whole, &mut experience)
 }

@@ -1,7 +1,8 @@
 //! All settings of a recipe, with defaults. The doc comments are the manual's text.
 
-use super::{AdapterSettings, EnvSettings, Parallel};
+use super::{AdapterSettings, EnvSettings, Parallel, read_settings};
 use crate::credit::StepSplit;
+use crate::reward::{DecisionOptions, Implicit, Judgement};
 use ferrl_engine::{Error, Result, nearest};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -289,6 +290,22 @@ impl SearchSettings {
         let model = Some(self.model()?.to_string());
         Some(RewardSettings { model, options: self.scorer_options.clone(), ..Default::default() })
     }
+    /// Why the scorer's model cannot be opened: one word that is no folder was meant as a name.
+    pub(crate) fn not_opened(&self, error: Error) -> Error {
+        let name = self.scorer.as_str();
+        if name.contains(std::path::MAIN_SEPARATOR) || std::path::Path::new(name).exists() {
+            return error.at("search.scorer");
+        }
+        let near = if name == "oracle" { Some(SCORERS[0]) } else { nearest(name, SCORERS) };
+        let what = format!(
+            "{name:?} is neither a scorer nor a folder, expected one of {}, or the folder of a reward model",
+            SCORERS.join(", ")
+        );
+        Error::model(what)
+            .at("search.scorer")
+            .fix(format!("search.scorer = {:?}", near.unwrap_or(SCORERS[0])))
+    }
+    /// Whether the scorer can score prefixes.
     pub fn judges_steps(&self) -> bool {
         self.scorer != SCORERS[0]
     }
@@ -352,6 +369,13 @@ impl RewardSettings {
     /// option in fixes, such as `--judge `.
     pub fn check_model(&self, scores: bool, option: &str) -> Result<()> {
         let usage = |what: String, fix: String| Err(Error::usage(what).fix(fix));
+        let table = option.trim_end_matches(['.', ' ']);
+        match self.model_kind() {
+            Some("generative") => drop(read_settings::<Judgement>(table, &self.options)?),
+            Some("implicit") => drop(read_settings::<Implicit>(table, &self.options)?),
+            Some("decision") => drop(read_settings::<DecisionOptions>(table, &self.options)?),
+            _ => {}
+        }
         let given = |key: &str| self.options.get(key).and_then(Value::as_str).is_some_and(|v| !v.is_empty());
         match (self.model_kind(), self.options.get("kind")) {
             (None, Some(kind)) => {

@@ -60,7 +60,12 @@ pub fn verdicts(rows: &[(String, Row)], options: &VerdictOptions) -> Result<Verd
     let count = |right: bool| judged.iter().filter(|j| j.right == right).count();
     out.each = count(true).min(count(false));
     if out.each == 0 {
-        let what = format!("{} right and {} wrong completions, both are needed", count(true), count(false));
+        let left = match out.contradicted {
+            0 => String::new(),
+            n => format!(" ({n} left out: the rationale's verdict contradicts the reward)"),
+        };
+        let what =
+            format!("{} right and {} wrong completions{left}, both are needed", count(true), count(false));
         return Err(Error::data(what).fix("rollouts of a model that is sometimes right and sometimes wrong"));
     }
     let (mut left, mut right) = ([out.each; 2], Vec::new());

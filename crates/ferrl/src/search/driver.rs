@@ -16,7 +16,7 @@ use crate::reward::{CompletionScores, Rewards};
 use crate::rollout::Actor;
 use crate::source::Prompt;
 use ferrl_engine::generate::SamplingParams;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, counted};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -77,6 +77,8 @@ impl Driver<'_> {
             with_system: self.with_system,
             facts,
             under_way: HashMap::new(),
+            scored: 0,
+            lost: 0,
         };
         let result = search.run(number, done);
         search.episodes.end();
@@ -106,7 +108,14 @@ struct ActiveSearch<'s, 'a> {
     facts: Facts,
     /// Running branches: their search and purpose.
     under_way: HashMap<usize, (usize, BranchSlot)>,
+    /// Nodes with a score so far.
+    scored: usize,
+    /// Nodes so far whose verifier or scorer failed.
+    lost: usize,
 }
+
+/// Failures of verifier or scorer after which a search without any score ends.
+const HOPELESS: usize = 16;
 
 /// Running searches by index.
 type LiveQuestions = BTreeMap<usize, Live>;
@@ -261,25 +270,37 @@ impl ActiveSearch<'_, '_> {
             }
             None => Vec::new(),
         };
-        for (&i, g) in whole.iter().zip(&graded) {
+        let mut failures: Vec<Option<Error>> = vec![None; all.len()];
+        for (&i, (g, failure)) in whole.iter().zip(&graded) {
             all[i].graded = Some(g);
+            failures[i].clone_from(failure);
         }
         let scores = self.scorer.score(&all)?;
         let answers = self.answers(&all, live.values().next().map(|l| l.built.extractor.as_str()))?;
         let graded: Vec<Option<CompletionScores>> = all.iter().map(|j| j.graded.cloned()).collect();
-        for ((((place, id, ..), score), answer), graded) in fresh.iter().zip(scores).zip(answers).zip(graded)
-        {
+        let verdicts = scores.into_iter().zip(failures).zip(answers).zip(graded);
+        for ((place, id, ..), (((score, failure), (answer, asked)), graded)) in fresh.iter().zip(verdicts) {
             let Some(l) = live.get_mut(place) else { continue };
-            l.tree.node_mut(*id).score = Some(score.clamp(0.0, 1.0));
-            let (answer, asked) = answer;
             l.generated += asked as u64;
             let node = l.tree.node_mut(*id);
+            node.score = score.as_ref().ok().map(|score| score.clamp(0.0, 1.0));
             if node.terminal {
                 node.answer = answer;
-                node.reward =
-                    graded.as_ref().and_then(|g| g.reward).or(self.rewards.is_none().then_some(score));
+                let scored = node.score.filter(|_| self.rewards.is_none());
+                node.reward = graded.as_ref().and_then(|g| g.reward).or(scored);
                 node.correct =
                     graded.as_ref().filter(|g| !g.is_lost()).map(|g| g.is_right() || unit(g) >= 1.0);
+            }
+            // A lost one says nothing of the others; a function that fails every time does.
+            let failure = failure.or(score.err());
+            node.lost = failure.as_ref().map(Error::to_string);
+            match failure {
+                None => self.scored += 1,
+                Some(_) => self.lost += 1,
+            }
+            if let Some(failure) = failure.filter(|_| self.scored == 0 && self.lost >= HOPELESS) {
+                let what = format!("none of the first {} got a reward", counted(self.lost, "completion"));
+                return Err(failure.context(what));
             }
         }
         Ok(())

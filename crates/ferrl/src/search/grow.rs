@@ -353,7 +353,7 @@ fn node(tree: &Tree, parent: usize, mut c: Completion, sampling: Sampling<'_>) -
     };
     let version = c.versions.first().copied().unwrap_or_default();
     Ok(Node {
-        text: text(tree, parent, &c.ids, sampling)?,
+        text: text(tree, parent, (&c.ids, ended || full), sampling)?,
         logprob: c.logp.iter().map(|&l| f64::from(l)).sum(),
         terminal: ended || full,
         truncated: full && !ended,
@@ -364,13 +364,24 @@ fn node(tree: &Tree, parent: usize, mut c: Completion, sampling: Sampling<'_>) -
     })
 }
 
-/// The text that tokens add below a node. A character may span two nodes, so it is the difference of decoded texts.
-pub(super) fn text(tree: &Tree, parent: usize, ids: &[u32], sampling: Sampling<'_>) -> Result<String> {
+/// The text that tokens add below a node, so that the texts of a path join to the text of its tokens. A character may span two
+/// nodes: it belongs to the node in which it ends, or to the last one of the path if it never does.
+pub(super) fn text(
+    tree: &Tree,
+    parent: usize,
+    (ids, terminal): (&[u32], bool),
+    sampling: Sampling<'_>,
+) -> Result<String> {
     let before = tree.tokens(parent);
-    let (before_text, own) =
-        (sampling.tokenizer.decode(&before, true)?, sampling.tokenizer.decode(ids, true)?);
-    let all = sampling.tokenizer.decode(&[&before, ids].concat(), true)?;
-    Ok(all.strip_prefix(before_text.as_str()).map_or(own, str::to_string))
+    let decode = |ids: &[u32]| sampling.tokenizer.decode(ids, true);
+    // Replacement characters at the end may be the start of a character.
+    let settled = |text: &str| text.trim_end_matches('\u{FFFD}').len();
+    let (earlier, all) = (decode(&before)?, decode(&[&before, ids].concat())?);
+    let end = if terminal { all.len() } else { settled(&all) };
+    match all.strip_prefix(&earlier[..settled(&earlier)]) {
+        Some(own) => Ok(own[..own.len() - (all.len() - end)].to_string()),
+        None => decode(ids),
+    }
 }
 
 /// The text of a whole completion for verifiers (without stop strings), or of a prefix unchanged.

@@ -54,12 +54,11 @@ impl Searcher {
                 Box::new(StepOracle::new(rewards).map_err(|e| e.at("search.scorer"))?)
             }
             "logp" => Box::new(LogpScorer),
-            dir => Box::new(RewardScorer::of_model(
-                dir,
-                ("search.scorer_options.", &s.scorer_options),
-                recipe,
-                backend,
-            )?),
+            dir => {
+                let options = ("search.scorer_options.", &s.scorer_options);
+                let scorer = RewardScorer::of_model(dir, options, recipe, backend);
+                Box::new(scorer.map_err(|e| s.not_opened(e))?)
+            }
         };
         let searcher = Searcher { entry, options: s.options.clone(), budget: s.budget, scorer };
         build(entry, &searcher.options, any_task(s)).map_err(|e| e.at("search.options"))?;

@@ -5,7 +5,7 @@
 
 use crate::episode::Played;
 use crate::recipe::{Recipe, RewardSettings as Source};
-use crate::reward::{CompletionBatch, CompletionScores, Rewards};
+use crate::reward::{CompletionBatch, CompletionScores, Rewards, ScoredPart};
 use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
 use crate::verify::Hooks;
@@ -42,8 +42,8 @@ pub struct Judged<'a> {
 pub trait Scorer: Send {
     /// Its name, for tables.
     fn name(&self) -> &str;
-    /// A value from 0 to 1 for each, in order. Values do not depend on the batch.
-    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>>;
+    /// A value from 0 to 1 for each, in order, or why one has none. Values do not depend on the batch.
+    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<Result<f64>>>;
     /// Whether it can score prefixes.
     fn judges_steps(&self) -> bool {
         false
@@ -70,8 +70,8 @@ impl Scorer for Oracle {
     fn name(&self) -> &str {
         "oracle"
     }
-    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>> {
-        judged.iter().map(|j| judged_whole(j, "oracle").map(|()| j.graded.map_or(0.0, unit))).collect()
+    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<Result<f64>>> {
+        judged.iter().map(|j| judged_whole(j, "oracle").map(|()| of_verifier(j))).collect()
     }
 }
 
@@ -95,15 +95,23 @@ impl Scorer for StepOracle {
     fn name(&self) -> &str {
         "step_oracle"
     }
-    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>> {
+    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<Result<f64>>> {
         let one = |j: &Judged<'_>| match j.terminal {
-            true => Ok(j.graded.map_or(0.0, unit)),
-            false => Ok(f64::from(u8::from(self.0.right_so_far(j.prompt, j.transcript)?))),
+            true => Ok(of_verifier(j)),
+            false => Ok(Ok(f64::from(u8::from(self.0.right_so_far(j.prompt, j.transcript)?)))),
         };
         judged.iter().map(one).collect()
     }
     fn judges_steps(&self) -> bool {
         true
+    }
+}
+
+/// The verifier's score of a whole completion.
+fn of_verifier(judged: &Judged<'_>) -> Result<f64> {
+    match judged.graded {
+        Some(graded) if graded.is_lost() => Err(Error::data("the verifier gave no reward")),
+        graded => Ok(graded.map_or(0.0, unit)),
     }
 }
 
@@ -126,8 +134,8 @@ fn worth(graded: &CompletionScores) -> f64 {
 }
 
 /// Warns of rewards outside of 0 to 1 in a search: clipping makes different completions equal.
-pub(super) fn warn_of_bounds(rewards: &Rewards, graded: &[CompletionScores]) {
-    if let Some(far) = graded.iter().map(worth).find(|w| !(0.0..=1.0).contains(w)) {
+pub(super) fn warn_of_bounds(rewards: &Rewards, graded: &[ScoredPart]) {
+    if let Some(far) = graded.iter().map(|(g, _)| worth(g)).find(|w| !(0.0..=1.0).contains(w)) {
         let what =
             format!("a completion got a reward of {far}, but search clips rewards to the range from 0 to 1");
         let fix = "a reward from 0 to 1; or name a reward model as scorer, whose scores go through a sigmoid";
@@ -142,9 +150,9 @@ impl Scorer for LogpScorer {
     fn name(&self) -> &str {
         "logp"
     }
-    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>> {
+    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<Result<f64>>> {
         let per_token = |(tokens, logprob): (usize, f64)| (logprob / tokens.max(1) as f64).exp().min(1.0);
-        Ok(judged.iter().map(|j| per_token(j.sampled)).collect())
+        Ok(judged.iter().map(|j| Ok(per_token(j.sampled))).collect())
     }
     fn judges_steps(&self) -> bool {
         true
@@ -189,16 +197,17 @@ impl Scorer for RewardScorer {
     fn name(&self) -> &str {
         &self.name
     }
-    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>> {
+    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<Result<f64>>> {
         if !self.steps {
             judged.iter().try_for_each(|j| judged_whole(j, &self.name))?;
         }
-        let graded = grade(&self.rewards, judged, |j| (j.transcript.to_string(), None))?;
-        let value = |g: &CompletionScores| match self.unbounded {
-            true => 1.0 / (1.0 + (-g.reward.unwrap_or(f64::NEG_INFINITY)).exp()),
-            false => unit(g),
+        let graded = grade(&self.rewards, judged, |j| (j.transcript.to_string(), None));
+        let value = |(g, failure): ScoredPart| match (failure, g.reward) {
+            (Some(failure), _) => Err(failure),
+            (None, Some(reward)) if self.unbounded => Ok(1.0 / (1.0 + (-reward).exp())),
+            _ => Ok(unit(&g)),
         };
-        Ok(graded.iter().map(value).collect())
+        Ok(graded.map_err(|e| e.at(&self.name))?.into_iter().map(value).collect())
     }
     /// A reward model is trained on whole completions, but can score any prefix.
     fn judges_steps(&self) -> bool {
@@ -207,7 +216,7 @@ impl Scorer for RewardScorer {
 }
 
 /// Rewards of whole completions and episodes, the latter with the environment's reward.
-pub(super) fn grade_whole(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Vec<CompletionScores>> {
+pub(super) fn grade_whole(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Vec<ScoredPart>> {
     grade(rewards, judged, |j| match j.played {
         Some(played) => (played.text(), Some(played.clone())),
         None => (j.text.to_string(), None),
@@ -219,7 +228,7 @@ fn grade(
     rewards: &Rewards,
     judged: &[Judged<'_>],
     read: impl Fn(&Judged<'_>) -> (String, Option<Played>),
-) -> Result<Vec<CompletionScores>> {
+) -> Result<Vec<ScoredPart>> {
     if judged.is_empty() {
         return Ok(Vec::new());
     }
@@ -232,5 +241,5 @@ fn grade(
     };
     let completions: Vec<RolloutCompletion> = judged.iter().enumerate().map(answer).collect();
     let batch = CompletionBatch { prompts: &prompts, completions: &completions, at: Default::default() };
-    rewards.score_alone(batch)
+    rewards.score_part_alone(batch)
 }

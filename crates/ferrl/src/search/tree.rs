@@ -69,7 +69,7 @@ pub struct Node {
     /// The turns of an episode that end in this node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub turns: Vec<NodeTurn>,
-    /// Why the episode was lost, if its environment failed.
+    /// Why it is lost, if its environment, the verifier or the scorer failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
     /// Index of the expander's system message of its completion.

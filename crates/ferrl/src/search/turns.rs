@@ -27,7 +27,7 @@ pub(super) fn node(tree: &Tree, parent: usize, mut episode: Episode, sampling: S
     }
     let sequences = if terminal { episode.sequences } else { Vec::new() };
     Ok(Node {
-        text: text(tree, parent, &tokens, sampling)?,
+        text: text(tree, parent, (&tokens, terminal), sampling)?,
         logprob: new.iter().filter_map(|t| t.logp).map(f64::from).sum(),
         observed: new.iter().filter(|t| t.logp.is_none()).count(),
         tokens,

@@ -10,7 +10,7 @@ use ferrl_engine::Result;
 use ferrl_engine::checkpoint::{InitOptions, ModelDir, SaveOptions, StorageFormat, init_model};
 use ferrl_engine::generate::{CacheOptions, Sampler, SamplingParams, Stops, Usage};
 use ferrl_engine::model::{FAMILIES, Model, Options};
-use ferrl_engine::tokenizer::{Tokenizer, train_chars};
+use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use ferrl_kernels::Ranks;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -33,11 +33,21 @@ impl World {
         World::of_family(threads, chars, FAMILIES[0].name(), 256)
     }
 
+    /// The same over bytes: a character may take several tokens.
+    pub fn of_bytes(threads: usize) -> Self {
+        let tokenizer = train_bpe(std::iter::empty(), 258, &["<pad>", "<eos>"].map(String::from)).unwrap();
+        World::of_tokenizer(threads, tokenizer, FAMILIES[0].name(), 256)
+    }
+
     /// The same of another family, with this many positions.
     pub fn of_family(threads: usize, chars: &str, family: &str, positions: usize) -> Self {
-        let dir = tempfile::tempdir().unwrap();
         let specials = ["<pad>", "<eos>"].map(String::from);
         let tokenizer = train_chars([chars.to_string()].into_iter(), &specials).unwrap();
+        World::of_tokenizer(threads, tokenizer, family, positions)
+    }
+
+    fn of_tokenizer(threads: usize, tokenizer: Tokenizer, family: &str, positions: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
         let mut options = InitOptions::new(family);
         (options.vocab, options.hidden, options.layers) = (tokenizer.vocab_size(), 32, 2);
         (options.heads, options.ffn) = (Some(2), Some(48));

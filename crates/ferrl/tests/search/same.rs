@@ -87,3 +87,24 @@ fn prefixes_are_computed_once() {
     // Computed rows: each prompt once, the sampled tokens, and less than a block for each request that opens a prefix.
     assert!(usage.rows < 2 * 120 + generated + 2 * 8 * 16, "{usage:?}");
 }
+
+/// Was: a character over two nodes became two replacement characters in the texts of paths that `--paths` writes.
+#[test]
+fn the_texts_of_a_path_join_to_the_text_of_its_tokens() {
+    let world = World::of_bytes(1);
+    let mut split = 0;
+    for strategy in ["tree", "mcts", "fishbone"] {
+        let options = json!({"step": "", "step_tokens": 1});
+        for r in search(&world, &world.prompts(4), &How::new(strategy, options)) {
+            for end in r.nodes.terminals() {
+                let ids = r.nodes.tokens(end.id);
+                let whole = world.tokenizer.decode(&ids, true).unwrap();
+                assert_eq!(r.nodes.text(end.id), whole, "{strategy}: {ids:?}");
+                let parts = r.nodes.path(end.id).into_iter().map(|id| &r.nodes.node(id).tokens);
+                let parts: String = parts.map(|ids| world.tokenizer.decode(ids, true).unwrap()).collect();
+                split += usize::from(parts != whole);
+            }
+        }
+    }
+    assert!(split > 5, "{split} paths have a character over two nodes");
+}

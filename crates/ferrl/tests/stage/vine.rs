@@ -4,16 +4,16 @@
 use crate::help::{fails, model, stage, weights, write};
 use ferrl::credit::{self, StepCredit};
 use ferrl::recipe::Recipe;
-use ferrl::reward::Rewards;
+use ferrl::reward::{Reward, Rewards};
 use ferrl::setup;
 use ferrl::train::{Stage, StepReport};
-use ferrl::verify::Sample;
-use ferrl_engine::Result;
+use ferrl::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::generate::{
     CacheOptions, Completion, Event, GenerationRequest, Generator, Id, Sampler, Usage,
 };
 use ferrl_engine::model::Model;
 use ferrl_engine::train::{Batch, BatchSequence};
+use ferrl_engine::{Error, Result};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -118,6 +118,42 @@ fn the_weights_are_the_same_bits_for_any_number_of_threads() {
     };
     let one = run(1, 8);
     assert!(one == run(3, 8) && one == run(1, 1));
+}
+
+/// Scores the completions of its first two calls, a rollout and the continuations of it; all later ones are lost.
+struct Dying(Mutex<usize>);
+
+impl Reward for Dying {
+    fn name(&self) -> &str {
+        "dying"
+    }
+    fn score(&self, completions: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
+        let mut calls = self.0.lock().unwrap();
+        *calls += 1;
+        let one = |s: &Sample<'_>| match *calls {
+            3.. => Outcome::Lost(Error::data("the worker died")),
+            _ => Outcome::Scored(Score { reward: good(s.completion.chars().last()), ..Default::default() }),
+        };
+        Ok(completions.iter().map(one).collect())
+    }
+}
+
+/// Was: continuations that a confidence interval added to a few states ended the run where all of them lost their reward.
+#[test]
+fn added_continuations_without_rewards_leave_the_values_of_the_first_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, data) = (model(dir.path()), write(dir.path(), "rows.jsonl", ROWS));
+    let mut stage = letters(&model, &data, "samples = 4, interval = 0.1, add = 2, max_samples = 8");
+    stage.rewards = Rewards::of(Dying(Mutex::new(0)));
+    let report = stage.step().unwrap();
+    let credits = credits(&report);
+    assert!(!credits.is_empty() && credits.iter().all(|c| c.rollouts.iter().all(|r| r.len() == 4)));
+
+    // Without any reward of a continuation there is nothing to learn from.
+    let mut stage = letters(&model, &data, "samples = 4");
+    stage.rewards = Rewards::of(Dying(Mutex::new(1)));
+    let error = stage.step().err().unwrap().to_string();
+    assert!(error.contains("no continuation got a reward: the worker died"), "{error}");
 }
 
 /// A sampler whose usage can be read from outside.

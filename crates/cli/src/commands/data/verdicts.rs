@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
     eprintln!(
         "{}: {} of each verdict, {}, {} left out (the rationale's verdict contradicts the reward)",
         counted(rows.len(), "row"),
-        counted(made.each, "verdict"),
+        made.each,
         counted(made.correct, "right completion"),
         counted(made.contradicted, "rationale")
     );

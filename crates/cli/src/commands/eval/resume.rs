@@ -67,7 +67,7 @@ pub fn rows(output: &Path, settings: &Value) -> Result<Vec<Map<String, Value>>> 
 }
 
 /// The first setting that differs.
-fn difference(was: &Value, is: &Value, name: &str) -> Option<(String, String, String)> {
+pub fn difference(was: &Value, is: &Value, name: &str) -> Option<(String, String, String)> {
     let under = |key: &str| if name.is_empty() { key.to_string() } else { format!("{name}.{key}") };
     match (was, is) {
         (Value::Object(a), Value::Object(b)) if a.keys().eq(b.keys()) => {

@@ -14,7 +14,7 @@ use ferrl_kernels::Ranks;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-/// Maximum tokens of a program's text that the cache is sized for, if the model's context is longer.
+/// Maximum tokens of a program's text that the cache is sized for, unless the model has no more positions.
 const ROOM: usize = 4096;
 
 /// Runs a program for every input row, or once.
@@ -34,7 +34,8 @@ pub fn run(args: &Args, path: &Path, (dir, text): (&ModelDir, &ModelText), stops
         (out, _) => Some(JsonlOutput::beside(out.as_deref().unwrap_or(Path::new("-")), &inputs)?),
     };
     output.as_ref().map_or(Ok(()), JsonlOutput::stops_on_interrupt)?;
-    let context = ROOM.min(dir.config.max_positions);
+    // As without a program, a text may be longer than the model was made for where positions are not learned.
+    let context = dir.config.max_positions_hard().map_or(ROOM, |most| ROOM.min(most));
     let model = args.model.load(dir, context)?;
     let sampler = args.sampling.sampler(&model, text, &vec![context; rows.len()])?;
     let mut sampler = sampler.with_tokenizer(text.tokenizer()?.clone().into());

@@ -64,7 +64,7 @@ pub fn table(records: &[Record], stats: bool, chosen: Option<Rechosen<'_>>) -> S
                 format!("{} (95 % interval {} to {})", percent(value), percent(low), percent(high)),
             );
         }
-        _ if nothing_left(records) => row("accuracy", "unknown: every episode was lost".into()),
+        _ if nothing_left(records) => row("accuracy", format!("unknown: every {} was lost", whole(records))),
         _ => row("accuracy", "unknown: no verifier knows the answers".into()),
     }
     if let (Some(one), Some(any)) = (f.mean_completion, f.any) {
@@ -73,7 +73,7 @@ pub fn table(records: &[Record], stats: bool, chosen: Option<Rechosen<'_>>) -> S
     }
     if f.lost > 0 {
         let why = lost(records).and_then(|why| why.lines().next()).unwrap_or_default();
-        row("lost", format!("{} (first: {})", counted(f.lost, "episode"), crate::output::visible(why)));
+        row("lost", format!("{} (first: {})", counted(f.lost, whole(records)), crate::output::visible(why)));
     }
     if stats {
         let seconds: f64 = records.iter().map(|r| r.seconds).sum();
@@ -90,12 +90,17 @@ pub fn table(records: &[Record], stats: bool, chosen: Option<Rechosen<'_>>) -> S
     out
 }
 
-/// Why the first lost episode was lost.
+/// What a path of the trees is.
+pub fn whole(records: &[Record]) -> &'static str {
+    if records.iter().any(|r| r.facts.turns) { "episode" } else { "completion" }
+}
+
+/// Why the first lost path was lost.
 pub fn lost(records: &[Record]) -> Option<&str> {
     records.iter().flat_map(|r| r.nodes.nodes()).find_map(|n| n.lost.as_deref())
 }
 
-/// Whether episodes were lost and none is whole.
+/// Whether paths were lost and none is left.
 pub fn nothing_left(records: &[Record]) -> bool {
     let whole = |r: &Record| r.nodes.terminals().any(|n| n.lost.is_none());
     lost(records).is_some() && !records.iter().any(whole)

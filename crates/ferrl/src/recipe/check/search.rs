@@ -2,7 +2,25 @@
 
 use super::super::SearchSettings;
 use super::{Problems, Recipe};
+use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
+
+impl Recipe {
+    /// Checks `[search]` for an evaluation alone, in which trees to train on are not sampled.
+    pub fn check_search(&self) -> Result<()> {
+        if self.search.train && !self.search.eval {
+            return Ok(());
+        }
+        let mut own = self.clone();
+        own.search.train = false;
+        let mut problems = Problems::default();
+        check(&own, true, &mut problems);
+        match problems.0.into_iter().next() {
+            Some(p) => Err(Error::usage(p.what).at(p.key).fix(p.fix)),
+            None => Ok(()),
+        }
+    }
+}
 
 /// A search needs a strategy and a use: rollouts or evaluations.
 pub(super) fn check(r: &Recipe, sampled: bool, p: &mut Problems) {

@@ -58,7 +58,7 @@ pub(super) fn systems(options: &ExpanderOptions) -> Result<Box<dyn Expander>> {
     if options.systems.is_empty() {
         return Err(Error::usage("iid_with_different_system_message needs system messages")
             .at("systems")
-            .fix("--option 'systems=[\"Be brief.\", \"Think step by step.\"]'"));
+            .fix("systems = [\"Be brief.\", \"Think step by step.\"]"));
     }
     Ok(Box::new(Systems(options.systems.clone())))
 }
