@@ -342,11 +342,12 @@ impl Encoder {
 
     fn without_end<'t>(&self, text: &'t str, counts: &mut RowCounts) -> &'t str {
         let cut = |text: &'t str| self.ends.iter().find_map(|end| text.trim_end().strip_suffix(end.as_str()));
-        let Some(mut rest) = cut(text) else { return text };
+        let mut rest = text;
         while let Some(shorter) = cut(rest) {
             rest = shorter;
         }
-        counts.ended += 1;
+        counts.ended += usize::from(rest.len() < text.len());
+        counts.spelled += usize::from(self.tokenizer.special_tokens().iter().any(|name| rest.contains(name)));
         rest
     }
 

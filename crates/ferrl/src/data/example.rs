@@ -98,6 +98,8 @@ pub struct RowCounts {
     pub dropped: usize,
     /// Responses that end in the token, written out, that ends them anyway.
     pub ended: usize,
+    /// Responses that contain the name of a special token, which is encoded as plain text.
+    pub spelled: usize,
     /// Responses without any text.
     pub empty: usize,
     /// Messages whose role no template is known to treat apart.

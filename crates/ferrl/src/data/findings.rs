@@ -44,6 +44,8 @@ pub struct Findings {
     pub dropped: Finding,
     /// Responses with their end written out.
     pub ended: Finding,
+    /// Responses with the name of a special token.
+    pub spelled: Finding,
     /// Responses without text.
     pub empty: Finding,
     /// Plain text for a model with a chat template.
@@ -66,6 +68,7 @@ impl Findings {
         self.truncated.add(counts.truncated > 0 && counts.dropped == 0, place, counts.longest);
         self.dropped.add(counts.dropped > 0, place, counts.longest);
         self.ended.add(counts.ended > 0, place, 0);
+        self.spelled.add(counts.spelled > 0, place, 0);
         self.empty.add(counts.empty > 0, place, 0);
         self.raw.add(counts.raw > 0, place, 0);
         self.strange.add(counts.strange > 0, place, 0);
@@ -133,6 +136,14 @@ const KINDS: &[FindingKind] = &[
         what: "end their response with the end-of-turn token as text; it is taken for the token itself, not learned \
                twice",
         fix: "remove it from the text: the stop token is added to every response",
+    },
+    FindingKind {
+        name: "spelled-tokens",
+        of: |f| &mut f.spelled,
+        what: "have the name of a special token in a response; unless the chat template acts on it, its characters are \
+               learned, not the token",
+        fix: "give reasoning and tool calls in fields of the message (reasoning_content, tool_calls), which the template \
+              writes, or make it an added token that is not special in tokenizer.json",
     },
     FindingKind {
         name: "raw-prompts",
