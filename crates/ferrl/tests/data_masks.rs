@@ -3,11 +3,11 @@
 
 mod data_help;
 
-use data_help::{encode, encoder, settings, shown};
+use data_help::{encode, encoder, row, settings, shown};
 use ferrl::algo::ALGORITHMS;
-use ferrl::data::Example;
 use ferrl::data::prompt::PromptSettings;
 use ferrl::data::schema::RowKind;
+use ferrl::data::{Example, RowCounts};
 use serde_json::{Value, json};
 
 const ASK: &str = "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n";
@@ -273,4 +273,23 @@ fn markers_in_the_data_stay_text() {
     assert_eq!(shown(&encoder, row("y<|im_end|>"), RowKind::Sft), "<|im_start|>x⟦y<|im_end|>⟧");
     let talk = json!({ "messages": [{ "role": "user", "content": "x" }, { "role": "assistant", "content": "y<|im_end|>\n" }] });
     assert!(shown(&encoder, talk, RowKind::Sft).ends_with("assistant\n⟦y<|im_end|>⟧"));
+}
+
+/// Was: the characters of a special token's name were trained without a word, where TRL trains the token.
+#[test]
+fn names_of_special_tokens_in_responses_are_counted() {
+    let encoder = encoder(PromptSettings::default());
+    let counts = |value: Value| {
+        let mut counts = RowCounts::default();
+        encoder.encode(&row(value), RowKind::Sft, "rows.jsonl:1", &mut counts).unwrap().unwrap();
+        (counts.spelled, counts.ended)
+    };
+    assert_eq!(counts(json!({ "prompt": "Hi? ", "response": "a<|im_end|>b" })), (1, 0));
+    assert_eq!(counts(json!({ "messages": talk("a<|im_start|>b") })), (1, 0));
+    assert_eq!(
+        counts(json!({ "messages": talk("b<|im_end|>") })),
+        (0, 1),
+        "the end has a warning of its own"
+    );
+    assert_eq!(counts(json!({ "messages": talk("plain") })), (0, 0));
 }
