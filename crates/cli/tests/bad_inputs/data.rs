@@ -229,11 +229,8 @@ fn rows() -> Vec<Case> {
         // Was: the last value counted, and the model trained on it.
         sft("a column twice in a row", "{\"prompt\": \"a\", \"response\": \"b\", \"response\": \"c\"}\n")
             .says(&["rows.jsonl:1", "\"response\" occurs twice"]),
-        sft("NaN in a row", "{\"prompt\": \"a\", \"response\": \"b\", \"x\": NaN}\n").says(&[
-            "rows.jsonl:1",
-            "NaN",
-            "null",
-        ]),
+        sft("NaN in a row", "{\"prompt\": \"a\", \"response\": \"b\", \"x\": NaN}\n")
+            .says(&["rows.jsonl:1", "NaN", "null"]),
         sft("half of a character", "{\"prompt\": \"a\", \"response\": \"\\ud800\"}\n")
             .says(&["rows.jsonl:1", "\\ufffd"]),
         // Was: "got columns prompt", as if the column was not there.
