@@ -50,10 +50,15 @@ impl<'a> ModuleChoices<'a> {
             && self.target.contain(name)
     }
 
+    /// Rank and alpha of a module.
+    pub fn rank_and_alpha(&self, module: &str) -> (usize, f64) {
+        let r = first(&self.ranks, module).unwrap_or(self.options.r);
+        (r, first(&self.alphas, module).unwrap_or(self.options.alpha))
+    }
+
     /// Rank and scale of a module.
     pub fn shape(&self, module: &str) -> Result<(usize, f32)> {
-        let r = first(&self.ranks, module).unwrap_or(self.options.r);
-        let alpha = first(&self.alphas, module).unwrap_or(self.options.alpha);
+        let (r, alpha) = self.rank_and_alpha(module);
         if r == 0 || r > MOST {
             return Err(Error::usage(format!("the rank of {module:?} is {r}, expected 1 to {MOST}"))
                 .at("adapter.r")
