@@ -5,6 +5,9 @@
 Every adapter sits on a model of crates/engine/tests/fixtures/models. Beside adapter_config.json and
 adapter_model.safetensors each directory has reference.safetensors: the sequences, their log-probabilities (or scores), weights
 of a loss, the gradients of A and B, and A, B and the log-probabilities after three steps of AdamW.
+
+Those of crates/engine/tests/fixtures/adapters_read have sequences and log-probabilities alone: PEFT's modules are not the
+decoder's there.
 """
 
 import json
@@ -13,9 +16,9 @@ import shutil
 import sys
 
 import torch
-from peft import LoraConfig, TaskType, get_peft_model
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
 ROOT = os.path.join(os.path.dirname(__file__), "..", "crates", "engine", "tests", "fixtures")
 OPTIMIZER = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
@@ -43,6 +46,22 @@ CASES = {
     "llama_score": ("llama_score", {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}),
 }
 
+# Names that are not the decoder's: experts in stacks (and routers), a multimodal base, a block of layers, a regular expression that
+# looks ahead.
+READ = {
+    "experts": ("qwen3_moe", {"r": 3, "lora_alpha": 5, "target_modules": "all-linear"}),
+    "experts_by_parameter": ("qwen3_moe_mixed", {
+        "r": 2, "lora_alpha": 5, "target_modules": ["q_proj"], "use_rslora": True,
+        "target_parameters": ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"],
+        "rank_pattern": {r".*\.2\.mlp\.experts\.down_proj": 4}, "alpha_pattern": {"gate_up_proj": 3}}),
+    "experts_attention": ("qwen3_moe", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}),
+    "multimodal": ("gemma3_vision", {
+        "r": 3, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj", "down_proj"], "rank_pattern": {"layers.1.mlp.down_proj": 2},
+        "alpha_pattern": {"model.language_model.layers.0.self_attn.v_proj": 7}, "modules_to_save": ["language_model.norm"]}),
+    "whole_block": ("llama3", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "modules_to_save": ["0.mlp", "lm_head"]}),
+    "look_ahead": ("llama3", {"r": 2, "lora_alpha": 4, "target_modules": r"(?!.*mlp).*_proj"}),
+}
+
 # Of those that were there first: their order then.
 SEEDS = {name: 7000 + i for i, name in enumerate(["qwen2", "llama3", "qwen3", "gemma2", "phi3", "gpt2", "llama_score", "glm4"])}
 
@@ -61,6 +80,46 @@ def numbers(model, ids, score):
 def name_of(parameter):
     """The name in adapter_model.safetensors."""
     return parameter.replace(".default", "").replace(".modules_to_save", "")
+
+
+def save(model, folder, base):
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    os.remove(os.path.join(folder, "README.md"))
+    path = os.path.join(folder, "adapter_config.json")
+    with open(path) as file:
+        config = json.load(file)
+    config["base_model_name_or_path"] = f"../../models/{base}"
+    for key in ("target_modules", "exclude_modules", "modules_to_save", "target_parameters"):
+        if isinstance(config.get(key), list):
+            config[key].sort()
+    with open(path, "w") as file:
+        json.dump(config, file, indent=1)
+        file.write("\n")
+
+
+def make_read(name):
+    base, settings = READ[name]
+    source = os.path.join(ROOT, "models", base)
+    eager = {"attn_implementation": "eager", **({"experts_implementation": "eager"} if "moe" in base else {})}
+    kind = AutoModelForImageTextToText if base.endswith("_vision") else AutoModelForCausalLM
+    model = kind.from_pretrained(source, dtype=torch.float32, **eager)
+    model = get_peft_model(model, LoraConfig(task_type=TaskType.CAUSAL_LM, lora_dropout=0.0, **settings))
+    generator = torch.Generator().manual_seed(7100 + sorted(READ).index(name))
+    for parameter, value in model.named_parameters():
+        if value.requires_grad:
+            value.data = value.data * ("lora_" not in parameter) + 0.2 * torch.randn(value.shape, generator=generator)
+    folder = os.path.join(ROOT, "adapters_read", name)
+    save(model, folder, base)
+    model = PeftModel.from_pretrained(kind.from_pretrained(source, dtype=torch.float32, **eager), folder).eval()
+    tensors, vocab = {}, 60
+    for k, length in enumerate((9, 2, 17)):
+        ids = torch.randint(3, vocab, (length,), generator=generator).tolist()
+        tensors[f"ids.{k}"] = torch.tensor(ids, dtype=torch.int64)
+        with torch.no_grad():
+            tensors[f"out.{k}"] = numbers(model, ids, False).contiguous().clone()
+    save_file(tensors, os.path.join(folder, "reference.safetensors"), metadata={"format": "pt"})
+    print(name, sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder)), "bytes")
 
 
 def make(name):
@@ -90,19 +149,7 @@ def make(name):
         return sum((tensors[f"w.{k}"] * numbers(model, ids, score)).sum() for k, ids in pairs)
 
     folder = os.path.join(ROOT, "adapters", name)
-    shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(folder)
-    os.remove(os.path.join(folder, "README.md"))
-    path = os.path.join(folder, "adapter_config.json")
-    with open(path) as file:
-        config = json.load(file)
-    config["base_model_name_or_path"] = f"../../models/{base}"
-    for key in ("target_modules", "exclude_modules", "modules_to_save"):
-        if isinstance(config.get(key), list):
-            config[key].sort()
-    with open(path, "w") as file:
-        json.dump(config, file, indent=1)
-        file.write("\n")
+    save(model, folder, base)
 
     groups = [{"params": [p for p in trained.values() if p.dim() > 1]},
               {"params": [p for p in trained.values() if p.dim() == 1], "weight_decay": 0.0}]
@@ -127,5 +174,5 @@ def make(name):
 
 
 if __name__ == "__main__":
-    for case in sys.argv[1:] or CASES:
-        make(case)
+    for case in sys.argv[1:] or [*CASES, *READ]:
+        make(case) if case in CASES else make_read(case)

@@ -1,22 +1,27 @@
 """Makes crates/engine/tests/fixtures/nf4: a model that bitsandbytes quantised to NF4, and PEFT's LoRA on it.
 
-    python tools/make_nf4_fixtures.py   # torch, transformers, peft, bitsandbytes, safetensors
+    python tools/make_nf4_fixtures.py [NAME ...]   # torch, transformers, peft, bitsandbytes, safetensors
 
 `plain` is a small Llama in f32, `base` the same as transformers saves it with a BitsAndBytesConfig (NF4, double quantisation),
 `adapter` an adapter of PEFT on `base`. reference.safetensors has what bitsandbytes makes of every quantised weight (in f32, and
 codes without double quantisation), and of the adapter sequences, log-probabilities, weights of a loss, gradients of A and B, and A, B
-and log-probabilities after three steps of AdamW.
+and log-probabilities after three steps of AdamW. (NAME: f32)
+
+`bf16` and `f16` are models that were in these types before they were quantised, `gpt2` one whose matrices transformers holds
+transposed; reference.safetensors there has what bitsandbytes makes of every quantised weight, in f32.
 """
 
 import json
 import os
 import shutil
+import sys
+import tempfile
 
 import bitsandbytes.functional as F
 import torch
 from peft import LoraConfig, TaskType, get_peft_model
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 ROOT = os.path.join(os.path.dirname(__file__), "..", "crates", "engine", "tests", "fixtures", "nf4")
 OPTIMIZER = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
@@ -32,11 +37,42 @@ def name_of(parameter):
     return parameter.replace(".default", "")
 
 
-def main():
+OTHERS = {
+    "bf16": (torch.bfloat16, lambda: LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2)),
+    "f16": (torch.float16, lambda: LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2)),
+    "gpt2": (torch.bfloat16, lambda: GPT2Config(
+        vocab_size=64, n_positions=64, n_embd=64, n_layer=1, n_head=2, initializer_range=0.2, bos_token_id=1, eos_token_id=2)),
+}
+
+
+def make_other(name):
+    torch.manual_seed(1)
+    dtype, config = OTHERS[name]
+    folder = os.path.join(ROOT, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as plain:
+        AutoModelForCausalLM.from_config(config()).to(dtype).save_pretrained(plain)
+        quantised = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=quantised, dtype=dtype, device_map="cpu")
+    model.save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map="cpu")
+    weights = [(n, p) for n, p in model.named_parameters() if type(p).__name__ == "Params4bit"]
+    values = {f"value.{n}": F.dequantize_4bit(p.data, p.quant_state) for n, p in weights}
+    assert all(value.dtype == dtype for value in values.values())
+    save_file({n: v.float().contiguous() for n, v in values.items()}, os.path.join(folder, "reference.safetensors"),
+              metadata={"format": "pt"})
+
+
+def make_f32():
     torch.manual_seed(0)
-    torch.set_num_threads(1)
-    shutil.rmtree(ROOT, ignore_errors=True)
     plain, base, folder = (os.path.join(ROOT, name) for name in ("plain", "base", "adapter"))
+    for made in (plain, base, folder):
+        shutil.rmtree(made, ignore_errors=True)
     config = LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
@@ -100,4 +136,6 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    for case in sys.argv[1:] or ["f32", *OTHERS]:
+        make_f32() if case == "f32" else make_other(case)

@@ -405,6 +405,73 @@ fn choices_of_modules_mean_what_they_mean_in_peft() {
     }
 }
 
+/// PEFT's adapters of a multimodal model, of experts, and of a regular expression that looks ahead were refused: also one of
+/// attention alone, beside an empty list of parameters.
+#[test]
+fn adapters_whose_names_are_not_the_decoders_give_pefts_numbers() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/adapters_read");
+    let mut dirs: Vec<PathBuf> = std::fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();
+    dirs.sort();
+    assert!(dirs.len() >= 5, "the fixtures are committed");
+    for dir in dirs {
+        let (opened, reference) = (ModelDir::open(&dir).unwrap(), Reference::read(&dir));
+        let model = Model::load(best(), &opened, Options::default()).unwrap();
+        let batch = reference.batch();
+        reference.compare(&format!("{dir:?}"), &batch, &stats(&model, &batch, 1.0).unwrap(), "out", 1e-4);
+        let own = opened.adapter().unwrap().options.clone();
+        let options = Options { training: true, ..Options::default() };
+        let trained = Model::load_adapted(best(), &opened, options, &own, 0);
+        if dir.ends_with("experts") {
+            let error = trained.err().unwrap().to_string();
+            assert!(error.contains("routers") && error.contains("--merge"), "{error}");
+        } else {
+            assert!(trained.is_ok(), "{dir:?}: {:?}", trained.err());
+        }
+    }
+}
+
+/// An adapter of a multimodal model was saved under the names of a text model, so that PEFT loaded nothing of it.
+#[test]
+fn an_adapter_of_a_multimodal_model_is_saved_under_its_names() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/adapters_read/multimodal");
+    let opened = ModelDir::open(&dir).unwrap();
+    let own = opened.adapter().unwrap().options.clone();
+    let options = Options { training: true, ..Options::default() };
+    let model = Model::load_adapted(best(), &opened, options, &own, 0).unwrap();
+    let folder = std::env::temp_dir().join(format!("ferrl-multimodal-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let out = folder.join("saved");
+    save_adapter(&out, &model, opened.base(), None, &SaveOptions::default()).unwrap();
+    let read = |dir: &Path| std::fs::read(dir.join("adapter_model.safetensors")).unwrap();
+    let (ours, pefts) = (read(&out), read(&dir));
+    let (ours, pefts) = (SafeTensors::deserialize(&ours).unwrap(), SafeTensors::deserialize(&pefts).unwrap());
+    let text = pefts.names().into_iter().filter(|name| name.contains("language_model"));
+    let mut want: Vec<&str> = text.collect();
+    assert!(want.len() > 8 && want.len() < pefts.names().len(), "it adapts the vision part too");
+    let mut got: Vec<&str> = ours.names().into_iter().collect();
+    want.sort_unstable();
+    got.sort_unstable();
+    assert_eq!(got, want);
+    for name in got {
+        assert_eq!(ours.tensor(name).unwrap().data(), pefts.tensor(name).unwrap().data(), "{name}");
+    }
+    // Short names would name modules of the vision part too.
+    let config = config_of(&out);
+    let targets = config["target_modules"].as_array().unwrap();
+    assert!(
+        targets.iter().all(|t| t.as_str().unwrap().starts_with("model.language_model.layers.")),
+        "{config}"
+    );
+    let again = ModelDir::open(&out).unwrap();
+    let batch = Reference::read(&dir).batch();
+    let logps = |dir: &ModelDir| {
+        stats(&Model::load(best(), dir, Options::default()).unwrap(), &batch, 1.0).unwrap().logp
+    };
+    assert_eq!(logps(&again), logps(&opened));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 #[test]
 fn names_without_effect_are_refused() {
     let mut init = tiny("llama");

@@ -3,7 +3,7 @@
 
 use ferrl_engine::checkpoint::{ModelDir, SaveOptions, save_adapter};
 use ferrl_engine::model::adapter::{AdapterOptions, BaseHome};
-use ferrl_engine::model::{Model, Options};
+use ferrl_engine::model::{Model, Options, family};
 use ferrl_engine::train::{Batch, ModelTrainer, OptimizerOptions, StatGrads, stats};
 use ferrl_kernels::{Backend, DType};
 use safetensors::SafeTensors;
@@ -103,6 +103,43 @@ fn a_model_of_bitsandbytes_has_its_weights_bit_for_bit() {
     }
 }
 
+/// The dequantised numbers of a model that was in bf16 were not rounded to bf16, and a model whose matrices transformers holds
+/// transposed was refused for its shapes.
+#[test]
+fn dequantised_numbers_have_the_type_that_the_model_had() {
+    for (name, homes) in [
+        ("bf16", &[BaseHome::Device, BaseHome::Host, BaseHome::Nf4][..]),
+        ("gpt2", &[BaseHome::Device, BaseHome::Host, BaseHome::Nf4]),
+        ("f16", &[BaseHome::Device, BaseHome::Host]),
+    ] {
+        let reference = Reference(std::fs::read(fixture(name).join("reference.safetensors")).unwrap());
+        let plain = Model::load(cpu(), &ModelDir::open(&fixture(name)).unwrap(), Options::default()).unwrap();
+        let homed = homes.iter().map(|&home| adapted(name, home, DType::F32));
+        for model in std::iter::once(plain).chain(homed) {
+            let mut checked = 0;
+            for (i, tensor) in family(model.config.family).unwrap().tensors(&model.config).iter().enumerate()
+            {
+                let (got, mut start) = (model.read(i).unwrap(), 0);
+                for part in &tensor.parts {
+                    let name = format!("value.{}", part.name);
+                    if reference.file().tensor(&name).is_ok() {
+                        let want = reference.floats(&name);
+                        assert_eq!(bits(&got[start..start + want.len()]), bits(&want), "{name}");
+                        checked += 1;
+                    }
+                    start += part.len();
+                }
+            }
+            assert_eq!(checked, reference.file().len(), "{name}");
+        }
+    }
+    let opened = ModelDir::open(&fixture("f16")).unwrap();
+    let wanted = AdapterOptions { base: BaseHome::Nf4, ..Default::default() };
+    let error =
+        Model::load_adapted(cpu(), &opened, Options::default(), &wanted, 0).err().unwrap().to_string();
+    assert!(error.contains("float16") && error.contains("adapter.base"), "{error}");
+}
+
 /// What is quantised while it is loaded is what bitsandbytes would have made of it.
 #[test]
 fn weights_are_quantised_on_load_as_bitsandbytes_does() {
@@ -179,9 +216,11 @@ fn pefts_adapter_on_nf4_gives_its_numbers_gradients_and_steps() {
 #[test]
 fn homes_of_a_base_give_the_same_bits() {
     let batch = Reference::read().batch();
-    for dtype in [DType::F32, DType::Bf16] {
+    for (dtype, files) in
+        [(DType::F32, "base"), (DType::Bf16, "base"), (DType::F32, "bf16"), (DType::Bf16, "bf16")]
+    {
         let train = |base: BaseHome| {
-            let mut t = ModelTrainer::new(adapted("base", base, dtype), OptimizerOptions::default()).unwrap();
+            let mut t = ModelTrainer::new(adapted(files, base, dtype), OptimizerOptions::default()).unwrap();
             let column = (0..batch.tokens()).map(|i| (i % 5) as f32 * 0.1 - 0.2).collect();
             let flow = StatGrads { logp: column, ..Default::default() };
             for _ in 0..3 {
@@ -194,7 +233,7 @@ fn homes_of_a_base_give_the_same_bits() {
         let own = train(BaseHome::Device);
         let want = bits(&own.stats(&batch).unwrap().logp);
         for base in [BaseHome::Host, BaseHome::Nf4] {
-            assert_eq!(bits(&train(base).stats(&batch).unwrap().logp), want, "{base:?} {dtype:?}");
+            assert_eq!(bits(&train(base).stats(&batch).unwrap().logp), want, "{base:?} {dtype:?} {files}");
         }
         // Quantised on load: saved and loaded again it is the policy that was trained.
         let mut t =

@@ -27,7 +27,7 @@ use crate::preflight::{check_adapter, check_base};
 use crate::recipe::{InitSettings, Recipe, Resolved};
 use crate::run::Disk;
 use crate::setup;
-use ferrl_engine::checkpoint::{InitOptions, base_of};
+use ferrl_engine::checkpoint::{InitOptions, ModelDir, base_of};
 use ferrl_engine::model::{Head, ModelConfig, family_of, text_config};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{DType, Footprint};
@@ -46,6 +46,8 @@ pub struct Inputs {
     pub teacher: Option<ModelConfig>,
     /// Reward models, and whether each is offloaded between uses.
     pub judges: Vec<(ModelConfig, bool)>,
+    /// Whether bf16 holds the weights that the stage starts from, which an adapter's base then takes 2 bytes for.
+    pub fits_bf16: bool,
     /// A directory with the stage's tokenizer; `None` if the run trains one.
     pub tokenizer: Option<PathBuf>,
     /// What the algorithm computes.
@@ -170,9 +172,10 @@ impl Plan {
         Disk::total(&self.stages.iter().map(|s| s.disk).collect::<Vec<_>>())
     }
 
-    /// Refuses a stage that does not fit into `available` bytes, with settings that would.
+    /// Refuses a run of which a stage does not fit into `available` bytes, with settings that would for the largest: what makes that
+    /// one fit mostly does the others too.
     pub fn fit(&self, available: u64) -> Result<()> {
-        match self.stages.iter().find(|s| s.bytes() > available) {
+        match self.stages.iter().rev().max_by_key(|s| s.bytes()).filter(|s| s.bytes() > available) {
             Some(stage) => Err(advice::refusal(stage, available)),
             None => Ok(()),
         }
@@ -208,6 +211,7 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
     check_adapters(recipe, previous, &config)?;
     let lengths = lengths(recipe, feed, tokenizer.as_deref());
     let (updates, device) = (algorithm.updates(), ferrl_kernels::footprint(&recipe.device)?);
+    let fits_bf16 = fits_bf16(recipe, previous, earlier);
     let (recipe, teacher) = (recipe.clone(), teacher.map(|t| t.0));
     let before = earlier.iter().map(StagePlan::bytes).max().unwrap_or(0);
     Ok(Inputs {
@@ -216,6 +220,7 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
         critic,
         teacher,
         judges,
+        fits_bf16,
         tokenizer,
         needs,
         feed,
@@ -237,6 +242,23 @@ fn starting_model(
         (_, Some(path), _) => model_at(path, earlier).map_err(|e| e.at("model.path")),
         (_, None, Some(init)) => Ok((new_config(recipe, init)?, None)),
         _ => Err(setup::no_start()),
+    }
+}
+
+/// See [`Inputs::fits_bf16`]. Trained or new weights are f32; a plan without weights takes those of a directory to fit.
+fn fits_bf16(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) -> bool {
+    let (path, init) = (&recipe.model.path, &recipe.model.init);
+    let named = path.as_ref().and_then(|path| path.strip_prefix("stage:"));
+    let stage = match named {
+        Some(name) => earlier.iter().find(|stage| stage.name == name),
+        None => previous.filter(|_| path.is_none() && init.is_none()),
+    };
+    match (stage, path) {
+        (Some(stage), _) => stage.inputs.recipe.adapter.is_some() && stage.inputs.fits_bf16,
+        (None, None) => false,
+        (None, Some(path)) => {
+            model_dir(Path::new(path)).and_then(|dir| ModelDir::open(&dir)?.fits_bf16()).unwrap_or(true)
+        }
     }
 }
 

@@ -123,6 +123,8 @@ fn supervised_tuning_takes_what_is_planned() {
 #[test]
 fn adapters_take_what_is_planned() {
     check(&["algo=sft", "adapter.r=8"], &LAYOUTS[..5]);
+    // A new model's weights are no bf16 numbers: its base was planned with 2 bytes a weight.
+    check(&["algo=sft", "adapter.r=8", "model.dtype=bf16"], &LAYOUTS[..5]);
     check(&["algo=dpo", "adapter.r=8"], &LAYOUTS[..3]);
 }
 

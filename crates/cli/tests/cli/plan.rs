@@ -277,6 +277,23 @@ fn advice_for_a_stage_names_the_keys_that_the_stage_sets() {
     assert!(fix.contains("add model.recompute=true stage.0.adapter.base=host ("), "{fix}");
 }
 
+/// The advice was for the first stage that did not fit: what it said made room for that one alone.
+#[test]
+fn advice_is_for_the_stage_that_needs_the_most() {
+    let folder = Folder::new("plan-largest");
+    let text = format!(
+        "model = {{ path = {:?}, dtype = \"bf16\" }}\nadapter.r = 16\n\
+         data = {{ train = [\"rows.jsonl\"], max_length = 2048 }}\n[[stage]]\nname = \"first\"\nalgo = \"sft\"\n\
+         train = {{ steps = 10, batch = 4 }}\n[[stage]]\nname = \"second\"\nalgo = \"grpo\"\ntrain.steps = 10\n\
+         reward = [{{ verifier = \"numeric\" }}]\n\
+         rollout = {{ prompts = 16, samples = 8, max_new_tokens = 512, cache_mib = 8000 }}\n",
+        seven(&folder, "7b", "")
+    );
+    let recipe = folder.write("stages.toml", text);
+    let (fix, _) = advised(&recipe, "24GiB", &[]);
+    assert!(fix.contains("stage.1.rollout.cache_mib="), "{fix}");
+}
+
 /// A reference, teacher or reward model in the machine's memory was never proposed, and where no setting sufficed
 /// `optim.name = "sgd"` was, whether it fitted or not.
 #[test]

@@ -363,9 +363,8 @@ fn an_interrupted_search_is_resumed_to_the_same_trees() {
         let base = ["search", &run, "--strategy", "mcts", "--prompts", "4", "--save", &dir, "--json"];
         base.iter().copied().chain(more.iter().copied()).map(str::to_string).collect::<Vec<_>>()
     };
-    let args = |more| command(more);
-    let run_it = |more| {
-        let args = args(more);
+    let run_it = |more: &[&'static str]| {
+        let args = command(more);
         ferrl(&args.iter().map(String::as_str).collect::<Vec<_>>(), "")
     };
     assert!(run_it(&[]).status.success());
@@ -378,7 +377,7 @@ fn an_interrupted_search_is_resumed_to_the_same_trees() {
     assert_eq!(folder.read("trees/tree-1.json"), kept, "not searched again");
     // Other settings would mix trees that cannot be compared.
     let refused = |more: &[&'static str], parts: &[&str]| {
-        let args = args(more);
+        let args = command(more);
         fails(&args.iter().map(String::as_str).collect::<Vec<_>>(), 2, parts);
     };
     refused(&["--resume", "--option", "c=2"], &["its trees were made with option", "c=2", "no --resume"]);

@@ -103,7 +103,7 @@ impl StorageFormat {
         })
     }
 
-    fn decode_part(self, bytes: &[u8], out: &mut [f32]) -> Option<usize> {
+    pub(super) fn decode_part(self, bytes: &[u8], out: &mut [f32]) -> Option<usize> {
         let pieces = out.chunks_mut(LOOK).zip(bytes.chunks(LOOK * self.size()));
         let mut bad = None;
         for (i, (out, bytes)) in pieces.enumerate() {

@@ -261,10 +261,10 @@ impl ModelDir {
     }
 
     /// All elements of a part, in the decoder's order.
-    fn read_part(&self, part: &StoredPart, param: &ParamShape, out: &mut [f32]) -> Result<()> {
+    pub(super) fn read_part(&self, part: &StoredPart, param: &ParamShape, out: &mut [f32]) -> Result<()> {
         if let Some(quantised) = self.quantised(part)? {
-            let values = quantised.values();
-            values.into_iter().enumerate().for_each(|(at, x)| out[part.decoder_index(at)] = x);
+            let (values, layout) = (quantised.values(), nf4::layout(part));
+            values.into_iter().enumerate().for_each(|(at, x)| out[layout.decoder_index(at)] = x);
             return Ok(());
         }
         let (dtype, bytes) = self.part(part, param)?;
@@ -272,21 +272,19 @@ impl ModelDir {
     }
 
     /// The part as a bitsandbytes NF4 tensor, if it is one.
-    fn quantised(&self, part: &StoredPart) -> Result<Option<nf4::Nf4Tensor<'_>>> {
+    pub(super) fn quantised(&self, part: &StoredPart) -> Result<Option<nf4::Nf4Tensor<'_>>> {
         let found = self.store.find(&part.name).map(|name| self.store.nf4(name));
         found.transpose().map(Option::flatten).map_err(|e| e.at(self.path.display()))
     }
 
-    /// The NF4 block size of a parameter whose parts are all stored as NF4.
-    pub(crate) fn nf4_block(&self, param: usize) -> Result<Option<usize>> {
-        let (tensors, mut block) = (self.family.tensors(&self.config), None);
-        for part in tensors.get(param).iter().flat_map(|t| &t.parts) {
-            match self.quantised(part)? {
-                Some(q) if block.is_none_or(|b| b == q.block) => block = Some(q.block),
-                _ => return Ok(None),
-            }
-        }
-        Ok(block)
+    /// Whether bf16 represents the first numbers of the first linear layer, as it then most likely does all of them.
+    pub fn fits_bf16(&self) -> Result<bool> {
+        let tensors = self.family.tensors(&self.config);
+        let linear = tensors.iter().find(|t| t.param.id.slot.is_linear());
+        let Some((tensor, part)) = linear.and_then(|t| Some((t, t.parts.first()?))) else { return Ok(true) };
+        let mut values = vec![0.0; part.len().min(4096)];
+        self.read_within(part, &tensor.param, 0, &mut values)?;
+        Ok(values.iter().all(|x| x.to_bits() & 0xFFFF == 0))
     }
 
     /// The adapter in the directory, if any; [`ModelDir::load`] then reads its base.
@@ -311,7 +309,7 @@ impl ModelDir {
         if let Some(head) = adapter.head() {
             dir = dir.with_head(head, 0)?;
         }
-        let adapter = adapter.fit(&dir.config)?;
+        let adapter = adapter.fit(&dir.config, &base)?;
         (dir.path, dir.base, dir.adapter) = (path.into(), Some(base), Some(adapter));
         Ok(dir)
     }
@@ -362,13 +360,13 @@ impl ModelDir {
         };
         let fail = |what: String| Error::model(what).at(self.path.join(file).display());
         let quantised = self.quantised(part)?;
-        let shape = quantised.as_ref().map_or(&info.shape, |q| &q.shape);
-        if *shape != part.shape {
-            return Err(fail(format!(
-                "tensor {:?} has shape {shape:?}, expected {:?}",
-                part.name, part.shape
-            ))
-            .fix(format!("check {} in config.json", shape_fields(param.id.slot))));
+        let (shape, expected) = match &quantised {
+            Some(q) => (&q.shape, nf4::layout(part).shape),
+            None => (&info.shape, part.shape.clone()),
+        };
+        if *shape != expected {
+            return Err(fail(format!("tensor {:?} has shape {shape:?}, expected {expected:?}", part.name))
+                .fix(format!("check {} in config.json", shape_fields(param.id.slot))));
         }
         if quantised.is_some() {
             return Ok((StorageFormat::F32, &[]));

@@ -2,11 +2,15 @@
 //!
 //! A tensor `x.weight` (two codes per byte, the first in the upper half) is stored with `x.weight.absmax`,
 //! `x.weight.quant_map` and `x.weight.quant_state.bitsandbytes__nf4` (JSON). With double quantisation:
-//! `absmax = nested_quant_map[code] * nested_absmax + nested_offset`.
+//! `absmax = nested_quant_map[code] * nested_absmax + nested_offset`. Dequantised numbers are rounded to the type the model had
+//! before, mostly bf16.
 
+use super::format::StorageFormat;
+use super::load::ModelDir;
 use super::store::Store;
+use crate::model::{ParamShape, StoredPart, Tensor};
 use crate::{Error, Result};
-use ferrl_kernels::codes::{NF4, decode_nf4};
+use ferrl_kernels::codes::{NF4, decode_nf4, encode_nf4};
 use safetensors::Dtype;
 use serde_json::Value;
 
@@ -21,6 +25,18 @@ pub(super) struct Nf4Tensor<'a> {
     pub block: usize,
     /// The unquantised shape.
     pub shape: Vec<usize>,
+    /// The type that dequantised numbers are rounded to.
+    rounds: StorageFormat,
+}
+
+/// A parameter in NF4, in the decoder's order.
+pub(crate) struct Nf4Param {
+    pub codes: Vec<u8>,
+    pub absmax: Vec<f32>,
+    /// Numbers per block.
+    pub block: usize,
+    /// Whether dequantised numbers are rounded to bf16.
+    pub rounds: bool,
 }
 
 /// Whether the configuration says that the model is NF4-quantised; an error for other bitsandbytes quantisations.
@@ -79,6 +95,12 @@ impl Store {
         let shape = state.get("shape").and_then(Value::as_array).ok_or_else(|| fail("has no shape"))?;
         let shape: Option<Vec<usize>> = shape.iter().map(|n| n.as_u64().map(|n| n as usize)).collect();
         let shape = shape.ok_or_else(|| fail("its shape is not of whole numbers"))?;
+        let rounds = match state.get("dtype").and_then(Value::as_str) {
+            None | Some("float32") => StorageFormat::F32,
+            Some("bfloat16") => StorageFormat::Bf16,
+            Some("float16") => StorageFormat::F16,
+            Some(other) => return Err(fail(&format!("its dtype is {other:?}"))),
+        };
         if floats(".quant_map")?.iter().map(|x| x.to_bits()).ne(NF4.values.iter().map(|x| x.to_bits())) {
             return Err(fail("its quant_map is not that of NF4"));
         }
@@ -101,17 +123,78 @@ impl Store {
         if info.shape.iter().product::<usize>() != len.div_ceil(2) || absmax.len() != len.div_ceil(block) {
             return Err(fail("its codes or magnitudes are not as many as its shape asks for"));
         }
-        Ok(Some(Nf4Tensor { codes, absmax, block, shape }))
+        Ok(Some(Nf4Tensor { codes, absmax, block, shape, rounds }))
     }
 }
 
 impl Nf4Tensor<'_> {
-    /// Dequantises it to f32.
+    /// Dequantises it, as bitsandbytes does.
     pub(super) fn values(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.shape.iter().product()];
         decode_nf4(self.codes, &self.absmax, self.block, 0, &mut out);
+        self.rounds.round(&mut out);
         out
     }
+}
+
+/// The layout of a quantised part: what transformers holds as `[in, out]`, bitsandbytes stores as `[out, in]`.
+pub(super) fn layout(part: &StoredPart) -> StoredPart {
+    let shape = part.shape.iter().copied();
+    let shape = if part.transposed { shape.rev().collect() } else { shape.collect() };
+    StoredPart { name: part.name.clone(), shape, transposed: false, order: part.order }
+}
+
+impl ModelDir {
+    /// A parameter in NF4 if any of its parts is stored so: blocks keep their codes and magnitudes; other parts are quantised.
+    pub(crate) fn nf4(&self, tensor: &Tensor) -> Result<Option<Nf4Param>> {
+        let stored: Vec<_> = tensor.parts.iter().map(|part| self.quantised(part)).collect::<Result<_>>()?;
+        let Some(first) = stored.iter().flatten().next() else { return Ok(None) };
+        let (block, rounds, shape) = (first.block, first.rounds, &tensor.param);
+        if stored.iter().flatten().any(|q| (q.block, q.rounds) != (block, rounds)) {
+            return Err(not_nf4(shape, "has parts of different block sizes or types"));
+        }
+        if rounds == StorageFormat::F16 {
+            return Err(not_nf4(shape, "is dequantised to float16, which the device does not hold"));
+        }
+        let (mut codes, mut absmax) =
+            (vec![0; shape.len().div_ceil(2)], vec![0.0; shape.len().div_ceil(block)]);
+        let mut start = 0usize;
+        for (part, stored) in tensor.parts.iter().zip(&stored) {
+            if !start.is_multiple_of(block) {
+                return Err(displaced(shape));
+            }
+            let Some(stored) = stored else {
+                let mut values = vec![0.0; part.len()];
+                self.read_part(part, shape, &mut values)?;
+                let (own, magnitudes) = encode_nf4(&values, block);
+                codes[start / 2..start / 2 + own.len()].copy_from_slice(&own);
+                absmax[start / block..start / block + magnitudes.len()].copy_from_slice(&magnitudes);
+                start += part.len();
+                continue;
+            };
+            let layout = layout(part);
+            for (i, magnitude) in stored.absmax.iter().enumerate() {
+                let (at, len) = (i * block, block.min(part.len() - i * block));
+                let to = layout.decoder_index(at);
+                if layout.decoder_index(at + len - 1) != to + len - 1 || !to.is_multiple_of(block) {
+                    return Err(displaced(shape));
+                }
+                let (from, to, bytes) = (at / 2, (start + to) / 2, len.div_ceil(2));
+                codes[to..to + bytes].copy_from_slice(&stored.codes[from..from + bytes]);
+                absmax[2 * to / block] = *magnitude;
+            }
+            start += part.len();
+        }
+        Ok(Some(Nf4Param { codes, absmax, block, rounds: rounds == StorageFormat::Bf16 }))
+    }
+}
+
+fn displaced(shape: &ParamShape) -> Error {
+    not_nf4(shape, "has blocks that lie otherwise in the files than the decoder holds the weight")
+}
+
+fn not_nf4(shape: &ParamShape, what: &str) -> Error {
+    Error::model(format!("the NF4 weight {} {what}", shape.id)).fix("adapter.base = \"device\" or \"host\"")
 }
 
 fn read_f32s(bytes: &[u8]) -> Vec<f32> {

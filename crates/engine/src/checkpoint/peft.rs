@@ -4,16 +4,18 @@ use super::format::StorageFormat;
 use super::io_error;
 use super::load::decode;
 use super::peft_config::{self, PeftConfig};
+use super::peft_stacks::{Router, Stack};
 use super::save::{SaveOptions, save_dir, sync_dir, write_beside, write_json};
 use super::store::{Store, read_json};
 use super::write::write_file;
 use crate::model::adapter::{
     AdapterOptions, BaseHome, LoraModule, SavedTensor, Values, lora_modules, saved_tensors,
 };
+use crate::model::wrapper::{module_prefix, own_name};
 use crate::model::{Head, Model, ModelConfig, ParamShape, RowOrder, StoredPart};
 use crate::{Error, Result};
 use serde_json::{Value, json};
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub(super) const CONFIG: &str = "adapter_config.json";
@@ -24,14 +26,21 @@ const BASE: &str = "adapter_base.json";
 pub(super) const MERGE: &str =
     "merge it into its base model with peft: merge_and_unload().save_pretrained(...)";
 /// PEFT's prefix of module names.
-const PREFIX: &str = "base_model.model.";
+pub(super) const PREFIX: &str = "base_model.model.";
 
 pub struct AdapterDir {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     pub options: AdapterOptions,
-    config: PeftConfig,
-    store: Store,
+    pub(super) config: PeftConfig,
+    pub(super) store: Store,
+    /// Its tensors by the decoder's name of the module, without PEFT's prefix. Tensors of other parts of a multimodal model are
+    /// left out.
+    pub(super) index: BTreeMap<String, String>,
     saved: Vec<(ParamShape, SavedTensor)>,
+    /// The experts of a layer as PEFT stacks them, by the name of the module that holds them.
+    pub(super) stacks: BTreeMap<String, Vec<Stack>>,
+    /// Adapted routers.
+    pub(super) routers: Vec<Router>,
 }
 
 /// The directory of an adapter's base; `None` if the directory holds no adapter.
@@ -89,7 +98,9 @@ impl AdapterDir {
                 }
             };
         }
-        Ok(AdapterDir { path: path.into(), options, config, store, saved: Vec::new() })
+        let (index, stacks) = (BTreeMap::new(), BTreeMap::new());
+        let (saved, routers, path) = (Vec::new(), Vec::new(), path.into());
+        Ok(AdapterDir { path, options, config, store, index, saved, stacks, routers })
     }
 
     /// The directory of its base.
@@ -108,7 +119,11 @@ impl AdapterDir {
     }
 
     /// Checks that exactly the expected tensors are present, in the right shapes.
-    pub(super) fn fit(mut self, config: &ModelConfig) -> Result<AdapterDir> {
+    pub(super) fn fit(mut self, config: &ModelConfig, base: &Path) -> Result<AdapterDir> {
+        let wrapped = module_prefix(&read_json(&base.join("config.json"))?).is_some();
+        self.index = self.store.names().filter_map(|name| Some((own(name, wrapped)?, name.into()))).collect();
+        self.name_modules(config, wrapped)?;
+        self.name_saved();
         let path = self.path.clone();
         let there = |mut e: Error| {
             e.class = crate::Class::Model;
@@ -123,8 +138,8 @@ impl AdapterDir {
         self.options.modules_to_save.retain(has);
         let modules = lora_modules(config, &self.options).map_err(there)?;
         let saved = saved_tensors(config, &self.options).map_err(there)?;
-        let mut known = HashSet::new();
-        for part in modules.iter().flat_map(parts) {
+        let mut known = self.known_stacks();
+        for part in modules.iter().filter(|m| self.stack_of(m).is_none()).flat_map(parts) {
             let (name, _, _) = self.find(&part)?;
             known.insert(name);
         }
@@ -145,13 +160,13 @@ impl AdapterDir {
                 // A bias or head that PEFT did not write is unchanged from the base.
                 None if !named(&tensor) => {}
                 None => {
-                    return Err(Error::model(format!("tensor {:?} is missing", saved_name(&tensor)))
+                    return Err(Error::model(format!("tensor {:?} is missing", format!("{PREFIX}{}", saved_name(&tensor))))
                         .at(self.path.join(WEIGHTS).display())
                         .fix("modules_to_save in adapter_config.json names it: copy the whole file, or leave it out there"));
                 }
             }
         }
-        if let Some(name) = self.store.names().find(|name| !known.contains(*name)) {
+        if let Some(name) = self.index.values().find(|name| !known.contains(*name)) {
             return Err(Error::model(format!("tensor {name:?} has no place in this adapter"))
                 .at(self.path.join(WEIGHTS).display())
                 .fix("adapter_config.json and the weights do not belong together, or it is no plain LoRA of linear layers"));
@@ -162,6 +177,9 @@ impl AdapterDir {
 
     /// `A` and `B` of a module, in the model's layout.
     pub fn values(&self, module: &LoraModule) -> Result<Values> {
+        if let Some((stack, expert)) = self.stack_of(module) {
+            return self.unstacked(stack, expert, module);
+        }
         let [a, b] = parts(module);
         Ok([self.read(&a)?, self.read(&b)?])
     }
@@ -172,17 +190,20 @@ impl AdapterDir {
             let Some(part) = self.stored(tensor) else { continue };
             values[tensor.elements.clone()].copy_from_slice(&self.read(&part)?);
         }
-        Ok(())
+        self.routers
+            .iter()
+            .filter(|router| router.param == param.id)
+            .try_for_each(|r| self.add_router(r, values))
     }
 
     /// The tensor under its name in the file.
     fn stored(&self, tensor: &SavedTensor) -> Option<StoredPart> {
-        let names = [saved_name(tensor), format!("{PREFIX}{}", tensor.name)];
-        let name = names.into_iter().find(|name| self.store.get(name).is_some())?;
+        let names = [saved_name(tensor), tensor.name.clone()];
+        let name = names.into_iter().find(|name| self.index.contains_key(name))?;
         Some(StoredPart { name, ..tensor.stored.clone() })
     }
 
-    fn read(&self, part: &StoredPart) -> Result<Vec<f32>> {
+    pub(super) fn read(&self, part: &StoredPart) -> Result<Vec<f32>> {
         let (name, dtype, bytes) = self.find(part)?;
         let mut out = vec![0.0; part.len()];
         match decode(dtype, bytes, part, &mut out) {
@@ -193,14 +214,11 @@ impl AdapterDir {
         }
     }
 
-    fn find(&self, part: &StoredPart) -> Result<(String, StorageFormat, &[u8])> {
-        // Older versions of PEFT put the adapter's name into the tensor's.
-        let named = part.name.strip_suffix(".weight").map(|stem| format!("{stem}.default.weight"));
-        let mut names = [Some(part.name.clone()), named].into_iter().flatten();
+    pub(super) fn find(&self, part: &StoredPart) -> Result<(String, StorageFormat, &[u8])> {
         let fail = |what: String| Error::model(what).at(self.path.join(WEIGHTS).display());
-        let Some((name, (_, info, bytes))) = names.find_map(|n| Some((n.clone(), self.store.get(&n)?)))
-        else {
-            return Err(fail(format!("tensor {:?} is missing", part.name))
+        let found = self.index.get(&part.name).and_then(|n| Some((n.clone(), self.store.get(n)?)));
+        let Some((name, (_, info, bytes))) = found else {
+            return Err(fail(format!("tensor {:?} is missing", format!("{PREFIX}{}", part.name)))
                 .fix("adapter_config.json and the weights do not belong together"));
         };
         if info.shape != part.shape {
@@ -218,7 +236,7 @@ impl AdapterDir {
 /// Stored `lora_A` and `lora_B` of a module.
 fn parts(module: &LoraModule) -> [StoredPart; 2] {
     let part = |kind: &str, shape: Vec<usize>, transposed: bool, order: RowOrder| StoredPart {
-        name: format!("{PREFIX}{}.{kind}.weight", module.name),
+        name: format!("{}.{kind}.weight", module.name),
         shape,
         transposed,
         order,
@@ -227,11 +245,27 @@ fn parts(module: &LoraModule) -> [StoredPart; 2] {
     [part("lora_A", vec![r, cols], false, RowOrder::Same), part("lora_B", vec![rows, r], true, order)]
 }
 
-/// The stored name of a tensor trained in full. PEFT wraps adapted layers.
+/// The name of a tensor trained in full, without PEFT's prefix. PEFT wraps adapted layers.
 fn saved_name(tensor: &SavedTensor) -> String {
     match tensor.name.strip_suffix(".bias").filter(|_| tensor.of_adapted) {
-        Some(module) => format!("{PREFIX}{module}.base_layer.bias"),
-        None => format!("{PREFIX}{}", tensor.name),
+        Some(module) => format!("{module}.base_layer.bias"),
+        None => tensor.name.clone(),
+    }
+}
+
+/// The decoder's name of a stored tensor; `None` outside the text part of a multimodal model. Older versions of PEFT put the
+/// adapter's name into the tensor's.
+fn own(stored: &str, wrapped: bool) -> Option<String> {
+    let bare = stored.strip_prefix(PREFIX).unwrap_or(stored);
+    let bare = bare.strip_suffix(".default.weight").map_or(bare.into(), |stem| format!("{stem}.weight"));
+    if wrapped { own_name(&bare) } else { Some(bare) }
+}
+
+/// A module's or tensor's name in transformers; `prefix` is that of the text part of a multimodal model.
+pub(super) fn stored_name(name: &str, prefix: Option<&str>) -> String {
+    match (prefix, name.strip_prefix("model.")) {
+        (Some(prefix), Some(rest)) => format!("{prefix}{rest}"),
+        _ => name.to_string(),
     }
 }
 
@@ -247,19 +281,26 @@ pub fn save_adapter(
     let Some(adapter) = model.adapter() else { return Err(Error::model("the model has no adapter")) };
     let base = std::fs::canonicalize(base).map_err(|e| io_error("cannot find the base model", base, &e))?;
     let options = &SaveOptions { dtype: StorageFormat::F32, ..*options };
+    adapter.options.check_experts(&model.config)?;
+    let prefix = module_prefix(&read_json(&base.join("config.json"))?);
+    let settings = peft_config::write(model, adapter, &base, prefix)?;
+    let stored = |part: StoredPart| {
+        let name = format!("{PREFIX}{}", stored_name(&part.name, prefix));
+        StoredPart { name, ..part }
+    };
     save_dir(dir, options.overwrite, |aside| {
         write_beside(aside, &model.config, config_json, options)?;
-        write_json(&aside.join(CONFIG), &peft_config::write(model, adapter, &base))?;
+        write_json(&aside.join(CONFIG), &settings)?;
         if adapter.options.base == BaseHome::Nf4 {
             write_json(&aside.join(BASE), &json!({"base": "nf4"}))?;
         }
         let (mut list, mut data) = (Vec::new(), Vec::new());
         for (module, [a, b]) in adapter.places() {
-            list.extend(parts(module));
+            list.extend(parts(module).map(stored));
             data.extend([(a, None), (b, None)]);
         }
         for tensor in &adapter.saved {
-            list.push(StoredPart { name: saved_name(tensor), ..tensor.stored.clone() });
+            list.push(stored(StoredPart { name: saved_name(tensor), ..tensor.stored.clone() }));
             data.push((tensor.param, Some(tensor.elements.clone())));
         }
         write_file(aside, WEIGHTS, &list, options.dtype, |i| {

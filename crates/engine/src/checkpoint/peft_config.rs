@@ -1,6 +1,6 @@
 //! PEFT's `adapter_config.json`.
 
-use super::peft::{CONFIG, MERGE};
+use super::peft::{CONFIG, MERGE, stored_name};
 use crate::model::adapter::{Adapter, AdapterOptions, BaseHome, Bias, Init, Modules};
 use crate::model::{Head, Model};
 use crate::{Error, Result};
@@ -12,6 +12,8 @@ use std::path::Path;
 #[derive(Clone)]
 pub(super) struct PeftConfig {
     pub options: AdapterOptions,
+    /// Whether parameters are adapted by name: those of experts, which PEFT stacks.
+    pub by_parameter: bool,
     /// The base model: a directory, or a name on the Hub.
     pub base: String,
 }
@@ -35,7 +37,8 @@ pub(super) fn read(dir: &Path, json: &Value) -> Result<PeftConfig> {
         base: BaseHome::Device,
     };
     let base = f.json["base_model_name_or_path"].as_str().unwrap_or_default().to_string();
-    Ok(PeftConfig { options, base })
+    let by_parameter = f.texts("target_parameters")?.is_some_and(|list| !list.is_empty());
+    Ok(PeftConfig { options, by_parameter, base })
 }
 
 struct File<'a> {
@@ -55,13 +58,17 @@ impl File<'_> {
             let e = self.error(format!("peft_type is {kind:?}, expected \"LORA\""));
             return Err(e.fix(MERGE));
         }
-        let set = |key: &&str| !matches!(&self.json[*key], Value::Null | Value::Bool(false));
+        let set = |key: &&str| match &self.json[*key] {
+            Value::Null | Value::Bool(false) => false,
+            Value::Array(list) => !list.is_empty(),
+            Value::Object(map) => !map.is_empty(),
+            _ => true,
+        };
         let others = [
             "use_dora",
             "lora_bias",
             "layer_replication",
             "trainable_token_indices",
-            "target_parameters",
             "alora_invocation_tokens",
             "use_qalora",
             "use_bdlora",
@@ -162,8 +169,9 @@ impl File<'_> {
 }
 
 /// The file's contents for a model's adapter.
-pub(super) fn write(model: &Model, adapter: &Adapter, base: &Path) -> Value {
-    let o = &adapter.options;
+pub(super) fn write(model: &Model, adapter: &Adapter, base: &Path, prefix: Option<&str>) -> Result<Value> {
+    let outer = prefix.map(|prefix| outer_options(adapter, prefix)).transpose()?;
+    let o = outer.as_ref().unwrap_or(&adapter.options);
     let choice = |modules: &Modules| match modules {
         // The module names that all-linear stands for.
         Modules::AllLinear => {
@@ -180,7 +188,7 @@ pub(super) fn write(model: &Model, adapter: &Adapter, base: &Path) -> Value {
     if score && !whole.iter().any(|name| name == "score") {
         whole.push("score".into());
     }
-    json!({
+    Ok(json!({
         "peft_type": "LORA",
         "task_type": if score { "SEQ_CLS" } else { "CAUSAL_LM" },
         "base_model_name_or_path": base.display().to_string(),
@@ -208,5 +216,34 @@ pub(super) fn write(model: &Model, adapter: &Adapter, base: &Path) -> Value {
         "layer_replication": null,
         "auto_mapping": null,
         "revision": null,
-    })
+    }))
+}
+
+/// The options of an adapter of a multimodal model's text part: every module by its whole name, since shorter ones would name
+/// modules of the vision part too.
+fn outer_options(adapter: &Adapter, prefix: &str) -> Result<AdapterOptions> {
+    let own = &adapter.options;
+    let names: Vec<&str> = adapter.modules().map(|m| m.name.as_str()).collect();
+    let mut out = AdapterOptions {
+        target_modules: Modules::Named(names.iter().map(|name| stored_name(name, Some(prefix))).collect()),
+        exclude_modules: None,
+        rank_pattern: Vec::new(),
+        alpha_pattern: Vec::new(),
+        layers_to_transform: None,
+        ..own.clone()
+    };
+    for (name, (r, alpha)) in names.iter().zip(own.ranks(names.iter().copied())?) {
+        let pattern = || regex::escape(&stored_name(name, Some(prefix)));
+        out.rank_pattern.extend((r != own.r).then(|| (pattern(), r)));
+        out.alpha_pattern.extend((alpha != own.alpha).then(|| (pattern(), alpha)));
+    }
+    let whole = adapter.saved.iter().map(|t| t.name.trim_end_matches(".weight").trim_end_matches(".bias"));
+    let named = |name: &&str| own.modules_to_save.iter().any(|end| name.ends_with(end.as_str()));
+    out.modules_to_save = whole
+        .filter(named)
+        .map(|name| stored_name(name, Some(prefix)))
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    Ok(out)
 }

@@ -168,6 +168,7 @@ impl Model {
         split: Option<Split>,
     ) -> Result<Model> {
         if let Some(own) = dir.adapter() {
+            own.check_trainable().map_err(|e| e.at(dir.path.display()))?;
             own.options.same(wanted, &dir.config).map_err(|e| e.at(dir.path.display()))?;
         }
         let mut model = Model::load_base(backend, dir, options, (Some(wanted), split.as_ref()))?;
@@ -196,14 +197,14 @@ impl Model {
             adapted.map(|wanted| adapted_weights(&dir.config, wanted)).transpose()?.unwrap_or_default();
         let home = adapted.map_or(BaseHome::Device, |wanted| wanted.base);
         let frozen = adapted.map(|wanted| frozen_params(&dir.config, wanted)).transpose()?;
-        let mut next = 0;
+        let (mut next, tensors) = (0, dir.family.tensors(&dir.config));
         model.rounds = !options.training;
         dir.load_stored(|shape, numbers| {
             let param = match bases.contains(&next) {
                 true => {
                     let _weights = Purpose::Weights.on(&model.backend.clone());
-                    let block = dir.nf4_block(next)?;
-                    model.base_param(next, *shape, numbers, (home, block))?
+                    let stored = if home == BaseHome::Nf4 { dir.nf4(&tensors[next])? } else { None };
+                    model.base_param(next, *shape, numbers, (home, stored))?
                 }
                 false => {
                     let frozen = !options.training || frozen.as_ref().is_some_and(|all| all.contains(&next));

@@ -42,6 +42,23 @@ pub fn text_config(json: &Value) -> Result<Option<Value>> {
     Ok(Some(Value::Object(out)))
 }
 
+/// The prefix that transformers gives the text part's modules in place of `model.`; `None` if the model is text-only.
+pub(crate) fn module_prefix(whole: &Value) -> Option<&'static str> {
+    whole["text_config"].as_object().filter(|text| !text.is_empty())?;
+    let [_, usual, other] = PREFIXES;
+    Some(if matches!(whole["model_type"].as_str(), Some("idefics3" | "smolvlm")) { other } else { usual })
+}
+
+/// The family's own name of a module or tensor of a multimodal model; `None` outside the text part.
+pub(crate) fn own_name(stored: &str) -> Option<String> {
+    if let Some(rest) = PREFIXES.iter().find_map(|prefix| stored.strip_prefix(prefix)) {
+        return Some(format!("model.{rest}"));
+    }
+    let bare = stored.strip_prefix("language_model.").unwrap_or(stored);
+    let text = ["model.layers.", "model.norm", "model.embed_tokens", "lm_head", "score", "v_head."];
+    text.iter().any(|start| bare.starts_with(start)).then(|| bare.to_string())
+}
+
 /// Whether the whole model's logits use the embedding. Its head belongs to the whole, whose `tie_word_embeddings` then counts
 /// although the text part has one of its own.
 pub(crate) fn ties_head(whole: &Value) -> bool {

@@ -272,11 +272,15 @@ impl Inputs {
         self.adapter().map_or_else(Vec::new, |options| adapted(c, &options).weights.clone())
     }
 
-    /// Bytes of a weight under an adapter on its way between ranks: in the compute type, which is taken to hold it exactly, or in f32
-    /// where it is decoded from NF4.
+    /// Bytes of a weight as a base or a frozen table keeps it: f32 where the compute type does not hold it.
+    fn kept_width(&self) -> usize {
+        if self.fits_bf16 { self.dtype().size() } else { 4 }
+    }
+
+    /// Bytes of a weight under an adapter on its way between ranks: as it is kept, or in f32 where it is decoded from NF4.
     pub(super) fn base_width(&self) -> usize {
         let home = self.adapter().map(|options| options.base);
-        if home == Some(BaseHome::Nf4) { 4 } else { self.dtype().size() }
+        if home == Some(BaseHome::Nf4) { 4 } else { self.kept_width() }
     }
 
     /// Bytes per weight of what a merge and the metric `adapter/arrived` work on: a merge on f32 copies, where the device has no kernel
@@ -290,9 +294,9 @@ impl Inputs {
         }
     }
 
-    /// Bytes less that weights which are neither adapted nor trained beside an adapter take on a card: bf16 is taken to hold them.
+    /// Bytes less that weights which are neither adapted nor trained beside an adapter take on a card where bf16 holds them.
     pub(super) fn frozen_saving(&self, c: &ModelConfig) -> usize {
-        let (Some(options), DType::Bf16, 2) = (self.adapter(), self.dtype(), self.device.frozen) else {
+        let (Some(options), 2, 2) = (self.adapter(), self.kept_width(), self.device.frozen) else {
             return 0;
         };
         let read = |p: &ParamShape| c.is_multiplied(p.id) || p.id.slot.is_table();
@@ -308,7 +312,7 @@ impl Inputs {
     pub(super) fn masters(&self, c: &ModelConfig) -> usize {
         let base: usize = self.bases(c).iter().map(|p| p.len()).sum();
         let homed =
-            self.adapter().map_or(0, |o| base_bytes(&o, self.dtype().size(), base, self.device.own_memory));
+            self.adapter().map_or(0, |o| base_bytes(&o, self.kept_width(), base, self.device.own_memory));
         4 * (weights(c) - base) + homed
     }
 
@@ -369,8 +373,7 @@ pub fn moment_bytes(recipe: &Recipe, c: &ModelConfig) -> usize {
     }
 }
 
-/// Device memory of `count` adapted weights; none where they are in host memory. Weights of a bf16 model are taken to
-/// be exact in bf16.
+/// Device memory of `count` adapted weights of `e` bytes; none where they are in host memory.
 fn base_bytes(options: &AdapterOptions, e: usize, count: usize, own_memory: bool) -> usize {
     match options.base {
         BaseHome::Host if own_memory => 0,
@@ -392,7 +395,7 @@ pub fn host_bytes(i: &Inputs) -> u64 {
     let options = i.recipe.adapter.as_ref().and_then(|a| a.options().ok());
     let base: usize = match options.filter(|o| o.base == BaseHome::Host) {
         Some(o) => models()
-            .map(|c| adapted(c, &o).weights.iter().map(|p| i.dtype().size() * p.len()).sum::<usize>())
+            .map(|c| adapted(c, &o).weights.iter().map(|p| i.kept_width() * p.len()).sum::<usize>())
             .sum(),
         None => 0,
     };

@@ -3,11 +3,11 @@
 //! NF4 takes 4.5 bits per weight instead of 16: blocks of 64 share an f32 absmax, and each weight is the nearest of 16 code
 //! values times that absmax. The policy is then `round(nf4(base) + s B A)`, as in QLoRA.
 
-use crate::checkpoint::ParamValues;
+use crate::checkpoint::{Nf4Param, ParamValues};
 use crate::model::ParamShape;
 use crate::model::weights::{Model, Param};
 use crate::{Error, Result};
-use ferrl_kernels::codes::{NF4_BLOCK, decode_nf4, encode_nf4};
+use ferrl_kernels::codes::{NF4_BLOCK, encode_nf4};
 use ferrl_kernels::{Buffer, DType};
 use std::ops::Range;
 
@@ -28,17 +28,21 @@ pub(crate) struct Nf4Base {
     absmax: Buffer,
     block: usize,
     len: usize,
+    /// Whether dequantised numbers are rounded to bf16.
+    rounds: bool,
 }
 
+/// Numbers rounded at a time.
+const PIECE: usize = 1 << 20;
+
 impl Model {
-    /// A base parameter; its GEMM weight is derived by [`Model::merge`]. `block` is set if the values were dequantised from
-    /// NF4 with this block size.
+    /// A base parameter; its GEMM weight is derived by [`Model::merge`]. `stored` is set if the files hold it in NF4.
     pub(in crate::model) fn base_param(
         &mut self,
         index: usize,
         shape: ParamShape,
         numbers: ParamValues<'_>,
-        (home, block): (BaseHome, Option<usize>),
+        (home, stored): (BaseHome, Option<Nf4Param>),
     ) -> Result<Param> {
         let backend = self.backend.clone();
         let derived = Some(backend.weight(shape.rows, shape.cols, self.dtype, self.training)?);
@@ -56,7 +60,11 @@ impl Model {
         };
         match home {
             BaseHome::Nf4 => {
-                let base = self.nf4_base(&shape, &numbers.into_f32s(), block)?;
+                let quantised = || {
+                    let (codes, absmax) = encode_nf4(&numbers.into_f32s(), NF4_BLOCK);
+                    Nf4Param { codes, absmax, block: NF4_BLOCK, rounds: false }
+                };
+                let base = self.nf4_base(stored.unwrap_or_else(quantised), shape.len())?;
                 self.bases.insert(index, base);
             }
             _ => numbers.write(&*backend, &mut master)?,
@@ -64,25 +72,11 @@ impl Model {
         Ok(Param::new(shape, master, derived))
     }
 
-    fn nf4_base(&self, shape: &ParamShape, values: &[f32], block: Option<usize>) -> Result<Nf4Base> {
-        let size = block.unwrap_or(NF4_BLOCK);
-        let (codes, absmax) = encode_nf4(values, size);
-        if block.is_some() {
-            // Values dequantised from the same blocks are not rounded a second time.
-            let mut back = vec![0.0; values.len()];
-            decode_nf4(&codes, &absmax, size, 0, &mut back);
-            if back.iter().zip(values).any(|(x, y)| x.to_bits() != y.to_bits()) {
-                return Err(Error::model(format!(
-                    "the NF4 blocks of {} lie otherwise in the files than the decoder holds the weight",
-                    shape.id
-                ))
-                .fix("adapter.base = \"device\" or \"host\""));
-            }
-        }
-        let numbers: Vec<f32> = codes.iter().map(|&c| f32::from(c)).collect();
-        let mut on_device = self.backend.alloc(DType::U8, codes.len())?;
-        self.backend.write(&mut on_device, 0, &numbers)?;
-        Ok(Nf4Base { codes: on_device, absmax: self.upload(&absmax)?, block: size, len: values.len() })
+    fn nf4_base(&self, of: Nf4Param, len: usize) -> Result<Nf4Base> {
+        let numbers: Vec<f32> = of.codes.iter().map(|&c| f32::from(c)).collect();
+        let mut codes = self.backend.alloc(DType::U8, numbers.len())?;
+        self.backend.write(&mut codes, 0, &numbers)?;
+        Ok(Nf4Base { codes, absmax: self.upload(&of.absmax)?, block: of.block, len, rounds: of.rounds })
     }
 
     /// An adapter's base weight, or any other parameter, as a new f32 buffer.
@@ -100,8 +94,16 @@ impl Model {
     pub(in crate::model) fn decoded_base(&self, param: usize) -> Result<Option<Buffer>> {
         let gathered = self.params[param].whole.is_some();
         let Some(base) = self.bases.get(&param).filter(|_| !gathered) else { return Ok(None) };
-        let mut whole = self.f32s(base.len)?;
-        self.backend.decode_nf4(&base.codes, &base.absmax, base.block, &mut whole)?;
+        let (b, mut whole) = (&*self.backend, self.f32s(base.len)?);
+        b.decode_nf4(&base.codes, &base.absmax, base.block, &mut whole)?;
+        if base.rounds {
+            let mut half = b.alloc(DType::Bf16, base.len.min(PIECE))?;
+            for at in (0..base.len).step_by(PIECE) {
+                let len = PIECE.min(base.len - at);
+                b.copy(&whole, at, &mut half, 0, len)?;
+                b.copy(&half, 0, &mut whole, at, len)?;
+            }
+        }
         Ok(Some(whole))
     }
 
@@ -112,25 +114,46 @@ impl Model {
         own: Range<usize>,
         home: BaseHome,
     ) -> Result<()> {
-        let (values, shape) = (self.own_values(param)?, self.params[param].shape);
-        let (part, block) = (values[own.clone()].to_vec(), self.bases.remove(&param).map(|base| base.block));
+        if let Some(base) = self.bases.remove(&param) {
+            let part = self.nf4_part(&base, &own)?;
+            drop(base);
+            self.params[param].derived = None;
+            let base = self.nf4_base(part, own.len())?;
+            self.bases.insert(param, base);
+            self.params[param].own = own;
+            return Ok(());
+        }
+        let part = self.own_values(param)?[own.clone()].to_vec();
         let format = self.params[param].master.dtype();
         self.params[param].derived = None; // free first: full weight and shard need not fit together
         let backend = self.backend.clone();
-        self.params[param].master = match (home, block) {
-            (_, Some(block)) => {
-                let base = self.nf4_base(&shape, &part, Some(block))?;
-                self.bases.insert(param, base);
-                backend.alloc(DType::F32, 0)?
-            }
-            (BaseHome::Host, None) => backend.alloc_host(format, part.len())?,
+        self.params[param].master = match home {
+            BaseHome::Host => backend.alloc_host(format, part.len())?,
             _ => backend.alloc(format, part.len())?,
         };
-        if block.is_none() {
-            backend.write(&mut self.params[param].master, 0, &part)?;
-        }
+        backend.write(&mut self.params[param].master, 0, &part)?;
         self.params[param].own = own;
         Ok(())
+    }
+
+    /// A range of an NF4 base.
+    fn nf4_part(&self, base: &Nf4Base, own: &Range<usize>) -> Result<Nf4Param> {
+        let block = base.block;
+        if !own.start.is_multiple_of(block) {
+            return Err(Error::model(format!(
+                "NF4 blocks of {block} weights cannot be split over these ranks"
+            ))
+            .fix("adapter.base = \"device\" or \"host\""));
+        }
+        let read = |from: &Buffer, range: Range<usize>| -> Result<Vec<f32>> {
+            let mut out = vec![0.0; range.len()];
+            self.backend.read(from, range.start, &mut out)?;
+            Ok(out)
+        };
+        let codes = read(&base.codes, own.start / 2..own.end.div_ceil(2))?;
+        let absmax = read(&base.absmax, own.start / block..own.end.div_ceil(block))?;
+        let codes = codes.into_iter().map(|code| code as u8).collect();
+        Ok(Nf4Param { codes, absmax, block, rounds: base.rounds })
     }
 
     /// Wire format of base shards: the storage format, so that no value changes.

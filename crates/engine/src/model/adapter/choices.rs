@@ -50,9 +50,14 @@ impl<'a> ModuleChoices<'a> {
             && self.target.contain(name)
     }
 
-    pub fn shape(&self, module: &str) -> Result<(usize, f32)> {
+    /// Rank and alpha of a module.
+    pub fn rank_and_alpha(&self, module: &str) -> (usize, f64) {
         let r = first(&self.ranks, module).unwrap_or(self.options.r);
-        let alpha = first(&self.alphas, module).unwrap_or(self.options.alpha);
+        (r, first(&self.alphas, module).unwrap_or(self.options.alpha))
+    }
+
+    pub fn shape(&self, module: &str) -> Result<(usize, f32)> {
+        let (r, alpha) = self.rank_and_alpha(module);
         if r == 0 || r > MOST {
             return Err(Error::usage(format!("the rank of {module:?} is {r}, expected 1 to {MOST}"))
                 .at("adapter.r")

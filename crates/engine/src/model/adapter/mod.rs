@@ -104,6 +104,23 @@ impl AdapterOptions {
         modules::check_names(self, config)
     }
 
+    /// Refuses an adapter of experts that PEFT could not load, or would scale differently.
+    pub(crate) fn check_experts(&self, config: &ModelConfig) -> Result<()> {
+        modules::check_experts(self, config, &lora_modules(config, self)?)
+    }
+
+    /// Rank and alpha of modules of these names, whichever modules the options adapt.
+    pub(crate) fn ranks<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<Vec<(usize, f64)>> {
+        let all = AdapterOptions {
+            target_modules: Modules::AllLinear,
+            exclude_modules: None,
+            modules_to_save: Vec::new(),
+            ..self.clone()
+        };
+        let choices = choices::ModuleChoices::new(&all)?;
+        Ok(names.map(|name| choices.rank_and_alpha(name)).collect())
+    }
+
     /// Refuses options that adapt other modules, or with another rank or scale.
     pub fn same(&self, wanted: &AdapterOptions, config: &ModelConfig) -> Result<()> {
         let differs = |what: String| {

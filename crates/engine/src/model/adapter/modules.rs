@@ -160,7 +160,11 @@ pub(super) fn check_names(options: &AdapterOptions, config: &ModelConfig) -> Res
 
 /// PEFT stacks the matrices of all experts of a layer, and gate on top of up: refuses adapters that it could not load, or would
 /// scale differently.
-fn check_experts(options: &AdapterOptions, config: &ModelConfig, found: &[LoraModule]) -> Result<()> {
+pub(super) fn check_experts(
+    options: &AdapterOptions,
+    config: &ModelConfig,
+    found: &[LoraModule],
+) -> Result<()> {
     let Some(experts) = &config.experts else { return Ok(()) };
     let refuse =
         |what: String, at: &str, fix: &str| Err(Error::usage(what).at(format!("adapter.{at}")).fix(fix));
