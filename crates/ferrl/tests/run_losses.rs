@@ -149,7 +149,7 @@ fn the_log_tells_what_happened_to_a_run() {
     let resolved = parse(&RECIPE.replace("eval = {", "eval = { at_start = true,"));
     go(temp.path(), &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
     go(temp.path(), &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
-    let lines = ferrl::run::journal::read(temp.path().join("r")).unwrap();
+    let lines = ferrl::run::journal::read(&temp.path().join("r")).unwrap();
     let of = |event: &str| lines.iter().filter(|l| l["event"] == event).collect::<Vec<_>>();
     for line in &lines {
         let whole = line["time"].is_number() && line["level"].is_string() && line["message"].is_string();

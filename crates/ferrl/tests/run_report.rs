@@ -175,7 +175,7 @@ fn an_empty_run_and_a_long_one_are_shown_too() {
     let temp = tempfile::tempdir().unwrap();
     let dir = RunFolder::create(temp.path(), "new", "").unwrap().path().to_path_buf();
     balanced(&fs::read_to_string(report(&dir, None).unwrap()).unwrap());
-    assert!(report(temp.path().join("none"), None).unwrap_err().to_string().contains("no such run"));
+    assert!(report(&temp.path().join("none"), None).unwrap_err().to_string().contains("no such run"));
     let dir = RunFolder::create(temp.path(), "long", "").unwrap().path().to_path_buf();
     let line = |step: u64| {
         format!("{{\"step\":{step},\"stage\":\"s\",\"epoch\":0,\"seconds\":{step},\"loss\":0.5}}\n")
