@@ -132,7 +132,7 @@ fn rows_that_do_not_fit_say_what_was_found_and_expected() {
         &e,
         json!({ "prompt": "a", "chosen": "b", "rejected": null }),
         Preference,
-        &["got columns prompt, chosen;"],
+        &["the row has no value in rejected", "fill in rejected"],
     );
     fails(&e, json!({ "prompt": ["x"], "response": "b" }), Sft, &["column prompt", "message 1", "got text"]);
     fails(&e, json!({ "messages": [{ "content": "x" }] }), Sft, &["has no role"]);

@@ -262,7 +262,7 @@ impl Policy {
             (
                 kl.unbiased && (kl.coef == 0.0 || kl.place != KlPlacement::Loss || !by_token),
                 "kl.unbiased multiplies each token's estimate of a KL in the loss by the probability ratio",
-                "kl.coef above 0, kl.place = \"loss\" and kl.estimator = \"k3\", or no kl.unbiased",
+                "algo.kl.coef above 0, algo.kl.place = \"loss\" and algo.kl.estimator = \"k3\", or no algo.kl.unbiased",
             ),
             (
                 kl.target.is_some() && kl.coef == 0.0,

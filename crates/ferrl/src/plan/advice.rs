@@ -17,14 +17,14 @@ pub struct Change {
 }
 
 /// Bytes at the peak: of one process, or of a rank in some layout.
-pub(super) type Bytes<'a> = &'a dyn Fn(&Inputs) -> u64;
+pub(super) type PeakOf<'a> = &'a dyn Fn(&Inputs) -> u64;
 
 fn of_one(i: &Inputs) -> u64 {
     memory::parts(i).iter().map(|p| p.bytes).sum()
 }
 
 /// The largest micro-batch that fits, in steps of 256 tokens and at least the longest sequence (or pair).
-fn fewer_tokens(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Option<(usize, Inputs)> {
+fn fewer_tokens(i: &Inputs, bytes: PeakOf<'_>, available: u64) -> Option<(usize, Inputs)> {
     let longest = i.lengths.longest * if i.feed.paired() { 2 } else { 1 };
     let with = |tokens: usize| {
         let mut now = i.clone();
@@ -66,21 +66,21 @@ fn eight_bits(i: &Inputs) -> Option<Inputs> {
 }
 
 /// Offloaded moments, if the device has its own memory.
-fn offload(i: &Inputs, bytes: Bytes<'_>) -> Option<Inputs> {
+fn offload(i: &Inputs, bytes: PeakOf<'_>) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.optim.offload = "moments".into();
     (i.device.own_memory && !i.recipe.optim.offloads() && bytes(&now) < bytes(i)).then_some(now)
 }
 
 /// Another storage of the base weights.
-fn base(i: &Inputs, bytes: Bytes<'_>, home: &str) -> Option<Inputs> {
+fn base(i: &Inputs, bytes: PeakOf<'_>, home: &str) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.adapter.as_mut()?.base = home.into();
     (bytes(&now) < bytes(i)).then_some(now)
 }
 
 /// The largest cache that fits, of at least 16 MiB.
-fn smaller_cache(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Option<(usize, Inputs)> {
+fn smaller_cache(i: &Inputs, bytes: PeakOf<'_>, available: u64) -> Option<(usize, Inputs)> {
     let over = bytes(i).saturating_sub(available).div_ceil(1 << 20) as usize;
     let mib = i.recipe.rollout.cache_mib.saturating_sub(over + over / 8);
     let mut now = i.clone();
@@ -90,7 +90,7 @@ fn smaller_cache(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Option<(usize,
 }
 
 /// The KV cache freed while the policy trains.
-fn release_cache(i: &Inputs, bytes: Bytes<'_>) -> Option<Inputs> {
+fn release_cache(i: &Inputs, bytes: PeakOf<'_>) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.rollout.release_cache = true;
     (i.feed.sampled() && !i.recipe.rollout.release_cache && bytes(&now) < bytes(i)).then_some(now)
@@ -104,21 +104,21 @@ fn least_cache(i: &Inputs) -> Option<Inputs> {
 }
 
 /// Offloads the reference to host memory between uses.
-fn park_reference(i: &Inputs, bytes: Bytes<'_>) -> Option<Inputs> {
+fn park_reference(i: &Inputs, bytes: PeakOf<'_>) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.reference.offload = true;
     (bytes(&now) < bytes(i)).then_some(now)
 }
 
 /// The teacher, likewise.
-fn park_teacher(i: &Inputs, bytes: Bytes<'_>) -> Option<Inputs> {
+fn park_teacher(i: &Inputs, bytes: PeakOf<'_>) -> Option<Inputs> {
     let mut now = i.clone();
     now.recipe.teacher.offload = true;
     (bytes(&now) < bytes(i)).then_some(now)
 }
 
 /// Reward models, likewise.
-fn park_rewards(i: &Inputs, bytes: Bytes<'_>) -> Option<Proposal> {
+fn park_rewards(i: &Inputs, bytes: PeakOf<'_>) -> Option<Proposal> {
     let (mut now, mut texts) = (i.clone(), Vec::new());
     for (n, reward) in now.recipe.reward.iter_mut().enumerate() {
         if !reward.offload && reward.model_paths().next().is_some() {
@@ -134,7 +134,7 @@ fn park_rewards(i: &Inputs, bytes: Bytes<'_>) -> Option<Proposal> {
 type Proposal = (String, Inputs);
 
 /// A change that saves memory; `None` if it has no effect.
-type Saving = fn(&Inputs, Bytes<'_>) -> Option<Proposal>;
+type Saving = fn(&Inputs, PeakOf<'_>) -> Option<Proposal>;
 
 fn set(text: &str, now: Option<Inputs>) -> Option<Proposal> {
     now.map(|now| (text.to_string(), now))
@@ -146,7 +146,7 @@ pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
 }
 
 /// The same by another measure.
-pub(super) fn changes_of(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Vec<Change> {
+pub(super) fn changes_of(i: &Inputs, bytes: PeakOf<'_>, available: u64) -> Vec<Change> {
     let mut out = single_changes(i, bytes, available);
     out.retain(|c| c.bytes <= available);
     if out.is_empty() {
@@ -156,7 +156,7 @@ pub(super) fn changes_of(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Vec<Ch
 }
 
 /// Each setting that saves memory, alone.
-fn single_changes(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Vec<Change> {
+fn single_changes(i: &Inputs, bytes: PeakOf<'_>, available: u64) -> Vec<Change> {
     let tokens =
         fewer_tokens(i, bytes, available).map(|(n, now)| (format!("train.micro_batch_tokens={n}"), now));
     let cache =
@@ -180,7 +180,7 @@ fn single_changes(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Vec<Change> {
 
 /// bf16, activation checkpointing and a small cache, then more as needed; settings that change results last: 8-bit moments and an NF4
 /// base.
-fn combined_change(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Change {
+fn combined_change(i: &Inputs, bytes: PeakOf<'_>, available: u64) -> Change {
     let savings: [(bool, Saving); 11] = [
         (true, |i, _| set("model.dtype=bf16", half(i))),
         (true, |i, _| set("model.recompute=true", recompute(i))),
@@ -214,7 +214,7 @@ fn combined_change(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Change {
 }
 
 /// What trains otherwise and fits, where no setting that saves memory suffices: an adapter, or an optimizer without moments.
-pub(super) fn other_training(i: &Inputs, bytes: Bytes<'_>, available: u64) -> Vec<Change> {
+pub(super) fn other_training(i: &Inputs, bytes: PeakOf<'_>, available: u64) -> Vec<Change> {
     if i.recipe.adapter.is_some() {
         return Vec::new();
     }

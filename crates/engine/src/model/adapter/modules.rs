@@ -212,14 +212,11 @@ pub(super) fn check_experts(
         }
     }
     let whole = saved_tensors(config, options)?;
-    match whole.iter().find(|t| t.name.contains(".experts.")) {
-        None => Ok(()),
-        Some(t) => refuse(
-            format!("{} is a matrix of an expert", t.name),
-            "modules_to_save",
-            "adapter.target_modules adapts experts; PEFT does not load one that was trained whole",
-        ),
+    if let Some(t) = whole.iter().find(|t| t.name.contains(".experts.")) {
+        let fix = "adapter.target_modules adapts experts; PEFT does not load one that was trained whole";
+        return refuse(format!("{} is a matrix of an expert", t.name), "modules_to_save", fix);
     }
+    Ok(())
 }
 
 /// Tensors trained in full: `modules_to_save`, biases, and a value or score head.
