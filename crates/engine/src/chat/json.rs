@@ -124,12 +124,12 @@ fn number(n: &Number) -> String {
 /// A float that Python prints with an exponent, `1e-07`, and minijinja without: templates may print it by `{{ x }}`, `~` or
 /// `string`.
 #[derive(Debug)]
-struct Exponent {
+struct PythonFloat {
     value: f64,
     repr: String,
 }
 
-impl Object for Exponent {
+impl Object for PythonFloat {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
@@ -141,7 +141,7 @@ impl Object for Exponent {
 
 /// Whether a template value is such a float.
 pub(super) fn is_exponent(value: &TemplateValue) -> bool {
-    value.downcast_object_ref::<Exponent>().is_some()
+    value.downcast_object_ref::<PythonFloat>().is_some()
 }
 
 /// Converts JSON to a template value; objects keep their order.
@@ -154,7 +154,7 @@ pub(super) fn to_template(value: &Value) -> TemplateValue {
             (_, Some(u), _) => u.into(),
             (.., Some(f)) => match number(n) {
                 // Within these bounds minijinja prints a float as Python does.
-                repr if repr.contains('e') => TemplateValue::from_object(Exponent { value: f, repr }),
+                repr if repr.contains('e') => TemplateValue::from_object(PythonFloat { value: f, repr }),
                 _ => f.into(),
             },
             _ => n.to_string().into(),
@@ -174,7 +174,7 @@ pub(super) fn from_template(value: &TemplateValue, depth: usize) -> Result<Value
     if depth > DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: more than {DEPTH} levels")));
     }
-    if let Some(float) = value.downcast_object_ref::<Exponent>() {
+    if let Some(float) = value.downcast_object_ref::<PythonFloat>() {
         return Ok(float.value.into());
     }
     Ok(match value.kind() {

@@ -28,7 +28,7 @@ pub(super) struct Router {
 }
 
 /// A pattern of module names with the rank and alpha of these modules.
-type Choice = (String, usize, f64);
+type ParameterChoice = (String, usize, f64);
 
 impl AdapterDir {
     /// Names the adapted modules by the tensors in the file, where the settings cannot.
@@ -75,7 +75,7 @@ impl AdapterDir {
     }
 
     /// The decoder's modules that `stem.lora_A` adapts; none for a router, which is kept apart.
-    fn choice(&mut self, config: &ModelConfig, stem: &str) -> Result<Option<Choice>> {
+    fn choice(&mut self, config: &ModelConfig, stem: &str) -> Result<Option<ParameterChoice>> {
         // PEFT's patterns are about its own names.
         let peft = self.index[&format!("{stem}.lora_A.weight")].clone();
         let peft = peft.strip_prefix(super::peft::PREFIX).unwrap_or(&peft);

@@ -106,7 +106,7 @@ pub fn names_markdown() -> String {
          TRL's trainers are algorithms in Ferrl (`algo.name`; [all of them](algorithms.md)), and a config is a [recipe](recipes.md). The \
          columns of a data set [keep their names](data.md), and reward functions have TRL's signature ([rewards](rewards.md)). A key of \
          these libraries in a recipe is an error that names Ferrl's key. Dots separate tables; a name stands for every key that ends \
-         so, the longest first: `actor_rollout_ref.actor.optim.lr` is `lr`, `critic.optim.lr` is not.\n\n\
+         so, the longest first: `actor_rollout_ref.actor.optim.lr` is `lr`, that of `critic` has a line of its own.\n\n\
          RL2's options are accepted as they are: [Coming from TRL, verl or RL2](coming-from.md).\n\n\
          ## The same setting\n\n| theirs | Ferrl |\n|---|---|\n{keys}\n\
          ## Something else instead\n\n| theirs | Ferrl |\n|---|---|\n{advice}"
