@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 struct Quiet {
-    /// Stops after this step.
+    /// Stops after so many steps.
     until: u64,
     done: u64,
 }
 
 impl RunWatch for Quiet {
-    fn step(&mut self, _stage: &str, step: u64, _steps: u64, _record: &StepRecord) {
-        self.done = step;
+    fn step(&mut self, _stage: &str, _step: u64, _steps: u64, _record: &StepRecord) {
+        self.done += 1;
     }
     fn interrupted(&self) -> bool {
         self.done >= self.until
@@ -247,13 +247,56 @@ fn any_number_of_ranks_resumes_a_run() {
     run(&resolved, &whole, 1, u64::MAX).remove(0).unwrap();
     let layouts = [(3, 1, 1, 1, 1), (1, 0, 1, 1, 1), (2, 0, 2, 1, 2), (4, 2, 1, 2, 2), (4, 2, 1, 1, 1)];
     for (n, (size, ddp, tp, sp, rollout_tp)) in layouts.into_iter().enumerate() {
-        let until = if n + 1 == layouts.len() { u64::MAX } else { n as u64 + 1 };
+        let until = if n + 1 == layouts.len() { u64::MAX } else { 1 };
         let r = &mut resolved.stages[0].recipe;
         (r.parallel.ddp_size, r.parallel.tp_size) = (ddp, tp);
         (r.parallel.sp_size, r.rollout.tp_size) = (sp, rollout_tp);
         run(&resolved, &parts, size, until).into_iter().for_each(|done| done.unwrap());
     }
     same("resumed", &left(&whole), &left(&parts));
+}
+
+/// Every recipe, stopped three times and resumed on other ranks each time, also with settings whose state is saved apart.
+#[test]
+fn every_recipe_resumes_on_other_numbers_of_ranks() {
+    let layouts = [
+        (2, 0, 1, 1, 1),
+        (3, 1, 1, 1, 1),
+        (1, 0, 1, 1, 1),
+        (2, 0, 2, 1, 2),
+        (4, 2, 1, 2, 1),
+        (4, 1, 1, 1, 2),
+    ];
+    for (n, path) in recipes().iter().enumerate() {
+        let mut resolved = Recipe::load(path, &[]).unwrap();
+        small(&mut resolved, 4);
+        for r in resolved.stages.iter_mut().map(|s| &mut s.recipe) {
+            r.train.micro_batch_tokens = 4096;
+            r.optim.ema = (n % 2 == 0 && !path.ends_with("trpo.toml")).then_some(0.9);
+            if n % 3 == 0 {
+                r.optim.name = "adamw8".into();
+            }
+            if r.checkpoint.metric.is_some() {
+                (r.eval.every, r.checkpoint.every, r.checkpoint.keep_best) = (1, 1, 1);
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
+        run(&resolved, &whole, 1, u64::MAX).remove(0).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let steps = 4 * resolved.stages.len() as u64;
+        for session in 0..4 {
+            let (size, ddp, tp, sp, rollout_tp) = layouts[(n + session) % layouts.len()];
+            for r in resolved.stages.iter_mut().map(|s| &mut s.recipe) {
+                (r.parallel.ddp_size, r.parallel.tp_size) = (ddp, tp);
+                (r.parallel.sp_size, r.rollout.tp_size) = (sp, rollout_tp);
+            }
+            let until = if session < 3 { steps / 4 } else { u64::MAX };
+            for done in run(&resolved, &parts, size, until) {
+                done.unwrap_or_else(|e| panic!("{}, {size} ranks: {e}", path.display()));
+            }
+        }
+        same(&path.display().to_string(), &left(&whole), &left(&parts));
+    }
 }
 
 /// What one rank cannot do ends all of them with its error, and nothing is lost.
