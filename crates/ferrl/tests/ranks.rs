@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 struct Quiet {
-    /// Stops after so many steps.
+    /// Number of steps before it stops.
     until: u64,
     done: u64,
 }

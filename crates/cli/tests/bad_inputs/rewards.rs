@@ -250,7 +250,7 @@ fn failing_rewards() -> Vec<Case> {
 fn partly_failing_rewards() -> Vec<Case> {
     vec![
         partly("a reward function that raises over one completion", "raise KeyError('no')").says(&["KeyError"]),
-        // Was: nobody learnt that every call failed and was repeated for each completion.
+        // Was: no message said that every call failed and was repeated for each completion.
         python(
             "a reward function that works for one completion and not for several",
             "def reward(completions, **kw):\n    return [float(len(set(c))) for c in completions[:1]]\n",

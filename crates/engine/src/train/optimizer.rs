@@ -305,7 +305,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Replaces the weights by their EMA, where there is one: the result of a stage.
+    /// Replaces every parameter that has an EMA by it; called for the result of a stage.
     pub fn use_averages(&self, model: &mut Model) -> Result<()> {
         for (param, state) in model.params.iter_mut().zip(&self.state) {
             if let Some(average) = &state[StateKind::Average as usize] {

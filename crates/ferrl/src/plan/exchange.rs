@@ -340,7 +340,7 @@ fn dense(c: &ModelConfig) -> usize {
     (0..c.layers).filter(|layer| c.experts_of(*layer).is_none()).count()
 }
 
-/// Numbers a token of all layers: so many of attention, and of a network without experts.
+/// Numbers per token over all layers: `attention` in each layer, and `network` in each layer without experts.
 fn in_layers(c: &ModelConfig, attention: usize, network: usize) -> usize {
     c.layers * attention + dense(c) * network
 }

@@ -51,8 +51,8 @@ impl Work {
     }
 }
 
-/// Ranks that compute a pass together, and so repeat some of its work: all of those that share features compute all experts, those
-/// that share tokens sum the experts' gradients over all of them.
+/// Sizes of the groups of ranks that compute a pass together. They repeat some of its work: each tensor-parallel rank computes
+/// all experts, and each context-parallel rank sums the experts' gradients over all tokens.
 #[derive(Clone, Copy)]
 pub(super) struct Together {
     pub tp: usize,
@@ -128,7 +128,7 @@ pub(super) fn work_of(i: &Inputs, t: Together) -> Work {
     let mut work = Work { train, annotate: tokens * (reference + critic + judges), ..Default::default() };
     if i.feed.sampled() {
         let answers = |prompts: f64, samples: f64| {
-            let read = prompts * l.prompt * sampled(&i.config); // shared by the answers to it
+            let read = prompts * l.prompt * sampled(&i.config); // once for all completions of the prompt
             let token = sampled(&i.config) + head(&i.config);
             read + prompts * samples * r.rollout.max_new_tokens as f64 * token
         };

@@ -4,7 +4,7 @@ mod names;
 
 use names::{ADVICE, KEYS, NameTable};
 
-/// The answer to a setting of another library.
+/// Ferrl's counterpart of a setting of another library.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Elsewhere {
     /// A key here with the same meaning.
@@ -14,7 +14,7 @@ pub(super) enum Elsewhere {
 }
 
 impl Elsewhere {
-    /// The answer as the fix of an error.
+    /// As the fix of an error.
     pub fn fix(self) -> String {
         match self {
             Elsewhere::Key(key) => format!("did you mean {key}?"),
@@ -23,15 +23,15 @@ impl Elsewhere {
     }
 }
 
-/// The answer of the name that fits most parts of the path.
+/// The counterpart of the listed name that matches most parts of the path.
 pub(super) fn find(path: &[String]) -> Option<Elsewhere> {
     let path = if path.len() > 2 && path[0] == "stage" { &path[2..] } else { path };
     let keys = named(KEYS, path).map(|(fit, key)| (fit, Elsewhere::Key(key)));
     let advice = named(ADVICE, path).map(|(fit, advice)| (fit, Elsewhere::Advice(advice)));
-    keys.chain(advice).max_by_key(|(fit, _)| *fit).map(|(_, answer)| answer)
+    keys.chain(advice).max_by_key(|(fit, _)| *fit).map(|(_, counterpart)| counterpart)
 }
 
-/// The answers of a table to a path, each with how well its name fits.
+/// Entries of a table that match a path, each with the number of parts that its name matches.
 fn named(table: NameTable, path: &[String]) -> impl Iterator<Item = (usize, &'static str)> {
     let each = |(here, names): &'static (&'static str, &'static str)| {
         names.split(' ').map(move |name| (*here, name))
@@ -89,7 +89,7 @@ pub fn flag(name: &str, value: &str) -> String {
     }
 }
 
-/// The manual's page: every key and advice with the settings of other libraries that it answers.
+/// The manual's page: every key and every advice with the settings of other libraries that it replaces.
 pub fn names_markdown() -> String {
     let whole = |name: &str| match name.ends_with(['_', '.']) {
         true => format!("`{name}*`"),

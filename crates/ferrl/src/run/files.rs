@@ -248,7 +248,7 @@ pub(crate) fn error(what: &str, path: &Path, e: &io::Error) -> Error {
         PermissionDenied => error.fix("check who owns the file and its permissions"),
         ReadOnlyFilesystem => error.fix("choose a directory that can be written"),
         AlreadyExists | NotADirectory => {
-            error.fix("a file is in its place: choose another path, or move the file")
+            error.fix("there is a file with the name of this folder: choose another path, or move the file")
         }
         _ => error,
     }

@@ -112,7 +112,7 @@ const ROWS: usize = 256;
 pub(super) enum LinkPattern {
     /// Each adds its part of the others' gradients.
     Sums,
-    /// Each gathers the columns of an activation; a rank sends so many numbers.
+    /// Each gathers the columns of an activation; holds the count of numbers that a rank sends.
     Columns(usize),
 }
 
@@ -164,7 +164,7 @@ fn add_parts(ranks: &Ranks, device: &Arc<dyn Backend>, from: &Buffer, total: &mu
     (0..size).try_for_each(|rank| inbox.add(rank, total))
 }
 
-/// Columns of an activation of which a rank sends so many numbers, the same on all ranks.
+/// The number of columns in one rank's part of an activation that sends `sent` numbers; the maximum over all ranks.
 fn columns_of(ranks: &Ranks, sent: usize) -> Result<usize> {
     let own = (sent / (ranks.size() - 1).max(1)).div_ceil(ROWS).max(1);
     let each = ranks.all_gather(&(own as u64).to_le_bytes())?;

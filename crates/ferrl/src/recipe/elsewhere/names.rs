@@ -3,7 +3,7 @@
 //! A name is the end of a dotted key: `critic.optim.lr` is more specific than `lr`. One that ends in `_` is the beginning of a
 //! last part, and one that ends in `.` a table of which nothing more specific is listed.
 
-/// Answers, each with the names that it answers.
+/// Keys or advice, each with the names of other libraries that it replaces.
 pub(super) type NameTable = &'static [(&'static str, &'static str)];
 
 /// Keys here, and the settings with the same meaning and the same unit.
