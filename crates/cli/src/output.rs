@@ -2,13 +2,15 @@
 
 use ferrl::interrupt;
 use ferrl::warnings::Warnings;
-use ferrl_engine::checkpoint::{FILE_LIMIT, unfinished};
+use ferrl_engine::checkpoint::FILE_LIMIT;
 use ferrl_engine::{Class, Error, Result};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufWriter, ErrorKind, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Writer of JSON rows to a file or standard output.
@@ -18,6 +20,8 @@ use std::time::Duration;
 pub struct JsonlOutput {
     target: OutputTarget,
     rows: usize,
+    /// Held while the part changes. The handler of Ctrl-C takes it for good, so that what it says of the part stays true.
+    changing: Arc<Mutex<()>>,
 }
 
 enum OutputTarget {
@@ -65,7 +69,7 @@ impl JsonlOutput {
             let file = Self::own_part(path, &part)?;
             OutputTarget::Part { path: path.into(), part, file }
         };
-        Ok(JsonlOutput { target, rows: 0 })
+        Ok(JsonlOutput { target, rows: 0, changing: Arc::default() })
     }
 
     /// Creates and locks an empty part: two processes writing to one part would mix their rows.
@@ -93,8 +97,9 @@ impl JsonlOutput {
     /// does not ask for this: a process has one handler.
     pub fn stops_on_interrupt(&self) -> Result<()> {
         let OutputTarget::Part { part, .. } = &self.target else { return Ok(()) };
-        let part = part.clone();
+        let (part, changing) = (part.clone(), self.changing.clone());
         on_interrupt(move || {
+            let _kept = changing.lock().unwrap_or_else(PoisonError::into_inner);
             if std::fs::metadata(&part).is_ok_and(|m| m.len() > 0) {
                 eprintln!("\nstopped; the rows so far are in {}", part.display());
             } else {
@@ -110,6 +115,7 @@ impl JsonlOutput {
         let mut line =
             serde_json::to_vec(row).map_err(|e| Error::data(format!("cannot write a row as JSON: {e}")))?;
         line.push(b'\n');
+        let _whole = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         self.rows += 1;
         let (written, path) = match &mut self.target {
             OutputTarget::Stdout(out) => (out.write_all(&line), Path::new("standard output")),
@@ -141,6 +147,7 @@ impl JsonlOutput {
     /// Completes the file and gives it its name.
     pub fn finish(mut self) -> Result<()> {
         self.flush()?;
+        let _whole = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if let OutputTarget::Part { path, part, file } = &self.target {
             let named = file.get_ref().sync_all().and_then(|()| std::fs::rename(part, path));
             named.map_err(|e| unwritable(path, &e))?;
@@ -227,14 +234,11 @@ pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
     ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))
 }
 
-/// At Ctrl-C a model that is half written is removed: under its hidden name nobody would find it.
-pub fn leave_nothing_unfinished(dir: &Path) -> Result<()> {
-    let (dir, aside) = (dir.to_path_buf(), unfinished(dir)?);
-    on_interrupt(move || {
-        let _ = std::fs::remove_dir_all(&aside);
-        eprintln!("\nstopped; {} was not written", dir.display());
-        exit(i32::from(crate::exit_code(Class::Interrupted)));
-    })
+/// The flag that Ctrl-C raises from now on: the save that reads it removes what it has written. The handler itself touches no file,
+/// because the save goes on beside it.
+pub fn stop_of_save() -> Result<Arc<AtomicBool>> {
+    on_interrupt(interrupt::request)?;
+    Ok(interrupt::handle())
 }
 
 /// The first Ctrl-C requests an interrupt and prints `finishing`; the second ends the process.

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferrl_engine::Class;
 use ferrl_engine::checkpoint::{
@@ -28,8 +29,13 @@ fn tiny(family: &str) -> InitOptions {
     }
 }
 
-const F32: SaveOptions =
-    SaveOptions { dtype: StorageFormat::F32, max_shard_bytes: u64::MAX, source: None, overwrite: false };
+const F32: SaveOptions = SaveOptions {
+    dtype: StorageFormat::F32,
+    max_shard_bytes: u64::MAX,
+    source: None,
+    overwrite: false,
+    stop: None,
+};
 
 fn read(dir: &Path) -> BTreeMap<String, Vec<f32>> {
     let mut out = BTreeMap::new();
@@ -211,6 +217,30 @@ fn a_failed_save_leaves_the_old_model() {
     assert!(e.unwrap_err().to_string().contains("has 1 numbers, expected"));
     assert_eq!(before, read(&dir));
     assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_save_that_is_told_to_stop_leaves_the_old_model() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("m");
+    let config = init_model(&dir, &tiny("llama"), &F32).unwrap();
+    let before = read(&dir);
+    let tensors = config.params().len();
+    // The last one is told after everything is written, before the new model takes the old one's place.
+    for told_at in [1, 5, tensors] {
+        let (stop, mut count) = (AtomicBool::new(false), 0);
+        let save = SaveOptions { overwrite: true, stop: Some(&stop), ..F32 };
+        let e = save_model(&dir, &config, None, &save, &mut |p| {
+            count += 1;
+            stop.store(count == told_at, Ordering::SeqCst);
+            Ok(vec![1.0; p.len()])
+        });
+        let e = e.unwrap_err();
+        assert_eq!((e.class, count), (Class::Interrupted, told_at), "{e}");
+        assert!(e.to_string().contains("interrupted; nothing was written"), "{e}");
+        assert_eq!(before, read(&dir));
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
+    }
 }
 
 /// Writes a safetensors file by hand: names, shapes, raw f32 data of zeros.

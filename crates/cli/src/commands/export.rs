@@ -2,7 +2,7 @@
 
 use crate::machine;
 use crate::options::{StorageArg, open_model, weights};
-use crate::output::{leave_nothing_unfinished, print};
+use crate::output::{print, stop_of_save};
 use ferrl_engine::checkpoint::{SaveOptions, StorageFormat, save_adapter, tokenizer_dir};
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::{Error, Result};
@@ -53,17 +53,28 @@ pub fn run(args: &Args) -> Result<()> {
     let options = Options { dtype: DType::F32, training: false, context: 0 };
     let source = tokenizer_dir(&dir.path);
     let dtype = args.dtype.map_or_else(|| stored(&dir.config_json), StorageArg::dtype);
-    let save = SaveOptions { dtype, source: Some(&source), overwrite: args.overwrite, ..Default::default() };
     let json = Some(&dir.config_json);
-    leave_nothing_unfinished(&args.out)?;
-    let what = match dir.adapter().filter(|_| !args.merge) {
-        Some(adapter) => {
-            let model = Model::load_adapted(backend, &dir, options, &adapter.options, 0)?;
+    let adapter = dir.adapter().filter(|_| !args.merge);
+    let model = match adapter {
+        Some(adapter) => Model::load_adapted(backend, &dir, options, &adapter.options, 0)?,
+        None => Model::load(backend, &dir, options)?,
+    };
+    // While the model is read, Ctrl-C ends the process as ever.
+    let stop = stop_of_save()?;
+    let save = SaveOptions {
+        dtype,
+        source: Some(&source),
+        overwrite: args.overwrite,
+        stop: Some(&stop),
+        ..Default::default()
+    };
+    let what = match adapter {
+        Some(_) => {
             save_adapter(&args.out, &model, dir.base(), json, &save)?;
             format!("adapter of {}", dir.base().display())
         }
         None => {
-            Model::load(backend, &dir, options)?.save(&args.out, json, &save)?;
+            model.save(&args.out, json, &save)?;
             let merged = if dir.adapter().is_some() { ", adapter merged" } else { "" };
             format!("{} model, {} parameters{merged}", dir.config.family, weights(&dir.config))
         }

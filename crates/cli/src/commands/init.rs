@@ -2,7 +2,7 @@
 
 use crate::machine;
 use crate::options::{StorageArg, above_zero, at_least_one, base, seed, size, weights};
-use crate::output::{leave_nothing_unfinished, print};
+use crate::output::{print, stop_of_save};
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{InitOptions, SaveOptions, init_model};
 use ferrl_engine::model::{FAMILIES, Head};
@@ -104,13 +104,14 @@ pub fn run(args: &Args) -> Result<()> {
     let count = weights(&config);
     let largest = config.params().iter().map(|p| p.len()).max().unwrap_or(0) as u64;
     machine::ensure_memory("the largest matrix", 8 * largest, "a smaller --vocab, --hidden or --ffn")?;
+    let stop = stop_of_save()?;
     let save = SaveOptions {
         dtype: args.dtype.dtype(),
         source: args.tokenizer.as_deref(),
         overwrite: args.overwrite,
+        stop: Some(&stop),
         ..Default::default()
     };
-    leave_nothing_unfinished(&args.out)?;
     init_model(&args.out, &options, &save)?;
     let bytes = machine::size((count * save.dtype.size()) as u64);
     let active = match config.experts {

@@ -20,7 +20,7 @@ pub use load::ModelDir;
 pub(crate) use load::ParamValues;
 pub(crate) use nf4::Nf4Param;
 pub use peft::{AdapterDir, base_of, save_adapter, tokenizer_dir};
-pub use save::{SaveOptions, save_model, unfinished};
+pub use save::{SaveOptions, save_model};
 pub use share::{FileHead, FileLayout, StoredTensor, save_shared, write_without_tensors};
 
 use std::path::Path;

@@ -288,7 +288,7 @@ pub fn save_adapter(
         let name = format!("{PREFIX}{}", stored_name(&part.name, prefix));
         StoredPart { name, ..part }
     };
-    save_dir(dir, options.overwrite, |aside| {
+    save_dir(dir, options, |aside| {
         write_beside(aside, &model.config, config_json, options)?;
         write_json(&aside.join(CONFIG), &settings)?;
         if adapter.options.base == BaseHome::Nf4 {

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use super::format::StorageFormat;
 use super::io_error;
 use super::write::write_weights;
 use crate::model::{Family, Head, ModelConfig, ParamShape, family};
-use crate::{Error, Result};
+use crate::{Class, Error, Result};
 
 #[derive(Clone, Copy, Debug)]
 pub struct SaveOptions<'a> {
@@ -22,6 +23,18 @@ pub struct SaveOptions<'a> {
     pub source: Option<&'a Path>,
     /// Whether a model already in the directory is replaced. Other files are kept.
     pub overwrite: bool,
+    /// Once raised, the save removes what it has written and ends with [`Class::Interrupted`]; `dir` is as it was before.
+    pub stop: Option<&'a AtomicBool>,
+}
+
+impl SaveOptions<'_> {
+    /// The error of a save that was told to stop.
+    pub(super) fn stopped(&self) -> Result<()> {
+        match self.stop.is_some_and(|stop| stop.load(Ordering::SeqCst)) {
+            true => Err(Error::new(Class::Interrupted, "interrupted; nothing was written")),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Default for SaveOptions<'_> {
@@ -31,6 +44,7 @@ impl Default for SaveOptions<'_> {
             max_shard_bytes: 5_000_000_000,
             source: None,
             overwrite: false,
+            stop: None,
         }
     }
 }
@@ -62,7 +76,7 @@ pub fn save_model(
     options: &SaveOptions,
     params: &mut dyn FnMut(&ParamShape) -> Result<Vec<f32>>,
 ) -> Result<()> {
-    save_dir(dir, options.overwrite, |aside| {
+    save_dir(dir, options, |aside| {
         let family = write_beside(aside, config, config_json, options)?;
         write_weights(aside, family, config, options, params)?;
         sync_dir(aside)
@@ -70,12 +84,16 @@ pub fn save_model(
 }
 
 /// Writes a directory through a temporary sibling, which `write` fills.
-pub(super) fn save_dir(dir: &Path, overwrite: bool, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+pub(super) fn save_dir(
+    dir: &Path,
+    options: &SaveOptions,
+    write: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
     if dir.is_file() {
         return Err(Error::usage("is a file, expected a directory to write").at(dir.display()));
     }
     let occupied = fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
-    if occupied && !overwrite {
+    if occupied && !options.overwrite {
         return Err(Error::usage("already exists and is not empty")
             .at(dir.display())
             .fix("choose another directory or remove this one"));
@@ -84,19 +102,19 @@ pub(super) fn save_dir(dir: &Path, overwrite: bool, write: impl FnOnce(&Path) ->
     let real = if occupied { fs::canonicalize(dir) } else { Ok(dir.to_path_buf()) };
     let dir = &real.map_err(|e| io_error("cannot read", dir, &e))?;
     let temporary = sibling(dir, "tmp")?;
-    let result = write(&temporary).and_then(|()| {
+    let result = write(&temporary).and_then(|()| options.stopped()).and_then(|()| {
         if !occupied {
             return rename(&temporary, dir);
         }
         let old = sibling(dir, "old")?;
         rename(dir, &old)?;
-        rename(&temporary, dir)?;
+        rename(&temporary, dir).inspect_err(|_| drop(fs::rename(&old, dir)))?;
         keep_others(&old, dir)?;
         fs::remove_dir_all(&old).map_err(|e| io_error("cannot remove the replaced model", &old, &e))
     });
     if result.is_err() {
         let _ = fs::remove_dir_all(&temporary); // the earlier error is reported
-        return result;
+        return result.map_err(|e| if e.class == Class::Interrupted { e.at(dir.display()) } else { e });
     }
     if let Some(parent) = dir.parent().filter(|p| !p.as_os_str().is_empty()) {
         sync_dir(parent)?;
@@ -179,11 +197,6 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to).map_err(|e| io_error("cannot copy", from, &e))?;
     let file = File::open(to).map_err(|e| io_error("cannot open", to, &e))?;
     file.sync_all().map_err(|e| io_error("cannot finish writing", to, &e))
-}
-
-/// Where this process writes a model before it gets the name `dir`.
-pub fn unfinished(dir: &Path) -> Result<PathBuf> {
-    sibling(dir, "tmp")
 }
 
 /// The path `.name.<pid>.<kind>` next to `name`.

@@ -101,7 +101,7 @@ pub fn save_shared(
     options: &SaveOptions<'_>,
     write: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
-    save_dir(dir, options.overwrite, |aside| {
+    save_dir(dir, options, |aside| {
         write_without_tensors(aside, model, json, options)?;
         write(aside)?;
         sync_dir(aside)

@@ -36,6 +36,7 @@ pub(super) fn write_weights(
     let mut plans = plans.into_iter();
     let mut file: Option<Output> = None;
     for tensor in &tensors {
+        options.stopped()?;
         let data = params(&tensor.param)?;
         if data.len() != tensor.param.len() {
             let (name, got, want) = (tensor.param.id, data.len(), tensor.param.len());
