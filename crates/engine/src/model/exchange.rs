@@ -79,17 +79,22 @@ impl Model {
         own: &Buffer,
         into: Option<&mut Buffer>,
     ) -> Result<()> {
-        let dtype = own.dtype();
+        let (dtype, here) = (own.dtype(), among.ranks[among.own]);
         let expected = |i: usize| match into {
-            Some(_) => vec![piece(dtype, rows * width(&cuts[i]))],
-            None => Vec::new(),
+            Some(_) if i != among.own => vec![piece(dtype, rows * width(&cuts[i]))],
+            _ => Vec::new(),
         };
+        let others: Vec<usize> = to.iter().copied().filter(|&rank| rank != here).collect();
         let blocks = vec![(own, contiguous(own.len()))];
-        let mut inbox = self.exchange(among, &[], Parcels::Same(to, blocks), expected)?;
+        let mut inbox = self.exchange(among, &[], Parcels::Same(&others, blocks), expected)?;
         let Some(into) = into else { return Ok(()) };
         let all = cuts.iter().map(|cut| width(cut)).sum();
         for (&from, cut) in among.ranks.iter().zip(cuts) {
-            inbox.write_block(from, into, &Block { rows: 0..rows, width: all, columns: cut.clone() })?;
+            let block = Block { rows: 0..rows, width: all, columns: cut.clone() };
+            match from == here {
+                true => block.unpack(&*self.backend, (own, 0), into)?,
+                false => inbox.write_block(from, into, &block)?,
+            }
             inbox.end(from)?;
         }
         Ok(())

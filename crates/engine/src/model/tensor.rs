@@ -371,10 +371,16 @@ impl Model {
         if !back || columns.is_empty() {
             return Ok(None);
         }
-        let width = columns.len();
-        let transposed: Vec<f32> =
-            columns.flat_map(|c| values[c..].iter().step_by(shape.cols)).copied().collect();
-        self.packed_weight(param, [width, shape.rows], &transposed).map(Some)
+        let mut transposed = vec![0.0; columns.len() * shape.rows];
+        // Some rows at a time, so that a cache line is read once for all of its columns.
+        for first in (0..shape.rows).step_by(16) {
+            let rows = first..(first + 16).min(shape.rows);
+            for (to, c) in transposed.chunks_exact_mut(shape.rows).zip(columns.clone()) {
+                let from = values[rows.start * shape.cols + c..].iter().step_by(shape.cols);
+                to[rows.clone()].iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+            }
+        }
+        self.packed_weight(param, [columns.len(), shape.rows], &transposed).map(Some)
     }
 
     /// A GEMM weight with these values, rounded as on one rank.

@@ -55,17 +55,28 @@ impl Job {
 
     /// Completes the exchange.
     fn run(self, comm: &dyn Comm) -> Result<Delivery> {
+        let own = comm.rank();
+        // What a rank sends to itself is moved, not copied.
         let part = |rank: usize| match &self.parts {
-            Parts::Each(parts) => parts[rank].as_slice(),
-            Parts::Same(bytes, to) if to.contains(&rank) => bytes,
-            Parts::Same(..) => &[],
+            Parts::Each(parts) if rank != own => parts[rank].as_slice(),
+            Parts::Same(bytes, to) if rank != own && to.contains(&rank) => bytes,
+            _ => &[],
         };
         let arrived = comm.exchange(&(0..comm.size()).map(part).collect::<Vec<_>>(), self.failed);
-        match self.parts {
-            Parts::Each(parts) => recycle(parts),
-            Parts::Same(bytes, _) => recycle([bytes]),
-        }
-        let arrived = arrived?;
+        let kept = match self.parts {
+            Parts::Each(mut parts) => {
+                let kept = std::mem::take(&mut parts[own]);
+                recycle(parts);
+                kept
+            }
+            Parts::Same(bytes, to) if to.contains(&own) => bytes,
+            Parts::Same(bytes, _) => {
+                recycle([bytes]);
+                Vec::new()
+            }
+        };
+        let mut arrived = arrived?;
+        arrived[own].bytes = kept;
         let mut shipment = self.shipment.filter(|_| arrived.iter().all(|a| !a.failed));
         if let Some(shipment) = &mut shipment {
             // The other ranks have started transfers that this one has not, and wait for them on their devices.

@@ -59,12 +59,7 @@ impl Block {
     }
 
     /// The inverse.
-    pub(super) fn unpack(
-        &self,
-        b: &dyn Backend,
-        (from, at): (&Buffer, usize),
-        to: &mut Buffer,
-    ) -> Result<()> {
+    pub fn unpack(&self, b: &dyn Backend, (from, at): (&Buffer, usize), to: &mut Buffer) -> Result<()> {
         self.parts().try_for_each(|(start, before, count)| {
             let sizes = [self.rows.len(), count];
             b.copy_block((from, at + before, self.columns()), (to, start, self.width), sizes)

@@ -244,13 +244,18 @@ impl Ranks {
             return group.unpack(backend, group.waiting(|line| line.last())?);
         };
         outbox.check();
-        let part = |rank: usize| route.slot(rank).map_or(&[][..], |slot| &bytes[slot]);
-        let parts: Vec<&[u8]> = (0..self.size()).map(part).collect();
-        let inbox = Inbox::host(backend.clone(), self.all_to_all(&parts)?);
-        if let ParcelStorage::Host { bytes, .. } = outbox.packed {
+        let own = self.rank();
+        // What a rank sends to itself is moved, not copied.
+        let sent = |rank: &usize| route.slot(*rank).filter(|_| *rank != own);
+        let parts: Vec<&[u8]> =
+            (0..self.size()).map(|r| sent(&r).map_or(&[][..], |slot| &bytes[slot])).collect();
+        let mut messages = self.all_to_all(&parts)?;
+        let (backend, kept) = (backend.clone(), route.slot(own));
+        if let ParcelStorage::Host { mut bytes, .. } = outbox.packed {
+            messages[own] = kept.map(|slot| std::mem::take(&mut bytes[slot])).unwrap_or_default();
             recycle(bytes);
         }
-        Ok(inbox)
+        Ok(Inbox::host(backend, messages))
     }
 }
 
