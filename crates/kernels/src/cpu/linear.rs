@@ -1,7 +1,7 @@
 //! Linear layers: packed weights, and the three GEMMs of forward and backward.
 
 use super::Cpu;
-use super::matmul::pack::{Packed, PackedShape, TokenRows, pack_tokens, pack_transposed, pack_weight};
+use super::matmul::pack::{Packed, PackedShape, TokenRows, pack_tokens, pack_weight};
 use super::matmul::tile::Element;
 use super::matmul::{self, DwChain, Out};
 use super::memory::{Memory, Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
@@ -129,11 +129,10 @@ impl LinearOps for Cpu {
 
 fn pack_both<E: TokenRows<Unit: Plain>>(cpu: &Cpu, master: &[f32], n: usize, k: usize, packs: &mut Packs) {
     let (there, back) = (PackedShape { n, k }, PackedShape { n: k, k: n });
-    let (level, per_unit) = (cpu.level, E::per_unit_at(cpu.level));
-    pack_weight::<E>(level, &cpu.pool, master, there, packs.forward.slice_mut(there.storage(per_unit)));
-    if let Some(backward) = &mut packs.backward {
-        pack_transposed::<E>(level, &cpu.pool, master, back, backward.slice_mut(back.storage(per_unit)));
-    }
+    let per_unit = E::per_unit_at(cpu.level);
+    let forward = packs.forward.slice_mut(there.storage(per_unit));
+    let backward = packs.backward.as_mut().map(|b| b.slice_mut(back.storage(per_unit)));
+    pack_weight::<E>(cpu.level, &cpu.pool, master, there, forward, backward);
 }
 
 fn out(y: &mut Buffer) -> Out<'_> {

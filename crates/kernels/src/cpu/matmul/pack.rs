@@ -4,7 +4,7 @@
 
 use super::tile::{Element, PANEL};
 use crate::cpu::pool::{Disjoint, ThreadPool};
-use crate::cpu::simd::{LANES, Level, Simd, multiversion, narrow};
+use crate::cpu::simd::{LANES, Level, Simd, multiversion};
 
 /// Shape of a packed operand: `n` columns, dot products of length `k`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,94 +68,97 @@ impl<'a, E: Element> Packed<'a, E> {
 }
 
 /// Conversion from an f32 master.
-pub trait FromMaster: Element {
-    /// A unit from its two elements, rounded to nearest even; `high` is `None` for single-element units.
-    fn unit(low: f32, high: Option<f32>) -> Self::Unit;
+///
+/// # Safety
+/// `round` writes sixteen units.
+pub unsafe trait FromMaster: Element {
+    /// Stores sixteen units, rounded to nearest even: unit i has the elements `low[i]` and, if it has two, `high[i]`.
+    ///
+    /// # Safety
+    /// Sixteen units are writable at `out`.
+    unsafe fn round<S: Simd>(s: S, low: S::V, high: S::V, out: *mut Self::Unit);
 }
 
-impl FromMaster for f32 {
+// SAFETY: one store.
+unsafe impl FromMaster for f32 {
     #[inline(always)]
-    fn unit(low: f32, _: Option<f32>) -> f32 {
-        low
+    unsafe fn round<S: Simd>(s: S, low: S::V, _: S::V, out: *mut f32) {
+        // SAFETY: passed on to the caller.
+        unsafe { s.store(out, low) }
     }
 }
 
-impl FromMaster for u16 {
+// SAFETY: one store.
+unsafe impl FromMaster for u16 {
     #[inline(always)]
-    fn unit(low: f32, high: Option<f32>) -> u32 {
-        match high {
-            Some(high) => u32::from(narrow(low)) | u32::from(narrow(high)) << 16,
-            None => u32::from(narrow(low)) << 16,
-        }
+    unsafe fn round<S: Simd>(s: S, low: S::V, high: S::V, out: *mut u32) {
+        // SAFETY: passed on to the caller.
+        unsafe { s.store_pairs(out, s.narrow_pairs(low, high)) }
     }
 }
 
-/// Packs a row-major f32 `w` of shape `[n, k]` as right operand of `x · wᵀ`.
+/// Packs a row-major f32 `w` of shape `[n, k]` as right operand of `x · wᵀ` and, given `backward`, of `dy · w`.
 pub fn pack_weight<E: FromMaster>(
     level: Level,
     pool: &ThreadPool,
     w: &[f32],
     shape: PackedShape,
-    out: &mut [E::Unit],
+    forward: &mut [E::Unit],
+    backward: Option<&mut [E::Unit]>,
 ) {
-    let per_unit = E::per_unit_at(level);
-    let (k, units) = (shape.k, shape.units(per_unit));
-    assert!(w.len() == shape.n * k && out.len() == shape.storage(per_unit));
-    let out = Disjoint::new(out);
-    pool.run(shape.panels(), |p| {
-        // SAFETY: each task has its own panel.
-        let panel = unsafe { out.part(p * units * PANEL, units * PANEL) };
-        let columns = (shape.n - p * PANEL).min(PANEL);
-        // Blocks of 16 units keep the scattered writes in the L1 cache.
-        for from in (0..units).step_by(16) {
-            let to = (from + 16).min(units);
-            for j in 0..columns {
-                let row = &w[(p * PANEL + j) * k..][..k];
-                for u in from..to {
-                    let at = u * per_unit;
-                    let high = (per_unit == 2).then(|| if at + 1 < k { row[at + 1] } else { 0.0 });
-                    panel[u * PANEL + j] = E::unit(row[at], high);
-                }
-            }
-            for j in columns..PANEL {
-                (from..to).for_each(|u| panel[u * PANEL + j] = E::Unit::default());
-            }
-        }
-    });
+    let (per_unit, transposed) = (E::per_unit_at(level), PackedShape { n: shape.k, k: shape.n });
+    assert!(w.len() == shape.n * shape.k && forward.len() == shape.storage(per_unit));
+    assert!(backward.as_ref().is_none_or(|b| b.len() == transposed.storage(per_unit)));
+    let (forward, backward) = (Disjoint::new(forward), backward.map(Disjoint::new));
+    pool.run(shape.panels(), |p| pack_rows::<E>(level, (w, shape), p, forward, backward));
 }
 
-/// Packs the transpose of a row-major f32 `w` of shape `[k, n]` as right operand of `x · w`. `shape` is the packed matrix's: dot
-/// products run along the rows of `w`.
-pub fn pack_transposed<E: FromMaster>(
-    level: Level,
-    pool: &ThreadPool,
-    w: &[f32],
-    shape: PackedShape,
-    out: &mut [E::Unit],
-) {
-    let per_unit = E::per_unit_at(level);
-    let (n, k, units) = (shape.n, shape.k, shape.units(per_unit));
-    assert!(w.len() == n * k && out.len() == shape.storage(per_unit));
-    let out = Disjoint::new(out);
-    pool.run(shape.panels(), |p| {
-        // SAFETY: each task has its own panel.
-        let panel = unsafe { out.part(p * units * PANEL, units * PANEL) };
-        let columns = (n - p * PANEL).min(PANEL);
-        for u in 0..units {
-            let at = u * per_unit;
-            let row = |at: usize| &w[at * n + p * PANEL..][..columns];
-            let (low, dst) = (row(at), &mut panel[u * PANEL..][..PANEL]);
-            if per_unit == 1 {
-                dst.iter_mut().zip(low).for_each(|(d, x)| *d = E::unit(*x, None));
-            } else if at + 1 < k {
-                let pairs = low.iter().zip(row(at + 1));
-                dst.iter_mut().zip(pairs).for_each(|(d, (x, y))| *d = E::unit(*x, Some(*y)));
-            } else {
-                dst.iter_mut().zip(low).for_each(|(d, x)| *d = E::unit(*x, Some(0.0)));
+/// Elements of a row between a read and the prefetch that goes with it.
+const AHEAD: usize = 64;
+
+multiversion! {
+    /// Packs 32 rows of a weight, which are panel `p` of `forward` and some units of every panel of `backward`, in blocks of 16 by
+    /// 16 elements, so that the weight is read once.
+    fn pack_rows<S, type E: FromMaster>(s, weight: (&[f32], PackedShape), p: usize, forward: Disjoint<'_, E::Unit>, backward: Option<Disjoint<'_, E::Unit>>) {
+        let (w, PackedShape { n, k }) = weight;
+        let per_unit = E::per_unit::<S>();
+        let (units, units_back) = (k.div_ceil(per_unit), n.div_ceil(per_unit));
+        for column in (0..k.next_multiple_of(PANEL)).step_by(LANES) {
+            let lanes = k.saturating_sub(column).min(LANES);
+            for row in [p * PANEL, p * PANEL + LANES] {
+                let mut block = [s.splat(0.0); LANES];
+                for r in 0..LANES {
+                    s.prefetch(w.as_ptr().wrapping_add((row + r) * k + column + AHEAD).cast());
+                    if lanes > 0 && row + r < n {
+                        let from = &w[(row + r) * k + column..][..lanes];
+                        // SAFETY: `from` has this many elements.
+                        block[r] = unsafe {
+                            if lanes == LANES { s.load(from.as_ptr()) } else { s.load_first(lanes, from.as_ptr(), 0.0) }
+                        };
+                    }
+                }
+                if let Some(backward) = backward {
+                    for i in 0..LANES / per_unit {
+                        let (r, unit) = (i * per_unit, row / per_unit + i);
+                        if unit < units_back {
+                            let at = (column / PANEL * units_back + unit) * PANEL + column % PANEL;
+                            // SAFETY: each task has its own units of every panel.
+                            unsafe { E::round(s, block[r], block[r + per_unit - 1], backward.part(at, LANES).as_mut_ptr()) };
+                        }
+                    }
+                }
+                let block = s.transpose(block);
+                for i in 0..LANES / per_unit {
+                    let (c, unit) = (i * per_unit, column / per_unit + i);
+                    if unit < units {
+                        let at = (p * units + unit) * PANEL + row % PANEL;
+                        // SAFETY: each task has its own panel.
+                        unsafe { E::round(s, block[c], block[c + per_unit - 1], forward.part(at, LANES).as_mut_ptr()) };
+                    }
+                }
             }
-            dst[columns..].fill(E::Unit::default());
         }
-    });
+    }
 }
 
 /// Packs activations `x` of shape `[k, n]` (tokens by features) as right operand of `dyᵀ · x`.

@@ -115,6 +115,25 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn transpose(self, rows: [Self::V; 16]) -> [Self::V; 16] {
+        let mut columns = rows;
+        for (i, top) in [(0, true), (8, false)] {
+            let (mut left, mut right) = ([rows[0].0; 8], [rows[0].0; 8]);
+            for r in 0..8 {
+                Two(left[r], right[r]) = rows[i + r];
+            }
+            let (left, right) = unsafe { (transpose_eight(left), transpose_eight(right)) };
+            for c in 0..8 {
+                if top {
+                    (columns[c].0, columns[8 + c].0) = (left[c], right[c]);
+                } else {
+                    (columns[c].1, columns[8 + c].1) = (left[c], right[c]);
+                }
+            }
+        }
+        columns
+    }
+    #[inline(always)]
     fn prefetch(self, p: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
@@ -164,6 +183,29 @@ unsafe impl Simd for Avx2 {
     fn dot(self, a: Self::P, b: Self::P, c: Self::V) -> Self::V {
         self.fma(a, b, c)
     }
+}
+
+#[inline(always)]
+#[allow(clippy::undocumented_unsafe_blocks)]
+unsafe fn transpose_eight(rows: [__m256; 8]) -> [__m256; 8] {
+    let (mut within, mut columns) = (rows, rows);
+    unsafe {
+        // Blocks of 4 by 4 within the halves of the vectors, then the halves.
+        for i in [0, 4] {
+            let [a, b, c, d] = [rows[i], rows[i + 1], rows[i + 2], rows[i + 3]];
+            let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+            within[i] = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);
+            within[i + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd);
+            let (ab, cd) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+            within[i + 2] = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);
+            within[i + 3] = _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd);
+        }
+        for i in 0..4 {
+            columns[i] = _mm256_permute2f128_ps::<0x20>(within[i], within[4 + i]);
+            columns[4 + i] = _mm256_permute2f128_ps::<0x31>(within[i], within[4 + i]);
+        }
+    }
+    columns
 }
 
 #[inline(always)]

@@ -102,6 +102,38 @@ unsafe impl<const DOT: bool> Simd for Avx512<DOT> {
         }
     }
     #[inline(always)]
+    fn transpose(self, rows: [__m512; 16]) -> [__m512; 16] {
+        let (mut within, mut columns) = (rows, rows);
+        unsafe {
+            // Blocks of 4 by 4 within the quarters of the vectors, then the quarters.
+            for i in [0, 4, 8, 12] {
+                let [a, b, c, d] = [rows[i], rows[i + 1], rows[i + 2], rows[i + 3]];
+                let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
+                within[i] = _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd);
+                within[i + 1] = _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd);
+                let (ab, cd) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
+                within[i + 2] = _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd);
+                within[i + 3] = _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd);
+            }
+            for i in 0..4 {
+                let [a, b, c, d] = [within[i], within[4 + i], within[8 + i], within[12 + i]];
+                let (ab, cd) = (
+                    _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
+                    _mm512_shuffle_f32x4::<0b01_00_01_00>(c, d),
+                );
+                columns[i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
+                columns[4 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd);
+                let (ab, cd) = (
+                    _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
+                    _mm512_shuffle_f32x4::<0b11_10_11_10>(c, d),
+                );
+                columns[8 + i] = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
+                columns[12 + i] = _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd);
+            }
+        }
+        columns
+    }
+    #[inline(always)]
     fn prefetch(self, p: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
@@ -142,6 +174,17 @@ unsafe impl<const DOT: bool> Simd for Avx512<DOT> {
             let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(low.cast()));
             let high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(high.cast()));
             _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
+        }
+    }
+    /// The conversion instruction would flush subnormal numbers to zero.
+    #[inline(always)]
+    fn narrow_pairs(self, low: __m512, high: __m512) -> __m512i {
+        unsafe {
+            let low = round_bf16(low);
+            if !DOT {
+                return _mm512_slli_epi32::<16>(low);
+            }
+            _mm512_or_si512(low, _mm512_slli_epi32::<16>(round_bf16(high)))
         }
     }
     #[inline(always)]
@@ -191,12 +234,21 @@ unsafe fn narrow<const DOT: bool>(v: __m512) -> __m256i {
         if DOT {
             return std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
         }
+        _mm512_cvtepi32_epi16(round_bf16(v))
+    }
+}
+
+/// The bits of each lane's bf16, nearest even, as an integer.
+#[inline(always)]
+#[allow(clippy::undocumented_unsafe_blocks)]
+unsafe fn round_bf16(v: __m512) -> __m512i {
+    unsafe {
         let bits = _mm512_castps_si512(v);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
         let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
         let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
         let kept = _mm512_mask_blend_epi32(nan, rounded, quiet);
-        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(kept))
+        _mm512_srli_epi32::<16>(kept)
     }
 }

@@ -227,8 +227,41 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `low..low+16` and `high..high+16` are readable.
     unsafe fn zip_bf16(self, low: *const u16, high: *const u16) -> Self::P;
+    /// Lane i is (`low[i]`, `high[i]`), rounded to nearest even; for single-element units `low[i]` rounded and widened.
+    #[inline(always)]
+    fn narrow_pairs(self, low: Self::V, high: Self::V) -> Self::P {
+        let (mut l, mut h) = ([0u16; LANES], [0u16; LANES]);
+        // SAFETY: the arrays have sixteen elements.
+        unsafe {
+            self.store_bf16(l.as_mut_ptr(), low);
+            if Self::PAIR == 2 {
+                self.store_bf16(h.as_mut_ptr(), high);
+            }
+            self.zip_bf16(l.as_ptr(), h.as_ptr())
+        }
+    }
     /// Lane-wise `c + a.low * b.low + a.high * b.high`; `c + a * b` for single-element units.
     fn dot(self, a: Self::P, b: Self::P, c: Self::V) -> Self::V;
+
+    /// Lane j of vector i becomes lane i of vector j.
+    #[inline(always)]
+    fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES] {
+        let (mut from, mut to) = ([[0f32; LANES]; LANES], [[0f32; LANES]; LANES]);
+        let mut columns = rows;
+        // SAFETY: the arrays have sixteen elements.
+        unsafe {
+            for i in 0..LANES {
+                self.store(from[i].as_mut_ptr(), rows[i]);
+            }
+            for i in 0..LANES {
+                for j in 0..LANES {
+                    to[i][j] = from[j][i];
+                }
+                columns[i] = self.load(to[i].as_ptr());
+            }
+        }
+        columns
+    }
 
     /// Prefetches the cache line at `p`, which may be any address.
     #[inline(always)]
