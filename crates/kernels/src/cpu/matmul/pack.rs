@@ -295,8 +295,8 @@ multiversion! {
     }
 }
 
-/// Splits the columns into panels of `width` (at most 16) and writes, per panel and unit of rows, sixteen units; panels are
-/// `block` units apart.
+/// Splits the columns into panels of `width` (at most 16) and writes, per panel and unit of rows, sixteen units, of which those
+/// beyond `width` and beyond the last column are unspecified; panels are `block` units apart.
 #[inline(always)]
 pub fn pack_panels<S: Simd, E: TokenRows>(
     s: S,
@@ -309,11 +309,16 @@ pub fn pack_panels<S: Simd, E: TokenRows>(
     assert!(width <= LANES && c.units * LANES <= block && out.len() >= panels * block);
     for u in 0..c.units {
         for p in 0..panels {
-            let lanes = width.min(c.lanes - p * width);
-            // SAFETY: the panel's columns are among the `lanes`, and `out` holds the blocks (asserted above).
-            unsafe {
-                c.zip(s, rows, u, p * width..p * width + lanes, out.as_mut_ptr().add(p * block + u * LANES))
+            let from = p * width;
+            // Whole vectors wherever they end within the matrix.
+            let last_row = ((c.first + u + 1) * E::per_unit::<S>()).min(rows) - 1;
+            let lanes = if last_row * c.ld + c.from + from + LANES <= c.x.len() {
+                LANES
+            } else {
+                width.min(c.lanes - from)
             };
+            // SAFETY: the elements lie within the matrix, and `out` holds the blocks (asserted above).
+            unsafe { c.zip(s, rows, u, from..from + lanes, out.as_mut_ptr().add(p * block + u * LANES)) };
         }
     }
 }
@@ -332,7 +337,8 @@ impl<E: TokenRows> PanelColumns<'_, E> {
     /// One unit of rows, for some of the columns.
     ///
     /// # Safety
-    /// `rows` is [`PanelColumns::row_count`], `u < units`, `columns` lie below `self.lanes`; `out` takes sixteen units.
+    /// `rows` is [`PanelColumns::row_count`], `u < units`; `columns`, from `self.from` on, lie within the matrix in each row of the
+    /// unit; `out` takes sixteen units.
     #[inline(always)]
     unsafe fn zip<S: Simd>(
         &self,
@@ -343,7 +349,7 @@ impl<E: TokenRows> PanelColumns<'_, E> {
         out: *mut E::Unit,
     ) {
         let row = (self.first + u) * E::per_unit::<S>();
-        // SAFETY: row < rows and the columns lie within the row, as the caller promises.
+        // SAFETY: row < rows and the columns lie within the matrix, as the caller promises.
         unsafe {
             let low = self.x.as_ptr().add(row * self.ld + self.from + columns.start);
             let high =
