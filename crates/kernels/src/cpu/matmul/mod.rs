@@ -19,11 +19,19 @@ use tile::{Element, Operands, PANEL, tile};
 
 /// k-block in units: a row panel of it stays in the L1 cache while it is multiplied with the column panels.
 const K_BLOCK: usize = 256;
-/// Maximum panels of rows, and of columns, per task: its block of the right operand (256 KiB) and its accumulator tiles
-/// (112 KiB) stay in the L2 cache.
-const MAX_PANELS: usize = 8;
+/// Maximum panels of rows, and of columns, per task: its block of the right operand (288 KiB) and its accumulator tiles
+/// (126 KiB) stay in the L2 cache.
+const MAX_ROW_PANELS: usize = 8;
+const MAX_COLUMN_PANELS: usize = 9;
+/// The same in [`accumulate_dw`], where each task packs its rows: more columns amortise that.
+const MAX_DW_COLUMN_PANELS: usize = 18;
 /// Rows of the largest register tile of any instruction set.
 const MAX_ROWS: usize = 14;
+
+/// Length of the fewest equal parts of `total` that are no longer than `max`.
+fn equal_parts(total: usize, max: usize) -> usize {
+    total.div_ceil(total.div_ceil(max))
+}
 
 /// Output of a GEMM.
 pub enum Out<'a> {
@@ -91,11 +99,18 @@ pub fn linear<E: TokenRows>(
     let wanted =
         if threads == 1 { 1 } else { (m * w.shape.n * w.shape.k / (1 << 20)).clamp(threads, 8 * threads) };
     // Few rows are packed once per task and multiplied with all its columns: only columns are split.
-    let row_chunk =
-        if row_panels <= MAX_PANELS { row_panels } else { row_panels.div_ceil(wanted).clamp(2, MAX_PANELS) };
+    let row_chunk = if row_panels <= MAX_ROW_PANELS {
+        row_panels
+    } else {
+        row_panels.div_ceil(wanted).clamp(2, MAX_ROW_PANELS)
+    };
     let row_tasks = row_panels.div_ceil(row_chunk.max(1));
     let column_chunk = column_panels.div_ceil(wanted.div_ceil(row_tasks.max(1)));
-    let column_chunk = if row_panels > 1 { column_chunk.clamp(1, MAX_PANELS) } else { column_chunk };
+    let column_chunk = if row_panels > 1 {
+        equal_parts(column_panels, column_chunk.clamp(1, MAX_COLUMN_PANELS))
+    } else {
+        column_chunk
+    };
     let column_tasks = column_panels.div_ceil(column_chunk);
     let tiny = m * w.shape.n * w.shape.k < 32 * 1024;
     let task = |i: usize| {
@@ -340,9 +355,9 @@ pub fn accumulate_dw<E: TokenRows>(
     let mr = tile_rows(level);
     let (row_panels, column_panels) = (n.div_ceil(mr), x.shape.panels());
     let wanted = if pool.threads() == 1 { 1 } else { 8 * pool.threads() };
-    let column_chunk = column_panels.min(MAX_PANELS);
+    let column_chunk = equal_parts(column_panels, MAX_DW_COLUMN_PANELS);
     let column_tasks = column_panels.div_ceil(column_chunk);
-    let row_chunk = row_panels.div_ceil(wanted.div_ceil(column_tasks)).clamp(1, MAX_PANELS);
+    let row_chunk = row_panels.div_ceil(wanted.div_ceil(column_tasks)).clamp(1, MAX_ROW_PANELS);
     let row_tasks = row_panels.div_ceil(row_chunk);
     let dw = Disjoint::new(dw);
     pool.run(row_tasks * column_tasks, |i| {
