@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 /// Longest answer that is read, in bytes.
 pub(crate) const MAX_BYTES: usize = 16 << 20;
 
+/// How the message of a server begins that took too long.
+pub(crate) const NO_ANSWER: &str = "no answer";
+
 /// When the whole of a request must be over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
@@ -23,7 +26,7 @@ impl Deadline {
     }
 
     fn late(&self) -> String {
-        format!("no answer within {} s", self.timeout.as_secs_f64())
+        format!("{NO_ANSWER} within {} s", self.timeout.as_secs_f64())
     }
 
     /// The time that is left.
@@ -228,7 +231,7 @@ pub(crate) mod tests {
         let (url, served) = serve(vec![ok("{\"a\":1}"), chunked.into(), closed.into()]);
         let url = Url::parse(&url).unwrap();
         for _ in 0..3 {
-            assert_eq!(url.post(&json!({ "q": "é" }), Duration::from_secs(5)), Ok(json!({ "a": 1 })));
+            assert_eq!(url.post(&json!({ "q": "é" }), Duration::from_secs(60)), Ok(json!({ "a": 1 })));
         }
         let requests = served.join().unwrap();
         assert!(
@@ -243,7 +246,7 @@ pub(crate) mod tests {
             serve(vec!["HTTP/1.1 500 Oops\r\n\r\nbroken".into(), ok("<html>"), String::new()]);
         let url = Url::parse(&url).unwrap();
         for part in ["status 500: broken", "no JSON", "closed before"] {
-            let error = url.post(&json!({}), Duration::from_secs(5)).unwrap_err();
+            let error = url.post(&json!({}), Duration::from_secs(60)).unwrap_err();
             assert!(error.contains(part), "{error}");
         }
         served.join().unwrap();

@@ -175,7 +175,7 @@ pub(crate) mod tests {
             for answers in connections {
                 let (stream, _) = listener.accept().unwrap();
                 let mut peer = Socket { stream, come: Vec::new() };
-                let deadline = Deadline::after(Duration::from_secs(10));
+                let deadline = Deadline::after(Duration::from_secs(60));
                 while split(&peer.come).is_none() {
                     peer.read(deadline).unwrap();
                 }
@@ -231,10 +231,10 @@ pub(crate) mod tests {
         broken.extend(b":1}");
         let (url, served) = serve(vec![vec![broken, text(&json!({ "b": "é".repeat(300) }))]]);
         let mut socket =
-            Socket::open(&Url::parse(&format!("{url}/ws")).unwrap(), Duration::from_secs(5)).unwrap();
+            Socket::open(&Url::parse(&format!("{url}/ws")).unwrap(), Duration::from_secs(60)).unwrap();
         let long = json!({ "q": "é".repeat(100) });
-        assert_eq!(socket.ask(&long, Duration::from_secs(5)), Ok(json!({ "a": 1 })));
-        assert_eq!(socket.ask(&json!(2), Duration::from_secs(5)).unwrap()["b"], "é".repeat(300));
+        assert_eq!(socket.ask(&long, Duration::from_secs(60)), Ok(json!({ "a": 1 })));
+        assert_eq!(socket.ask(&json!(2), Duration::from_secs(60)).unwrap()["b"], "é".repeat(300));
         drop(socket);
         assert_eq!(served.join().unwrap()[0], long);
     }
@@ -243,13 +243,13 @@ pub(crate) mod tests {
     fn a_server_that_closes_refuses_or_is_silent_is_named() {
         let (url, _served) = serve(vec![vec![vec![0x80 | CLOSE, 0]]]);
         let url = Url::parse(&url).unwrap();
-        let mut socket = Socket::open(&url, Duration::from_secs(5)).unwrap();
-        let error = socket.ask(&json!(1), Duration::from_secs(5)).unwrap_err();
+        let mut socket = Socket::open(&url, Duration::from_secs(60)).unwrap();
+        let error = socket.ask(&json!(1), Duration::from_secs(60)).unwrap_err();
         assert!(error.contains("closed before"), "{error}");
         let plain = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = Url::parse(&format!("http://{}", plain.local_addr().unwrap())).unwrap();
         std::thread::spawn(move || plain.accept().unwrap().0.write_all(b"HTTP/1.1 404 Not Found\r\n\r\n"));
-        let error = Socket::open(&url, Duration::from_secs(5)).err().unwrap();
+        let error = Socket::open(&url, Duration::from_secs(60)).err().unwrap();
         assert!(error.contains("status 404"), "{error}");
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = Url::parse(&format!("http://{}", silent.local_addr().unwrap())).unwrap();

@@ -179,7 +179,7 @@ mod tests {
         let replies = replies.iter().map(|reply| ok(&reply.to_string())).collect();
         let (url, requests) = serve(replies);
         let url = url.trim_end_matches("/retrieve").to_string();
-        (Server::new(&url, options.as_object().unwrap(), Duration::from_secs(5)).unwrap(), requests)
+        (Server::new(&url, options.as_object().unwrap(), Duration::from_secs(60)).unwrap(), requests)
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
         let options = json!({ "action": "text", "transport": "http" });
         let ((a, _), (b, _)) = (serve_texts(&begun("a")), serve_texts(&begun("b")));
         let urls = format!("{a}, {b}/");
-        let servers = Servers::new(&urls, options.as_object().unwrap(), Duration::from_secs(5)).unwrap();
+        let servers = Servers::new(&urls, options.as_object().unwrap(), Duration::from_secs(60)).unwrap();
         let mut episodes = [servers.open(1), servers.open(1)];
         let mut begun: Vec<String> = episodes.iter_mut().map(|e| e.start().unwrap()).collect();
         begun.sort();
@@ -243,13 +243,22 @@ mod tests {
         assert_eq!(lost.why, Why::Exited, "{lost}");
     }
 
+    /// Bug: a server that took long to answer was spoken to over HTTP, where each message goes to a new environment.
+    #[test]
+    fn a_slow_server_is_not_taken_for_one_without_websocket() {
+        let slow = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", slow.local_addr().unwrap());
+        let server = Server::new(&url, &Map::new(), Duration::from_millis(80)).unwrap();
+        assert_eq!(server.transport, Transport::WebSocket);
+    }
+
     /// A server that speaks WebSocket, whose connections are the probe and then those given.
     fn sessions(connections: Vec<Vec<Value>>) -> (Arc<Server>, std::thread::JoinHandle<Vec<Value>>) {
         let texts = |answers: Vec<Value>| answers.iter().map(websocket::text).collect();
         let all = std::iter::once(Vec::new()).chain(connections.into_iter().map(texts)).collect();
         let (url, heard) = websocket::serve(all);
         let options = json!({ "action": "guess" });
-        (Server::new(&url, options.as_object().unwrap(), Duration::from_secs(5)).unwrap(), heard)
+        (Server::new(&url, options.as_object().unwrap(), Duration::from_secs(60)).unwrap(), heard)
     }
 
     fn observation(text: &str, done: bool) -> Value {

@@ -1,7 +1,7 @@
 //! One OpenEnv server: its protocol and the number of concurrent episodes.
 
 use super::super::{Lost, Why};
-use crate::http::Url;
+use crate::http::{NO_ANSWER, Url};
 use crate::recipe::read_settings;
 use crate::websocket::Socket;
 use ferrl_engine::Error;
@@ -175,7 +175,7 @@ impl From<Lost> for ServerRefusal {
 
 fn lost(path: &str, what: &str, began: Instant) -> Lost {
     let why = match () {
-        () if what.starts_with("no answer") => Why::Hung,
+        () if what.starts_with(NO_ANSWER) => Why::Hung,
         () if what.starts_with("status") => Why::Raised,
         () if what.contains("no JSON") => Why::Schema,
         () if what.contains("bytes") => Why::Size,
@@ -193,9 +193,10 @@ fn observed(path: &str, answer: Value) -> Result<Value, ServerRefusal> {
 
 /// The protocol of a server: current servers create a new environment for every HTTP request, and one per WebSocket.
 fn spoken(url: &str, timeout: Duration) -> Transport {
-    let socket = Url::parse(&format!("{url}/ws"))
-        .and_then(|url| Socket::open(&url, timeout.min(Duration::from_secs(5))));
-    if socket.is_ok() { Transport::WebSocket } else { Transport::Http }
+    match Url::parse(&format!("{url}/ws")).and_then(|url| Socket::open(&url, timeout)) {
+        Err(why) if !why.starts_with(NO_ANSWER) => Transport::Http,
+        _ => Transport::WebSocket, // a slow one, too: every message over HTTP would go to a new environment
+    }
 }
 
 /// The first text among the fields of an action, as the server's schema has them.
