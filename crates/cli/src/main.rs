@@ -23,15 +23,24 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Makes a file at its size limit (`ulimit -f`) an error of the write, like a full disk, instead of a fatal signal.
-fn block_size_signal() {
-    #[cfg(unix)]
-    {
-        let mut set = nix::sys::signal::SigSet::empty();
-        set.add(nix::sys::signal::Signal::SIGXFSZ);
-        let _ = set.thread_block(); // inherited by all threads
+/// Makes a file at its size limit (`ulimit -f`) an error of the write, like a full disk, instead of a fatal signal, and keeps a
+/// hangup ignored that `nohup` ignores.
+#[cfg(unix)]
+fn block_signals() {
+    use nix::sys::signal::{SigSet, Signal};
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGXFSZ);
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    if ignored >> (Signal::SIGHUP as u32 - 1) & 1 == 1 {
+        set.add(Signal::SIGHUP);
     }
+    let _ = set.thread_block(); // inherited by all threads
 }
+
+#[cfg(not(unix))]
+fn block_signals() {}
 
 /// Exit code of a panic.
 const BUG: i32 = 101;
@@ -77,12 +86,13 @@ fn main() -> ExitCode {
     ferrl::sandbox::init(); // first: this process may be a helper of the sandbox
     LazyLock::force(&machine::START);
     install_panic_hook();
-    block_size_signal();
+    block_signals();
     let command = negative_numbers_are_values(Cli::command());
     let matches = command.try_get_matches().unwrap_or_else(|e| misread(e));
     let parsed = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     // A panic of a run arrives here after the run is saved; the hook has reported it.
-    let result = std::panic::catch_unwind(AssertUnwindSafe(|| dispatch(parsed.command)));
+    let run = || output::listen().and_then(|()| dispatch(parsed.command));
+    let result = std::panic::catch_unwind(AssertUnwindSafe(run));
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(e)) => ExitCode::from(report(e)),

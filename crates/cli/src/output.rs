@@ -3,25 +3,26 @@
 use ferrl::interrupt;
 use ferrl::warnings::Warnings;
 use ferrl_engine::checkpoint::FILE_LIMIT;
+use ferrl_engine::files::undisturbed;
 use ferrl_engine::{Class, Error, Result};
+use ferrl_kernels::lock;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{BufWriter, ErrorKind, IsTerminal, Read, Write};
+use std::io::{BufWriter, ErrorKind, IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Writer of JSON rows to a file or standard output.
 ///
 /// A file is written as `NAME.part` and renamed in [`JsonlOutput::finish`], so that a file of that name is always complete; after a
 /// failure the part has the rows written so far.
+///
+/// A signal that ends the process waits for the row being written, and says where the rows so far are ([`stop`]).
 pub struct JsonlOutput {
     target: OutputTarget,
-    rows: usize,
-    /// Held while the part changes. The handler of Ctrl-C takes it for good, so that what it says of the part stays true.
-    changing: Arc<Mutex<()>>,
 }
 
 enum OutputTarget {
@@ -38,6 +39,15 @@ enum OutputTarget {
 impl JsonlOutput {
     /// Opens `path`, or standard output for `-`, unless it is one of the inputs or holds something other than rows.
     pub fn beside(path: &Path, inputs: &[impl AsRef<Path>]) -> Result<Self> {
+        Self::open(path, inputs, false)
+    }
+
+    /// The same with the part of an earlier process as it is; [`JsonlOutput::keep`] cuts it.
+    pub fn continuing(path: &Path, inputs: &[impl AsRef<Path>]) -> Result<Self> {
+        Self::open(path, inputs, true)
+    }
+
+    fn open(path: &Path, inputs: &[impl AsRef<Path>], continues: bool) -> Result<Self> {
         let real = |p: &Path| p.canonicalize().ok();
         let is_read = |input: &Path| real(input).is_some() && real(input) == real(path);
         if path.is_file() && !holds_rows(path) {
@@ -69,10 +79,14 @@ impl JsonlOutput {
             let file = Self::own_part(path, &part)?;
             OutputTarget::Part { path: path.into(), part, file }
         };
-        Ok(JsonlOutput { target, rows: 0, changing: Arc::default() })
+        let mut output = JsonlOutput { target };
+        if !continues {
+            output.keep(0)?;
+        }
+        Ok(output)
     }
 
-    /// Creates and locks an empty part: two processes writing to one part would mix their rows.
+    /// Creates and locks a part: two processes writing to one part would mix their rows.
     fn own_part(path: &Path, part: &Path) -> Result<BufWriter<File>> {
         let open = OpenOptions::new().write(true).create(true).truncate(false).open(part);
         let file = open.map_err(|e| unwritable(path, &e))?;
@@ -89,25 +103,15 @@ impl JsonlOutput {
                 .at(path.display())
                 .fix("wait for it, or choose another name"));
         }
-        file.set_len(0).map_err(|e| unwritable(path, &e))?;
+        lock(&PARTS).push(part.into());
         Ok(BufWriter::new(file))
     }
 
-    /// At Ctrl-C the command ends, and its user is told where the rows so far are. A command that ends its work in another way
-    /// does not ask for this: a process has one handler.
-    pub fn stops_on_interrupt(&self) -> Result<()> {
-        let OutputTarget::Part { part, .. } = &self.target else { return Ok(()) };
-        let (part, changing) = (part.clone(), self.changing.clone());
-        on_interrupt(move || {
-            let _kept = changing.lock().unwrap_or_else(PoisonError::into_inner);
-            if std::fs::metadata(&part).is_ok_and(|m| m.len() > 0) {
-                eprintln!("\nstopped; the rows so far are in {}", part.display());
-            } else {
-                let _ = std::fs::remove_file(&part);
-                eprintln!("\nstopped before the first row was complete");
-            }
-            exit(i32::from(crate::exit_code(Class::Interrupted)));
-        })
+    /// Keeps the first bytes of a part that [`JsonlOutput::continuing`] has opened: rows of an earlier process.
+    pub fn keep(&mut self, len: u64) -> Result<()> {
+        let OutputTarget::Part { part, file, .. } = &mut self.target else { return Ok(()) };
+        let kept = file.get_ref().set_len(len).and_then(|()| file.seek(SeekFrom::End(0)));
+        kept.map(|_| ()).map_err(|e| unwritable(part, &e))
     }
 
     /// Writes one row; in a part it is there whatever happens to the process.
@@ -115,12 +119,11 @@ impl JsonlOutput {
         let mut line =
             serde_json::to_vec(row).map_err(|e| Error::data(format!("cannot write a row as JSON: {e}")))?;
         line.push(b'\n');
-        let _whole = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.rows += 1;
         let (written, path) = match &mut self.target {
             OutputTarget::Stdout(out) => (out.write_all(&line), Path::new("standard output")),
             OutputTarget::Direct(path, out) => (out.write_all(&line), path.as_path()),
             OutputTarget::Part { part, file, .. } => {
+                let _held = undisturbed();
                 (file.write_all(&line).and_then(|()| file.flush()), part.as_path())
             }
         };
@@ -147,10 +150,11 @@ impl JsonlOutput {
     /// Completes the file and gives it its name.
     pub fn finish(mut self) -> Result<()> {
         self.flush()?;
-        let _whole = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if let OutputTarget::Part { path, part, file } = &self.target {
+            let _held = undisturbed();
             let named = file.get_ref().sync_all().and_then(|()| std::fs::rename(part, path));
             named.map_err(|e| unwritable(path, &e))?;
+            forget(&PARTS, part);
         }
         Ok(())
     }
@@ -172,8 +176,9 @@ fn holds_rows(path: &Path) -> bool {
 
 impl Drop for JsonlOutput {
     fn drop(&mut self) {
-        if let OutputTarget::Part { part, .. } = &self.target
-            && self.rows == 0
+        if let OutputTarget::Part { part, file, .. } = &self.target
+            && file.get_ref().metadata().is_ok_and(|m| m.len() == 0)
+            && forget(&PARTS, part)
         {
             let _ = std::fs::remove_file(part); // an empty file is of no use
         }
@@ -229,27 +234,84 @@ pub fn exit(code: i32) -> ! {
     std::process::exit(code)
 }
 
-/// Sets the handler of Ctrl-C; a process can have only one.
-pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
-    ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))
+/// Parts of outputs that have rows but no name yet.
+static PARTS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// Temporary folders.
+static SCRATCH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Whether it was in the list.
+fn forget(list: &Mutex<Vec<PathBuf>>, path: &Path) -> bool {
+    let mut list = lock(list);
+    let before = list.len();
+    list.retain(|p| p != path);
+    list.len() < before
+}
+
+/// A folder that is removed when the process is stopped, until [`discard`] removes it.
+pub fn scratch(path: &Path) {
+    lock(&SCRATCH).push(path.into());
+}
+
+pub fn discard(path: &Path) {
+    forget(&SCRATCH, path);
+    let _ = std::fs::remove_dir_all(path);
+}
+
+type Handler = Box<dyn FnMut() + Send>;
+
+/// What Ctrl-C, SIGTERM and SIGHUP do; [`stop`] where a command has set nothing.
+static HANDLER: Mutex<Option<Handler>> = Mutex::new(None);
+
+/// Listens for signals. A signal that was ignored when the process started (`nohup`) stays ignored.
+pub fn listen() -> Result<()> {
+    let handle = || match &mut *lock(&HANDLER) {
+        Some(handler) => handler(),
+        None => stop(),
+    };
+    ctrlc::set_handler(handle).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))
+}
+
+/// Sets what a signal does from now on.
+pub fn on_interrupt(handler: impl FnMut() + Send + 'static) {
+    *lock(&HANDLER) = Some(Box::new(handler));
+}
+
+/// Ends the process at a signal: no file is half written, and the user learns where the rows so far are.
+pub fn stop() -> ! {
+    let _held = undisturbed();
+    let mut said = String::from("stopped");
+    for part in lock(&PARTS).iter() {
+        if std::fs::metadata(part).is_ok_and(|m| m.len() > 0) {
+            said = format!("stopped; the rows so far are in {}", part.display());
+        } else {
+            let _ = std::fs::remove_file(part);
+            said = "stopped before the first row was complete".into();
+        }
+    }
+    // Whoever writes into it goes on until the process ends.
+    let gone =
+        |folder: &PathBuf| (0..100).any(|_| std::fs::remove_dir_all(folder).is_ok() || !folder.exists());
+    let _ = lock(&SCRATCH).iter().all(gone);
+    eprintln!("\n{said}");
+    exit(i32::from(crate::exit_code(Class::Interrupted)));
 }
 
 /// The flag that Ctrl-C raises from now on: the save that reads it removes what it has written. The handler itself touches no file,
 /// because the save goes on beside it.
-pub fn stop_of_save() -> Result<Arc<AtomicBool>> {
-    on_interrupt(interrupt::request)?;
-    Ok(interrupt::handle())
+pub fn stop_of_save() -> Arc<AtomicBool> {
+    on_interrupt(interrupt::request);
+    interrupt::handle()
 }
 
 /// The first Ctrl-C requests an interrupt and prints `finishing`; the second ends the process.
-pub fn finish_on_interrupt(finishing: &'static str) -> Result<()> {
+pub fn finish_on_interrupt(finishing: &'static str) {
     on_interrupt(move || {
         if interrupt::requested() {
-            exit(i32::from(crate::exit_code(Class::Interrupted)));
+            stop();
         }
         interrupt::request();
         eprintln!("\n{finishing}; Ctrl-C again stops at once");
-    })
+    });
 }
 
 /// The error of a failed write. A closed pipe (`| head`) ends the program without a message.
@@ -291,6 +353,24 @@ mod tests {
         first.finish().expect("all rows");
         assert_eq!(std::fs::read_to_string(&path).expect("the file"), "1\n");
         JsonlOutput::beside(&path, NOTHING).expect("a writer after it").finish().expect("a name");
+    }
+
+    /// Bug: `eval --resume` emptied the part and wrote its rows anew, and a kill in between lost them.
+    #[test]
+    fn rows_of_an_earlier_process_stay_where_they_are() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, part) = (folder.path().join("rows.jsonl"), folder.path().join("rows.jsonl.part"));
+        std::fs::write(&part, "1\n2\n3").expect("a part");
+        let read = || std::fs::read_to_string(&part).expect("the part");
+        drop(JsonlOutput::continuing(&path, NOTHING).expect("a refusal of its rows comes later"));
+        assert_eq!(read(), "1\n2\n3");
+        let mut output = JsonlOutput::continuing(&path, NOTHING).expect("a writer");
+        output.keep(4).expect("two rows");
+        output.row(&4).expect("a row");
+        assert_eq!(read(), "1\n2\n4\n");
+        output.finish().expect("all rows");
+        drop(JsonlOutput::beside(&path, NOTHING).expect("a writer without rows"));
+        assert!(!part.exists());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use ferrl::interrupt;
 use ferrl::run::StepRecord;
 use ferrl::runner::RunWatch;
 use ferrl::train::Waits;
-use ferrl_engine::{Error, Result, counted};
+use ferrl_engine::{Error, counted};
 use indicatif::HumanDuration;
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex};
@@ -56,13 +56,13 @@ type LinePart = (u8, String);
 
 impl Terminal {
     /// Handles Ctrl-C from now on: the first finishes the step, the second ends the process.
-    pub fn new() -> Result<Self> {
+    pub fn new() -> Self {
         match std::env::var_os(crate::commands::launch::STOP_FILE) {
             // A signal comes from MPI's launcher, which ends this rank because another is lost; Ctrl-C comes as a file.
-            Some(_) => on_interrupt(interrupt::request)?,
-            None => finish_on_interrupt("finishing this step and saving")?,
+            Some(_) => on_interrupt(interrupt::request),
+            None => finish_on_interrupt("finishing this step and saving"),
         }
-        Ok(Terminal {
+        Terminal {
             live: std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb"),
             line: Arc::default(),
             shown: None,
@@ -73,7 +73,7 @@ impl Terminal {
             waits_for_disk: false,
             disk_wait_over: false,
             several: false,
-        })
+        }
     }
 
     pub fn clear(&self) {

@@ -5,6 +5,7 @@
 
 pub mod chat;
 pub mod checkpoint;
+pub mod files;
 pub mod generate;
 pub mod model;
 pub mod tokenizer;

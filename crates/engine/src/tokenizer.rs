@@ -18,6 +18,7 @@ use std::sync::OnceLock;
 use tokenizers::models::ModelWrapper;
 use tokenizers::{AddedToken, Model as _, PostProcessor, PostProcessorWrapper};
 
+use crate::files::{undisturbed, write_aside};
 use crate::{Error, Result};
 use config::TokenizerConfig;
 pub(crate) use config::{content, eos_ids, read_json, read_text};
@@ -282,17 +283,17 @@ impl Tokenizer {
             whole.to_string(true).map_err(|e| Error::model(format!("cannot write tokenizer.json: {e}")))?;
         let write = |name: &str, text: &str| {
             let path = dir.join(name);
-            std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&path, text)).map_err(|e| {
+            std::fs::create_dir_all(dir).and_then(|()| write_aside(&path, text.as_bytes())).map_err(|e| {
                 Error::resource(format!("cannot write: {e}"))
                     .at(path.display())
                     .fix("check that the folder exists, may be written and has space left")
             })
         };
-        write("tokenizer.json", &json)?;
+        let _held = undisturbed();
         for (name, text) in self.config.files() {
             write(name, &text)?;
         }
-        Ok(())
+        write("tokenizer.json", &json) // last: a folder that has it is a tokenizer
     }
 }
 

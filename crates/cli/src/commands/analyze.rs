@@ -4,6 +4,7 @@ use crate::options::{at_least_one, size};
 use crate::output::{print, unwritable, visible};
 use ferrl::analyze::{ANALYSES, COMPUTED, Effort, Table, find, page};
 use ferrl::run::ensure_run;
+use ferrl_engine::files::write_whole;
 use ferrl_engine::{Class, Error, Result};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -72,7 +73,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let file = args.run.join("analysis.html");
     let name = args.run.file_name().map_or_else(|| "a run".into(), |n| n.to_string_lossy().into_owned());
-    std::fs::write(&file, page(&name, &tables)).map_err(|e| unwritable(&file, &e))?;
+    write_whole(&file, page(&name, &tables).as_bytes()).map_err(|e| unwritable(&file, &e))?;
     if args.json {
         let all: Map<String, Value> =
             tables.iter().map(|(name, _, t)| (name.to_string(), t.to_json())).collect();

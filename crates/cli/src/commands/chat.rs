@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
             eprintln!();
             crate::output::exit(0);
         }
-    })?;
+    });
     let mut chat = ChatSession {
         args,
         text: &text,

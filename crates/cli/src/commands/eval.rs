@@ -208,22 +208,22 @@ pub fn run(args: &Args) -> Result<()> {
     let mut output = open_output(args, &found.model, &mut jobs)?;
     let context = jobs.iter().map(|job| setup::sampled_context(&job.recipe)).max().unwrap_or(0);
     let model = Model::load(backend, &dir, Options { dtype, training: false, context })?;
-    finish_on_interrupt("finishing the completions under way")?;
+    finish_on_interrupt("finishing the completions under way");
     let cache = setup::cache_options(&jobs[0].recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     for job in &mut jobs {
         sample(args, job, (&mut sampler, &model), (&dir, &tokenizer), &hooks, &mut output)?;
     }
-    report(args, &jobs, &found.model)?;
     let (asked, prompts): (usize, usize) = jobs.iter().fold((0, 0), |(a, p), j| (a + j.asked, p + j.prompts));
     if asked < prompts {
-        output.as_mut().map_or(Ok(()), JsonlOutput::flush)?;
         eprintln!("stopped after {asked} of {}{}", counted(prompts, "prompt"), how_to_resume(&output));
+        report(args, &jobs, &found.model)?;
         crate::output::exit(130);
     }
+    // First: whoever reads the report may close the pipe, which ends the process.
     output.map_or(Ok(()), JsonlOutput::finish)?;
     args.output.as_deref().into_iter().for_each(resume::forget);
-    Ok(())
+    report(args, &jobs, &found.model)
 }
 
 /// What is left of an evaluation that was stopped, and how it goes on.
@@ -239,14 +239,15 @@ fn open_output(args: &Args, model: &Path, jobs: &mut [EvalJob]) -> Result<Option
     let Some(path) = args.output.as_deref() else { return Ok(None) };
     let seed = args.set.seed(&jobs[0].recipe);
     let settings = resume::settings(model, seed, jobs, args.likelihood.map(Likelihood::name));
-    let kept = match args.resume {
-        true => resume::restore(jobs, resume::rows(path, &settings)?)?,
-        false => Vec::new(),
-    };
     let read: Vec<PathBuf> = jobs.iter().flat_map(|job| files_read(&job.recipe)).collect();
-    let mut output = JsonlOutput::beside(path, &read)?;
-    kept.iter().try_for_each(|row| output.row(row))?;
-    output.flush()?;
+    let output = if args.resume {
+        // The rows stay where they are: whatever ends this process, too, can be resumed.
+        let mut output = JsonlOutput::continuing(path, &read)?;
+        output.keep(resume::restore(jobs, resume::rows(path, &settings)?)?)?;
+        output
+    } else {
+        JsonlOutput::beside(path, &read)?
+    };
     if output.part().is_some() {
         resume::remember(path, &settings)?;
     }

@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
         None => Model::load(backend, &dir, options)?,
     };
     // While the model is read, Ctrl-C ends the process as ever.
-    let stop = stop_of_save()?;
+    let stop = stop_of_save();
     let save = SaveOptions {
         dtype,
         source: Some(&source),

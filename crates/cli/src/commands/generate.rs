@@ -103,7 +103,6 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         Some(JsonlOutput::beside(output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?)
     };
-    output.as_ref().map_or(Ok(()), JsonlOutput::stops_on_interrupt)?;
     let length = |r: &GenerationRequest| r.prompt.len() + r.params.max_new_tokens;
     let lengths: Vec<usize> = requests.iter().flat_map(|r| std::iter::repeat_n(length(r), args.n)).collect();
     let model = args.model.load(&dir, lengths.iter().copied().max().unwrap_or(0))?;

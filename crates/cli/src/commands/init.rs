@@ -104,7 +104,7 @@ pub fn run(args: &Args) -> Result<()> {
     let count = weights(&config);
     let largest = config.params().iter().map(|p| p.len()).max().unwrap_or(0) as u64;
     machine::ensure_memory("the largest matrix", 8 * largest, "a smaller --vocab, --hidden or --ffn")?;
-    let stop = stop_of_save()?;
+    let stop = stop_of_save();
     let save = SaveOptions {
         dtype: args.dtype.dtype(),
         source: args.tokenizer.as_deref(),

@@ -64,7 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
     let program = std::env::current_exe()
         .map_err(|e| Error::device(format!("cannot find the path of this program: {e}")))?;
     let mut command = command.to_vec();
-    let stop = CtrlC::listen()?;
+    let stop = CtrlC::listen();
     for attempt in 0..=args.retries {
         let status = match kind {
             Some(kind) => under_mpi(args, kind, (&program, &command), &stop)?,
@@ -210,8 +210,9 @@ struct CtrlC {
 pub const STOP_FILE: &str = "FERRL_STOP_FILE";
 
 impl CtrlC {
-    fn listen() -> Result<Self> {
+    fn listen() -> Self {
         let file = std::env::temp_dir().join(format!("ferrl-stop-{}", std::process::id()));
+        let _ = std::fs::remove_file(&file); // of a launch that was killed, which had the same process number
         let groups = Arc::new(Mutex::new(Vec::new()));
         let (asked, running) = (file.clone(), groups.clone());
         on_interrupt(move || {
@@ -219,8 +220,8 @@ impl CtrlC {
                 lock(&running).iter().for_each(|&group| end_group(group));
             }
             interrupt::request();
-        })?;
-        Ok(CtrlC { file, groups })
+        });
+        CtrlC { file, groups }
     }
 
     /// Sets the process groups to kill.

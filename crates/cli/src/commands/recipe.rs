@@ -4,7 +4,10 @@ use super::algorithms::{named, settings};
 use crate::output::{print, unwritable};
 use clap::{Parser, Subcommand};
 use ferrl::recipe::{explained, json_schema, keys_markdown, keys_that_matter, names_markdown};
+use ferrl_engine::files::undisturbed;
 use ferrl_engine::{Error, Result, nearest};
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The recipes that come with the program, by name (`build.rs`).
@@ -95,11 +98,14 @@ fn new(name: &str, out: Option<&Path>) -> Result<()> {
     if let Some((there, _)) = files.iter().find(|(path, _)| path.exists()) {
         return Err(Error::usage("is there already").at(there.display()).fix("--out FILE with another name"));
     }
-    for (path, text) in &files {
-        std::fs::write(path, text).map_err(|e| unwritable(path, &e))?;
-        print(&format!("{}\n", path.display()))?;
+    {
+        let _held = undisturbed();
+        for (path, text) in &files {
+            let written = File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes()));
+            written.map_err(|e| unwritable(path, &e))?;
+        }
     }
-    Ok(())
+    files.iter().try_for_each(|(path, _)| print(&format!("{}\n", path.display())))
 }
 
 fn shipped(name: &str) -> Result<&'static str> {

@@ -59,7 +59,6 @@ pub fn run(args: &Args) -> Result<()> {
         places.push(row.place);
     }
     let mut output = JsonlOutput::beside(&args.output, &[&args.input])?;
-    output.stops_on_interrupt()?;
     let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let model = args.model.load(&dir, longest)?;

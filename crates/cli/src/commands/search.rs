@@ -136,7 +136,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if let Some(dir) = &args.replay {
         let paths = outputs(args, &search::tree_files(dir).unwrap_or_default())?;
-        return results(args, &replayed(args, dir)?, paths);
+        return results(args, &replayed(args, dir)?, paths, true);
     }
     let Some(model) = &args.model else { return Err(Error::usage("a model or --replay is missing")) };
     pipeline(args)?;
@@ -174,16 +174,20 @@ pub fn run(args: &Args) -> Result<()> {
         grow(args, with, (rewards.as_ref(), &mut *scorer, &environments), &prompts, &mut records)?;
     }
     warn(&hooks.warnings);
+    let whole = !interrupt::requested() || records.len() == prompts.len();
+    let part = paths.as_ref().and_then(JsonlOutput::part).map(Path::to_path_buf);
     if !records.is_empty() {
-        results(args, &records, paths)?;
+        results(args, &records, paths, whole)?;
     }
     if show::nothing_left(&records) {
         let why = show::lost(&records).unwrap_or_default();
         return Err(Error::data(format!("every {} was lost: {why}", show::whole(&records))));
     }
-    if interrupt::requested() && records.len() < prompts.len() {
+    if !whole {
+        let part = part.filter(|part| part.exists());
+        let rows = part.map_or(String::new(), |part| format!("; the rows so far are in {}", part.display()));
         let how = saved.map_or("", |_| "; the same command with --resume goes on");
-        eprintln!("stopped after {} of {}{how}", records.len(), counted(prompts.len(), "prompt"));
+        eprintln!("stopped after {} of {}{rows}{how}", records.len(), counted(prompts.len(), "prompt"));
         crate::output::exit(130);
     }
     Ok(())
@@ -206,7 +210,7 @@ fn grow(
         |prompt: &Prompt, system: &str| with_system(tokenizer, template.as_ref(), prompt, system);
     let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(model, cache)?.with_tokenizer(tokenizer.clone());
-    finish_on_interrupt("ending the search; complete trees are kept")?;
+    finish_on_interrupt("ending the search; complete trees are kept");
     let actor = Actor {
         generator: &mut sampler,
         policy: model,
@@ -261,13 +265,16 @@ fn outputs(args: &Args, read: &[PathBuf]) -> Result<Option<JsonlOutput>> {
     args.paths.as_deref().map(|path| JsonlOutput::beside(path, read)).transpose()
 }
 
-/// Prints the results and writes the pages asked for.
-fn results(args: &Args, records: &[Record], paths: Option<JsonlOutput>) -> Result<()> {
-    if let Some(path) = &args.html {
+/// Prints the results and writes the files asked for. Those of a search that was stopped do not replace earlier ones.
+fn results(args: &Args, records: &[Record], paths: Option<JsonlOutput>, whole: bool) -> Result<()> {
+    if let Some(path) = args.html.as_ref().filter(|_| whole) {
         ferrl::report::trees(records, path)?;
     }
-    if let Some(output) = paths {
-        write_paths(output, &pipeline(args)?, records)?;
+    if let Some(mut output) = paths {
+        write_paths(&mut output, &pipeline(args)?, records)?;
+        if whole {
+            output.finish()?;
+        }
     }
     let chosen = args.choose.as_deref().map(|rule| (rule, args.first));
     match args.json {
@@ -294,7 +301,7 @@ fn pipeline(args: &Args) -> Result<Pipeline> {
     Ok(pipeline)
 }
 
-fn write_paths(mut output: JsonlOutput, pipeline: &Pipeline, records: &[Record]) -> Result<()> {
+fn write_paths(output: &mut JsonlOutput, pipeline: &Pipeline, records: &[Record]) -> Result<()> {
     for record in records {
         for path in pipeline.run(&record.nodes)? {
             let advantage = path.steps.iter().map(|s| s.advantage).sum::<f64>() / path.steps.len() as f64;
@@ -304,7 +311,7 @@ fn write_paths(mut output: JsonlOutput, pipeline: &Pipeline, records: &[Record])
             }))?;
         }
     }
-    output.finish()
+    Ok(())
 }
 
 /// The recipe's last stage with the flags applied.

@@ -4,6 +4,7 @@ use crate::output::{print, unwritable};
 use clap::{Arg, Command, Parser};
 use clap_complete::Shell;
 use ferrl_engine::Result;
+use ferrl_engine::files::undisturbed;
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -38,6 +39,7 @@ pub fn completions(args: &CompletionsArgs, mut command: Command) -> Result<()> {
 
 pub fn man(args: &ManArgs, command: Command) -> Result<()> {
     let Some(folder) = &args.out else { return print(&markdown(command)) };
+    let _held = undisturbed();
     std::fs::create_dir_all(folder).map_err(|e| unwritable(folder, &e))?;
     clap_mangen::generate_to(command, folder).map_err(|e| unwritable(folder, &e))
 }

@@ -72,7 +72,6 @@ pub fn run(args: &Args) -> Result<()> {
     let mut source = setup::source(recipe, &path, &tokenizer, Feed::Rollouts, false, &warnings)?;
     crate::output::warn(&warnings);
     let mut output = JsonlOutput::beside(&args.output, &files_read(recipe))?;
-    output.stops_on_interrupt()?;
     let progress = ProgressLine::new("sampling", args.prompts as u64, "prompts");
     let mut done = 0;
     let mut pairs = StepPairs {

@@ -129,7 +129,7 @@ fn listen_to_launch() {
 /// What every rank but the first does.
 fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
     runner::follow(ranks, || {
-        crate::output::on_interrupt(ferrl::interrupt::request)?; // rank 0 handles it
+        crate::output::on_interrupt(ferrl::interrupt::request); // rank 0 handles it
         let resolved = args.load()?;
         let backend = open(&resolved, ranks)?;
         let options =
@@ -154,7 +154,7 @@ fn lead(args: &Args, ranks: &Ranks) -> Result<Option<RunOutcome>> {
     if let Some(file) = args.rescue.as_deref().filter(|p| p.exists() && !p.is_dir()) {
         return Err(Error::usage("is not a folder").at(file.display()).fix("--rescue DIR on another disk"));
     }
-    let mut watch = Terminal::new()?;
+    let mut watch = Terminal::new();
     listen_to_launch();
     let (mut folder, mut options) =
         (None, RunOptions { rescue: args.rescue.clone(), ranks: ranks.clone(), ..Default::default() });

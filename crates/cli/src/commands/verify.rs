@@ -73,7 +73,6 @@ fn grade(args: &Args, name: &str, rows: Vec<Result<PlacedRow>>) -> Result<()> {
     let verifier = verify::build_with(name, &key_values("--option", &args.option)?, &hooks)?;
     let mut output =
         JsonlOutput::beside(&args.output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
-    output.stops_on_interrupt()?;
     let tokenizer = args.model.as_ref().map(|path| Tokenizer::from_dir(&model_dir(path)?)).transpose()?;
     let samples: Vec<Result<VerifyRow>> =
         rows.into_iter().map(|row| VerifyRow::read(row?, tokenizer.as_ref())).collect();

@@ -12,7 +12,8 @@ mod trees;
 pub use trees::trees;
 
 use crate::run::files::error;
-use crate::run::{Files, MetricsLog, StepRecord, ensure_run, journal};
+use crate::run::{MetricsLog, StepRecord, ensure_run, journal};
+use ferrl_engine::files::write_whole;
 use ferrl_engine::{Error, Result, counted};
 use page::{MARK, Page};
 use serde_json::{Value, json};
@@ -94,7 +95,7 @@ pub fn compare(run_dirs: &[PathBuf], out: Option<&Path>) -> Result<PathBuf> {
 /// A page of Ferrl is written over an older one, but over no other file.
 fn write(html: &str, path: &Path) -> Result<PathBuf> {
     writable(path)?;
-    Files::default().write_whole(path, html.as_bytes())?;
+    write_whole(path, html.as_bytes()).map_err(|e| error("cannot write", path, &e))?;
     Ok(path.into())
 }
 

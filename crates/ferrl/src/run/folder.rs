@@ -218,7 +218,8 @@ impl RunFolder {
             |name: &str| name.strip_prefix("step_").and_then(|n| n.strip_suffix(".tmp")).is_some_and(number);
         left(&self.rollouts(), &rollout);
         let aside = |name: &str| name.starts_with(".start_") && name.ends_with(".tmp");
-        left(&self.path, &|name| ["recipe.toml.tmp", "report.html.tmp"].contains(&name) || aside(name));
+        let page = |name: &str| name.starts_with("report.html.") && name.ends_with(".tmp");
+        left(&self.path, &|name| name == "recipe.toml.tmp" || page(name) || aside(name));
     }
 
     /// Whether the folder is still what was opened: files that are open can be written long after they were removed, and

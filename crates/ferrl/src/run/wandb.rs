@@ -11,6 +11,7 @@ use super::metrics::{MetricsLog, StepRecord, number};
 use super::protobuf::{IEEE, bytes, crc32, int};
 use crate::recipe::Recipe;
 use ferrl_engine::Result;
+use ferrl_engine::files::undisturbed;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -53,6 +54,7 @@ pub fn write(run: &Path, to: &Destination) -> Result<PathBuf> {
         writer.put(&out);
     }
     let files = Files::default();
+    let _held = undisturbed();
     let dir = run.join("wandb").join(format!("offline-run-{}-{id}", timestamp(start)));
     if dir.exists() {
         files.remove_dir_all(&dir)?; // also the mark that it was uploaded

@@ -4,11 +4,11 @@
 //! model, seed and settings of the rows; others are refused.
 
 use super::EvalJob;
-use ferrl::data::lines::json_lines;
 use ferrl::evaluate::EvaluatedCompletion;
 use ferrl::reward::CompletionScores;
 use ferrl::rollout::RolloutCompletion;
 use ferrl::source::{Item, Prompt};
+use ferrl_engine::files::write_whole;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub fn settings(model: &Path, seed: u64, jobs: &[EvalJob], likelihood: Option<&s
 /// Stores the settings beside the rows to come.
 pub fn remember(output: &Path, settings: &Value) -> Result<()> {
     let path = beside(output, ".part.json");
-    std::fs::write(&path, settings.to_string()).map_err(|e| crate::output::unwritable(&path, &e))
+    write_whole(&path, settings.to_string().as_bytes()).map_err(|e| crate::output::unwritable(&path, &e))
 }
 
 /// Deletes the settings once nothing is left to resume.
@@ -45,10 +45,16 @@ pub fn forget(output: &Path) {
     let _ = std::fs::remove_file(beside(output, ".part.json")); // the rows have their name: it says no more
 }
 
+/// A row of the interrupted evaluation, and where its line ends in the part.
+pub type StoredRow = (Map<String, Value>, u64);
+
 /// The rows of the interrupted evaluation; empty if there is none.
-pub fn rows(output: &Path, settings: &Value) -> Result<Vec<Map<String, Value>>> {
+pub fn rows(output: &Path, settings: &Value) -> Result<Vec<StoredRow>> {
     let part = beside(output, ".part");
-    let Ok(bytes) = std::fs::read(&part) else { return Ok(Vec::new()) };
+    let bytes = std::fs::read(&part).unwrap_or_default();
+    if bytes.is_empty() {
+        return Ok(Vec::new());
+    }
     let stored = std::fs::read(beside(output, ".part.json")).ok();
     let stored: Option<Value> = stored.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let fix = "use the settings of the interrupted evaluation, or start over without --resume";
@@ -62,8 +68,12 @@ pub fn rows(output: &Path, settings: &Value) -> Result<Vec<Map<String, Value>>> 
         return Err(Error::usage(what).at(part.display()).fix(fix));
     }
     // The last line may be incomplete.
-    let row = |(_, line): (usize, Result<Value>)| line.ok()?.as_object().cloned();
-    Ok(json_lines(&bytes, part.display()).map_while(row).collect())
+    let mut end = 0;
+    let row = |line: &[u8]| {
+        end += line.len() as u64;
+        Some((serde_json::from_slice(line.strip_suffix(b"\n")?).ok()?, end))
+    };
+    Ok(bytes.split_inclusive(|&b| b == b'\n').map_while(row).collect())
 }
 
 /// The first setting that differs.
@@ -81,14 +91,14 @@ pub fn difference(was: &Value, is: &Value, name: &str) -> Option<(String, String
 }
 
 /// Gives the rows of the earlier run to its jobs, in order. Prompts without all their samples are dropped; a prompt whose text has
-/// changed is an error. Returns the rows that are kept.
-pub fn restore(jobs: &mut [EvalJob], rows: Vec<Map<String, Value>>) -> Result<Vec<Value>> {
+/// changed is an error. Returns the number of bytes of the rows that are kept.
+pub fn restore(jobs: &mut [EvalJob], rows: Vec<StoredRow>) -> Result<u64> {
     let mut rows = rows.into_iter().peekable();
-    let mut kept = Vec::new();
+    let mut kept = 0;
     for job in jobs {
         let samples = job.recipe.eval.samples.max(1);
         let own =
-            |row: &Map<String, Value>| row.get("suite").and_then(Value::as_str) == job.suite.map(|s| s.name);
+            |(row, _): &StoredRow| row.get("suite").and_then(Value::as_str) == job.suite.map(|s| s.name);
         let mut own_rows = Vec::new();
         while own_rows.len() < job.prompts * samples
             && let Some(row) = rows.next_if(own)
@@ -100,9 +110,9 @@ pub fn restore(jobs: &mut [EvalJob], rows: Vec<Map<String, Value>>) -> Result<Ve
         if done > 0 {
             job.source.next(done)?.iter().zip(own_rows.iter().step_by(samples)).try_for_each(same_prompt)?;
         }
-        for row in own_rows {
+        for (row, end) in own_rows {
             job.all.completions.push(answered(&row)?);
-            kept.push(Value::Object(row));
+            kept = end;
         }
         job.asked = done;
         // Jobs run in order: only the last started one can be incomplete.
@@ -114,7 +124,7 @@ pub fn restore(jobs: &mut [EvalJob], rows: Vec<Map<String, Value>>) -> Result<Ve
 }
 
 /// Whether a row answers the prompt that is in its place now. An environment may have begun with another text.
-fn same_prompt((item, row): (&Item, &Map<String, Value>)) -> Result<()> {
+fn same_prompt((item, (row, _)): (&Item, &StoredRow)) -> Result<()> {
     let Item::Prompt(prompt) = item else { return Ok(()) };
     let was = row.get("prompt").and_then(Value::as_str).filter(|_| !row.contains_key("turns"));
     let was = was.filter(|was| *was != prompt.text && row.get("index") == Some(&json!(prompt.index)));

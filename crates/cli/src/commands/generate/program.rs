@@ -33,7 +33,6 @@ pub fn run(args: &Args, path: &Path, (dir, text): (&ModelDir, &ModelText), stops
         (None, None) => None,
         (out, _) => Some(JsonlOutput::beside(out.as_deref().unwrap_or(Path::new("-")), &inputs)?),
     };
-    output.as_ref().map_or(Ok(()), JsonlOutput::stops_on_interrupt)?;
     // As without a program, a text may be longer than the model was made for where positions are not learned.
     let context = dir.config.max_positions_hard().map_or(ROOM, |most| ROOM.min(most));
     let model = args.model.load(dir, context)?;

@@ -9,6 +9,7 @@ use crate::output::unwritable;
 use ferrl::recipe::Recipe;
 use ferrl::search::{self, Record};
 use ferrl::source::Prompt;
+use ferrl_engine::files::write_whole;
 use ferrl_engine::{Error, Result, counted};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -40,7 +41,7 @@ pub fn open(dir: &Path, made: (&Value, &[Prompt]), resume: bool) -> Result<Vec<R
         }
     }
     let path = dir.join(SETTINGS);
-    std::fs::write(&path, made.0.to_string()).map_err(|e| unwritable(&path, &e))?;
+    write_whole(&path, made.0.to_string().as_bytes()).map_err(|e| unwritable(&path, &e))?;
     Ok(records)
 }
 
