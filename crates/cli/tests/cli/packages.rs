@@ -3,9 +3,9 @@
 
 use crate::common::Folder;
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// The interpreter, where it has a package.
 fn python_with(package: &str) -> Option<PathBuf> {
@@ -100,7 +100,7 @@ fn an_environment_of_gymnasium_plays_through_a_class_that_speaks_text() {
 
 /// Guess a digit: the seed decides it, an action is the field `guess`.
 const SERVER: &str = r#"
-import sys, uvicorn
+import socket, uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
 
 class Guess(Action):
@@ -126,7 +126,9 @@ class Game(Environment):
         return State(step_count=self.turns)
 
 app = create_fastapi_app(Game, Guess, Hint, max_concurrent_envs=2)
-uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 "#;
 
 /// A process that ends with the test.
@@ -144,14 +146,11 @@ fn a_server_of_openenv_keeps_an_episode_on_its_websocket() {
     let Some(python) = python_with("openenv.core") else { return };
     let folder = Folder::new("real-openenv");
     let file = folder.write("server.py", SERVER);
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let _server = Running(Command::new(&python).args([&file, &port.to_string()]).spawn().unwrap());
-    let began = Instant::now();
-    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(began.elapsed() < Duration::from_secs(120), "the server never came up");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    let url = format!("http://127.0.0.1:{port}");
+    let mut server = Running(Command::new(&python).arg(&file).stdout(Stdio::piped()).spawn().unwrap());
+    // It listens already, on a port that nobody else can take.
+    let mut port = String::new();
+    BufReader::new(server.0.stdout.as_mut().unwrap()).read_line(&mut port).unwrap();
+    let url = format!("http://127.0.0.1:{}", port.trim());
     let turns = play(&python, &folder, &url, &["3", "5", "7"], &["--seed", "7"]);
     // Over HTTP every request has a new environment, whose count begins again.
     assert!(turns[2]["next_state"].as_str().unwrap().ends_with("wrong after 2\n"), "{}", turns[2]);

@@ -378,6 +378,9 @@ pub const ENDLESS: &[(&str, &str, &str)] = &[
     ),
 ];
 
+/// The one of [`LEFT_BEHIND`] that does not hold stdout.
+pub const ENDS_BY_ITSELF: &str = "a daemon without open files";
+
 /// Programs that leave a process behind; its command line holds the mark.
 pub const LEFT_BEHIND: &[(&str, &str)] = &[
     (
@@ -390,7 +393,7 @@ pub const LEFT_BEHIND: &[(&str, &str)] = &[
     ),
     ("a child that holds stdout", "if os.fork() == 0: os.execv('/bin/sleep', ['sleep', MARK])"),
     (
-        "a daemon without open files",
+        ENDS_BY_ITSELF,
         "if os.fork() == 0:\n    os.setsid()\n    for fd in range(3): os.close(fd)\n    if os.fork() == 0: os.execv('/bin/sleep', ['sleep', MARK])\n    os._exit(0)\nos.wait()",
     ),
     (

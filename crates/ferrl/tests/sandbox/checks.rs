@@ -1,6 +1,6 @@
 //! What is checked of the tables.
 
-use super::attacks::{ATTACKS, Attack, Control, ENDLESS, LEFT_BEHIND, PRELUDE};
+use super::attacks::{ATTACKS, Attack, Control, ENDLESS, ENDS_BY_ITSELF, LEFT_BEHIND, PRELUDE};
 use super::world::{World, marked};
 use super::{exploits, honest};
 use ferrl::sandbox::{
@@ -259,7 +259,10 @@ fn nobody_is_left_behind() {
                 Some(layers) => boxes.without(layers),
                 None => &boxes.off,
             };
-            sandbox.run(&program(&python, &code, &[]), &Limits { wall_s: 0.5, ..limits() }).unwrap();
+            // What holds stdout is waited for until the time-out; a busy machine may start Python later than that, so that one
+            // of them ends by itself.
+            let wall_s = if *name == ENDS_BY_ITSELF { 60.0 } else { 0.5 };
+            sandbox.run(&program(&python, &code, &[]), &Limits { wall_s, ..limits() }).unwrap();
             let left = marked(&mark);
             for pid in left.iter().filter_map(|pid| rustix::process::Pid::from_raw(*pid)) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
@@ -302,9 +305,8 @@ fn exploits_are_not_rewarded() {
     rows.extend(table(exploits::GUESSES, exploits::yes_no_row()));
     rows.extend(table(exploits::IO_EXPLOITS, exploits::io_row()));
     assert!(rows.len() >= 20);
-    let options = json!({"wall_s": 1.0, "memory_mib": 256, "output_kib": 256});
-    let verifier = verifier(options);
-    let scores = score(&*verifier, &rows);
+    let within = |wall_s: f64| verifier(json!({"wall_s": wall_s, "memory_mib": 256, "output_kib": 256}));
+    let scores = score(&*within(1.0), &rows);
     for ((name, _, _), score) in rows.iter().zip(&scores) {
         assert_eq!(score.reward, 0.0, "{name}: {score:?}");
         assert!(score.why.as_ref().is_some_and(|w| !w.is_empty()), "{name}: {score:?}");
@@ -316,7 +318,8 @@ fn exploits_are_not_rewarded() {
         ("even", exploits::yes_no_row(), "def even(n): return n % 2 == 0"),
         ("program", exploits::io_row(), "print(sum(map(int, input().split())))"),
     ];
-    assert!(score(&*verifier, &honest).iter().all(|s| s.reward == 1.0));
+    let scores = score(&*within(60.0), &honest);
+    assert!(scores.iter().all(|s| s.reward == 1.0), "{scores:?}");
 }
 
 fn honest_programs_are_rewarded() {
