@@ -186,11 +186,15 @@ pub fn run(args: &Args) -> Result<()> {
     if !whole {
         let part = part.filter(|part| part.exists());
         let rows = part.map_or(String::new(), |part| format!("; the rows so far are in {}", part.display()));
-        let how = saved.map_or("", |_| "; the same command with --resume goes on");
-        eprintln!("stopped after {} of {}{rows}{how}", records.len(), counted(prompts.len(), "prompt"));
-        crate::output::exit(130);
+        stopped((records.len(), prompts.len()), &rows, saved.is_some());
     }
     Ok(())
+}
+
+fn stopped((done, all): (usize, usize), rows: &str, saved: bool) -> ! {
+    let how = if saved { "; the same command with --resume goes on" } else { "" };
+    eprintln!("stopped after {done} of {}{rows}{how}", counted(all, "prompt"));
+    crate::output::exit(130)
 }
 
 /// Searches for every prompt without a record, and saves each tree as it is complete.

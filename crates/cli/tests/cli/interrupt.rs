@@ -133,6 +133,37 @@ fn every_command_that_writes_rows_names_them_when_a_signal_stops_it() {
     }
 }
 
+/// Was: the rows so far replaced the earlier file.
+#[test]
+#[cfg(unix)]
+fn a_search_that_is_stopped_leaves_earlier_paths_alone() {
+    let folder = Folder::new("interrupt-search");
+    let (model, paths) = (folder.model(), folder.write("paths.jsonl", "{\"old\": true}\n"));
+    let stopped = || {
+        let trees = folder.0.join("trees");
+        let _ = std::fs::remove_dir_all(&trees);
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ferrl"))
+            .args(["search", &model, "--task", "countdown", "--prompts", "2000", "--strategy", "best_of_n"])
+            .args(["--max-new-tokens", "12", "--threads", "1", "--paths", &paths, "--save"])
+            .arg(&trees)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        while !trees.join("tree-0.json").exists() && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        Some(child.wait_with_output().unwrap()).filter(|out| out.status.code() == Some(130))
+    };
+    // On a busy machine it may end between two looks.
+    let out = (0..20).find_map(|_| stopped()).unwrap();
+    let message = String::from_utf8_lossy(&out.stderr);
+    assert!(message.contains("paths.jsonl.part"), "{message}");
+    assert!(!rows(&folder.read("paths.jsonl.part")).is_empty());
+    assert_eq!(folder.read("paths.jsonl"), "{\"old\": true}\n");
+}
+
 /// Was: the end of a terminal stopped a run that `nohup` had started.
 #[test]
 #[cfg(target_os = "linux")]
