@@ -25,6 +25,8 @@ impl LocalRanks {
             process.envs(numbers.map(|(name, number)| (name, number.to_string())));
             process.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
             process.env_remove("TORCHELASTIC_USE_AGENT_STORE").env_remove("NCCL_COMM_ID");
+            process.env("TORCHELASTIC_RUN_ID", "ferrl"); // these variables count, not those of a launcher around it
+            crate::commands::launch::connected(&mut process);
             let unset = |name: &str| std::env::var_os(name).is_none();
             if unset("NCCL_SOCKET_IFNAME") {
                 process.env("NCCL_SOCKET_IFNAME", "lo"); // all ranks are on this machine

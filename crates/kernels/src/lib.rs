@@ -110,8 +110,9 @@ pub fn open_for(name: &str, threads: Option<usize>, ranks: &Ranks) -> Result<Arc
     if here == 1 {
         return open(name, threads);
     }
-    let threads = threads.or(Some((cores() / here).max(1)));
-    let numbered = |kind: &Device| open(&format!("{}:{number}", kind.name), threads);
+    let threads = threads.or_else(|| Some(ranks.threads()));
+    let card = comm::card_of(number);
+    let numbered = |kind: &Device| open(&format!("{}:{card}", kind.name), threads);
     match BACKENDS[1..]
         .iter()
         .rev()

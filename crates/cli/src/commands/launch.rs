@@ -5,6 +5,7 @@ use crate::output::{exit, on_interrupt};
 use clap::Parser;
 use ferrl::interrupt;
 use ferrl_engine::{Class, Error, Result};
+use ferrl_kernels::comm::Launched;
 use ferrl_kernels::{cores, lock};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -55,6 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
         .at("launch")
         .fix("ferrl launch -n 2 -- train recipe.toml"));
     }
+    must_be_alone()?;
     if let Some(file) = args.hostfile.as_deref().filter(|f| !f.is_file()) {
         return Err(Error::usage("no such file")
             .at(file.display())
@@ -96,6 +98,18 @@ pub fn run(args: &Args) -> Result<()> {
         eprintln!("ferrl launch: exit code {code}; starting again ({} of {})", attempt + 1, args.retries);
     }
     Ok(())
+}
+
+/// Refuses a `ferrl launch` on every task of `srun` or every rank of `mpirun`: each would start a run of its own.
+fn must_be_alone() -> Result<()> {
+    match (Launched::from_env(), Launched::number()) {
+        (Ok(None), _) => Ok(()),
+        (Err(e), None) => Err(e),
+        (_, Some(1..)) => exit(i32::from(crate::exit_code(Class::Usage))), // number 0 says it
+        _ => Err(Error::usage("another launcher has started this several times: each would start all ranks")
+            .at("launch")
+            .fix("`ferrl launch` once, in the job script or a shell; or `srun ferrl train`, `mpirun ferrl train`")),
+    }
 }
 
 /// The exit code of the ranks, or the signal that ended one of them. Open MPI adds 128 to it, MPICH returns the number itself; 9, 11
@@ -269,9 +283,17 @@ fn may_restart(code: i32) -> bool {
     !lasting.iter().any(|class| i32::from(crate::exit_code(*class)) == code)
 }
 
+/// Ranks are connected, also where `ferrl launch` itself was told to be alone.
+pub fn connected(command: &mut Command) {
+    if std::env::var_os("FERRL_MPI").is_some_and(|value| value == "off") {
+        command.env_remove("FERRL_MPI");
+    }
+}
+
 fn start(args: &Args, kind: MpiKind, program: &Path) -> Command {
     let mut mpirun = Command::new("mpirun");
     mpirun.arg("-n").arg(args.num_ranks.to_string());
+    connected(&mut mpirun);
     match kind {
         MpiKind::OpenMpi => {
             mpirun.args(["--bind-to", "none"]); // Ferrl divides the cores among the ranks

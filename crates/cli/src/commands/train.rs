@@ -101,9 +101,17 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Reports the error of a rank that cannot join the others and exits. Other ranks wait first: if rank 0 fails too, only its error is
-/// printed, because the launcher then ends them.
+/// printed, because the launcher then ends them. `srun` does not: there only one process prints what all have done wrong.
 fn exit_unconnected(e: Error) -> ! {
-    if let Some(rank) = Launched::from_env().ok().flatten().map(|l| l.rank).filter(|&rank| rank > 0) {
+    let launched = Launched::from_env();
+    let repeats = match &launched {
+        Err(_) => Launched::number() > Some(0),
+        Ok(launched) => launched.is_some_and(|l| l.by_slurm && l.local_rank > Some(0)),
+    };
+    if repeats && e.class == Class::Usage {
+        exit(i32::from(exit_code(e.class)));
+    }
+    if let Some(rank) = launched.ok().flatten().map(|l| l.rank).filter(|&rank| rank > 0) {
         std::thread::sleep(Duration::from_secs(2));
         eprintln!("rank {rank}:");
     }

@@ -265,8 +265,43 @@ fn outputs() -> Vec<Case> {
 /// A model of which no disk holds a checkpoint.
 const HUGE: &str = "algo = \"sft\"\nmodel.init = { hidden = 131072 }\ndata.train = [\"task:countdown\"]\ntrain = { batch = 1, steps = 1 }\n";
 
+/// Processes of launchers that do not know each other, or that each start a run.
+fn launched() -> Vec<Case> {
+    let of_slurm = |name, command| {
+        let case = Case::new(name, command).file("r.toml", later("algo = \"sft\"")).file("good.jsonl", GOOD);
+        let case = case.file("rows.jsonl", GOOD).leaves_no(&["runs"]).env("SLURM_STEP_NUM_TASKS", "2");
+        case.env("SLURM_LOCALID", "0").env("SLURM_JOB_ID", "1")
+    };
+    let train = "train r.toml";
+    let launch = "launch -n 2 -- train r.toml";
+    vec![
+        of_slurm("tasks of `srun` that no MPI connects", train).env("SLURM_PROCID", "0").says(&[
+            "srun started 2 processes",
+            "srun --mpi=pmix",
+            "FERRL_MPI=off",
+        ]),
+        of_slurm("the other such tasks, which say nothing", train)
+            .env("SLURM_PROCID", "1")
+            .never_says(&["error"]),
+        of_slurm("`ferrl launch` as every task of `srun`", launch)
+            .env("SLURM_PROCID", "0")
+            .says(&["launch", "several times", "srun ferrl train"]),
+        of_slurm("the other tasks of `ferrl launch`, which say nothing", launch)
+            .env("SLURM_PROCID", "1")
+            .never_says(&["error"]),
+        Case::new("a number of ranks and no number of this one", train)
+            .file("r.toml", later("algo = \"sft\""))
+            .file("good.jsonl", GOOD)
+            .file("rows.jsonl", GOOD)
+            .env("WORLD_SIZE", "2")
+            .says(&["WORLD_SIZE is 2", "RANK"])
+            .leaves_no(&["runs"]),
+    ]
+}
+
 pub fn cases() -> Vec<Case> {
     let mut all = later_stages();
+    all.extend(launched());
     all.extend(folders());
     all.extend(outputs());
     all

@@ -9,6 +9,8 @@ mod device;
 mod launcher;
 mod line;
 #[cfg(unix)]
+mod machine;
+#[cfg(unix)]
 mod mpi;
 mod nccl;
 mod parcel;
@@ -19,6 +21,7 @@ mod threads;
 #[cfg(unix)]
 mod watch;
 
+pub(crate) use launcher::card_of;
 pub use launcher::{Launched, Launcher};
 #[cfg(unix)]
 pub use mpi::{Found, find as find_mpi};
@@ -27,7 +30,7 @@ pub use parcel::{Block, Inbox, Outbox, ParcelContents, ParcelPiece, PendingParce
 pub use pool::{message_buffer, recycle};
 pub use threads::{device_threads, threads};
 
-use crate::{Class, Error, Result, lock};
+use crate::{Class, Error, Result, cores, lock};
 use device::Devices;
 use line::{Completed, Job, Line};
 use std::collections::HashMap;
@@ -51,6 +54,10 @@ pub trait Comm: Send + Sync {
     /// Local size and local rank on this machine.
     fn local(&self) -> (usize, usize) {
         (self.size(), self.rank())
+    }
+    /// This rank's part of the cores of its machine.
+    fn threads(&self) -> usize {
+        (cores() / self.local().0).max(1)
     }
     /// All-to-all: sends part `r` to rank `r`, returns what rank `r` sent here at index `r`. Collective.
     fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>>;
@@ -157,9 +164,6 @@ impl Ranks {
     /// The ranks started by `mpirun`, `srun`, `ferrl launch` or `torchrun`, or a single process.
     pub fn open() -> Result<Self> {
         let Some(launched) = Launched::from_env()? else { return Ok(Ranks::alone()) };
-        if launched.size == 1 {
-            return Ok(Ranks::alone());
-        }
         crate::heap::return_large_blocks();
         if launched.launcher == Launcher::Torchrun {
             return Ok(Ranks::of(nccl::open(&launched)?));
@@ -183,6 +187,11 @@ impl Ranks {
     /// Local size and local rank on this machine.
     pub fn local(&self) -> (usize, usize) {
         self.0.as_ref().map_or((1, 0), |g| g.comm.local())
+    }
+
+    /// This rank's part of the cores of its machine.
+    pub fn threads(&self) -> usize {
+        self.0.as_ref().map_or_else(cores, |g| g.comm.threads())
     }
 
     pub fn is_alone(&self) -> bool {

@@ -6,6 +6,7 @@
 //! bytes are written. Arrays of handles and statuses, whose layouts differ, are not used.
 
 use super::launcher::{Launched, Launcher};
+use super::machine::{self, Place};
 use super::siblings::{MpiPhase, watched};
 use super::watch::{LOST, Watch};
 use super::{Arrived, Comm, message_buffer};
@@ -30,6 +31,8 @@ struct Abi {
     serialized: c_int,
     ignore_status: usize,
 }
+
+const OPEN_MPI: &str = "Open MPI";
 
 /// MPICH's ABI since 2014.
 const MPICH: Abi = Abi {
@@ -64,6 +67,7 @@ struct Functions {
     receive: unsafe extern "C" fn(*mut c_void, c_int, Handle, c_int, c_int, Handle, *mut Handle) -> c_int,
     test: unsafe extern "C" fn(*mut Handle, *mut c_int, usize) -> c_int,
     version: unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int,
+    machine: unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int,
 }
 
 /// An MPI library on this machine.
@@ -93,7 +97,7 @@ impl Opened {
         const OPEN: &[&str] = &["libmpi.so.40"];
         const MPICH_NAMES: &[&str] =
             &["libmpi_abi.so.1", "libmpi_abi.so.0", "libmpich.so.12", "libmpi.so.12"];
-        let named = std::env::var("FERRL_MPI").ok();
+        let named = std::env::var("FERRL_MPI").ok().filter(|file| file != "off");
         let all: Vec<&str> = match (&named, launcher) {
             (Some(file), _) => vec![file],
             (None, Some(Launcher::Pmi)) => [MPICH_NAMES, OPEN].concat(),
@@ -128,7 +132,7 @@ impl Opened {
         let needed = |name: &str| object(name).ok_or_else(|| lacks(name));
         let abi = match object("ompi_mpi_comm_world") {
             Some(world) => Abi {
-                name: "Open MPI",
+                name: OPEN_MPI,
                 world,
                 byte: needed("ompi_mpi_byte")?,
                 errors_return: needed("ompi_mpi_errors_return")?,
@@ -158,6 +162,7 @@ impl Opened {
             receive: function!("MPI_Irecv"),
             test: function!("MPI_Test"),
             version: function!("MPI_Get_library_version"),
+            machine: function!("MPI_Get_processor_name"),
         };
         std::mem::forget(library); // its threads may outlive the last call
         Ok(Opened { abi, functions, file: file.into() })
@@ -165,17 +170,20 @@ impl Opened {
 
     /// The first line of the library's version string.
     fn version(&self) -> String {
-        let (mut text, mut length) = (vec![0u8; 8192], 0); // MPI_MAX_LIBRARY_VERSION_STRING is 8192 at most
-        // SAFETY: the buffer has the largest size of any MPI; this may be called before MPI_Init.
-        let code = unsafe { (self.functions.version)(text.as_mut_ptr().cast(), &mut length) };
-        if code != 0 {
-            return self.abi.name.into();
-        }
-        text.truncate(length.max(0) as usize);
-        let text = String::from_utf8_lossy(&text);
+        // This may be called before MPI_Init.
+        let Some(text) = text_of(self.functions.version) else { return self.abi.name.into() };
         let first = text.lines().next().unwrap_or_default();
         first.split([',', '\0']).next().unwrap_or_default().trim().replace(['\t', ':'], " ")
     }
+}
+
+/// A text of MPI; `None` if it has none.
+fn text_of(function: unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int) -> Option<String> {
+    let (mut text, mut length) = (vec![0u8; 8192], 0); // MPI_MAX_LIBRARY_VERSION_STRING is 8192 at most, names are shorter
+    // SAFETY: the standard's signature, and the buffer has the largest size of any MPI.
+    let code = unsafe { function(text.as_mut_ptr().cast(), &mut length) };
+    text.truncate(length.max(0) as usize);
+    (code == 0).then(|| String::from_utf8_lossy(&text).into_owned())
 }
 
 /// The folder of the libraries that belong to the `mpirun` found first: an MPI in a virtual environment or a folder of its own is not in
@@ -233,6 +241,12 @@ impl Mpi {
     fn init(launched: &Launched) -> Result<Self> {
         let opened = Opened::first(Some(launched.launcher))?;
         let (f, abi) = (opened.functions, opened.abi);
+        // Open MPI ends such a process with a page of its own, unless it was built for it: then somebody chose it.
+        let pmi = launched.by_slurm && launched.launcher == Launcher::Pmi;
+        if pmi && abi.name == OPEN_MPI && std::env::var_os("FERRL_MPI").is_none() {
+            let what = format!("srun started ranks for MPICH (PMI-2), and {} is of Open MPI", opened.file);
+            return Err(Error::usage(what).fix(launched.fix()));
+        }
         let (mut provided, mut rank, mut size) = (0, 0, 0);
         // SAFETY: MPI_Init_thread takes null for the arguments of main; the rest are out parameters of ints.
         let codes = unsafe {
@@ -248,19 +262,24 @@ impl Mpi {
         if codes.iter().any(|&c| c != 0) {
             return Err(Error::device(format!("{} cannot be initialised", opened.file)));
         }
-        if size as usize != launched.size {
+        let (rank, size) = (rank as usize, size as usize);
+        // Without a size in the environment, a single rank may be one that this MPI does not connect.
+        let fits = match launched.size {
+            Some(started) => started == size,
+            None => size > 1 || launched.rank == 0 && abi.name == OPEN_MPI,
+        };
+        if !fits {
+            let started = launched.size.map_or("more".into(), |size| size.to_string());
             let what = format!(
-                "{} sees {size} ranks where the launcher started {}: it is not the MPI of this launcher",
-                opened.file, launched.size
+                "{} sees {size} ranks where the launcher started {started}: it is not the MPI of this launcher",
+                opened.file
             );
-            return Err(
-                Error::device(what).fix("FERRL_MPI=/path/to/libmpi.so of the same installation as mpirun")
-            );
+            return Err(Error::usage(what).fix(launched.fix()));
         }
         if provided < abi.serialized {
             return Err(Error::device(format!("{} allows calls from one thread only", opened.file)));
         }
-        Ok(Mpi { opened, calls: Mutex::default(), rank: rank as usize, size: size as usize })
+        Ok(Mpi { opened, calls: Mutex::default(), rank, size })
     }
 
     fn serialise(&self) -> MutexGuard<'_, ()> {
@@ -353,7 +372,7 @@ pub(super) struct Request {
 struct World {
     mpi: Arc<Mpi>,
     all: MpiMembers,
-    local: (usize, usize),
+    place: Place,
     watch: Mutex<Option<Watch>>,
 }
 
@@ -362,7 +381,11 @@ pub(super) fn open(launched: &Launched) -> Result<impl Comm + 'static> {
     let mpi = Arc::new(Mpi::init(launched)?);
     let watch = Watch::begin(&mpi);
     let all = MpiMembers { mpi: mpi.clone(), members: (0..mpi.size).collect(), rank: mpi.rank, number: 0 };
-    Ok(World { mpi, all, local: (launched.local_size, launched.local_rank), watch: Mutex::new(watch) })
+    let own = machine::own(&text_of(mpi.opened.functions.machine).unwrap_or_default());
+    let told = all.exchange(&vec![own.as_bytes(); mpi.size], false)?;
+    let told: Vec<String> = told.iter().map(|m| String::from_utf8_lossy(&m.bytes).into_owned()).collect();
+    let place = machine::place(&told, mpi.rank);
+    Ok(World { mpi, all, place, watch: Mutex::new(watch) })
 }
 
 /// Header bit that marks an error.
@@ -456,7 +479,11 @@ impl Comm for World {
     }
 
     fn local(&self) -> (usize, usize) {
-        self.local
+        (self.place.size, self.place.rank)
+    }
+
+    fn threads(&self) -> usize {
+        self.place.threads
     }
 
     fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>> {

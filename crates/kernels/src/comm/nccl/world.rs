@@ -5,7 +5,7 @@
 
 use super::{CardBytes, Communicator, Nccl};
 use crate::card::{CardId, CardStaging, StreamEvent};
-use crate::comm::launcher::Launched;
+use crate::comm::launcher::{Launched, card_of};
 use crate::comm::{Arrived, Comm, message_buffer};
 use crate::{Error, Result, lock};
 use std::sync::{Arc, Mutex};
@@ -39,17 +39,18 @@ pub(in crate::comm) fn open(launched: &Launched) -> Result<NcclWorld> {
             ))
     };
     let nccl = Nccl::get().map_err(without)?;
-    let staging = CardStaging::new(launched.local_rank, STAGING).map_err(without)?;
+    let (rank, size) = (launched.rank, launched.size.unwrap_or(1));
+    let local = (launched.local_size.unwrap_or(size), launched.local_rank.unwrap_or(rank));
+    let staging = CardStaging::new(card_of(local.1), STAGING).map_err(without)?;
     let address = address(|name| std::env::var(name).ok())?;
     staging.bind()?;
     // SAFETY: a process that was just started: no other thread reads or writes the environment yet.
     unsafe { std::env::set_var("NCCL_COMM_ID", &address) };
-    let joined = nccl.unique_id().and_then(|id| Communicator::new(nccl, id, launched.rank, launched.size));
+    let joined = nccl.unique_id().and_then(|id| Communicator::new(nccl, id, rank, size));
     // SAFETY: NCCL's threads have read it; communicators that are made later have identifiers of their own.
     unsafe { std::env::remove_var("NCCL_COMM_ID") };
-    let communicator = Arc::new(joined.map_err(|e| e.at(format!("rank {} at {address}", launched.rank)))?);
+    let communicator = Arc::new(joined.map_err(|e| e.at(format!("rank {rank} at {address}")))?);
     let card = staging.card;
-    let local = (launched.local_size, launched.local_rank);
     Ok(NcclWorld { communicator, staging: Mutex::new(staging), card, local })
 }
 
