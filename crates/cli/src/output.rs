@@ -303,14 +303,21 @@ pub fn stop_of_save() -> Arc<AtomicBool> {
     interrupt::handle()
 }
 
-/// The first Ctrl-C requests an interrupt and prints `finishing`; the second ends the process.
+/// Whether a person at a terminal can send a second Ctrl-C. Batch systems repeat their signals before they kill: Slurm sends SIGTERM
+/// twice at the end of a job's time, LSF sends SIGINT and then SIGTERM.
+pub fn at_terminal() -> bool {
+    std::io::stdin().is_terminal() || std::io::stderr().is_terminal()
+}
+
+/// The first Ctrl-C requests an interrupt and prints `finishing`; the second, at a terminal, ends the process.
 pub fn finish_on_interrupt(finishing: &'static str) {
-    on_interrupt(move || {
-        if interrupt::requested() {
-            stop();
+    on_interrupt(move || match (interrupt::requested(), at_terminal()) {
+        (true, true) => stop(),
+        (true, false) => {}
+        (false, typed) => {
+            interrupt::request();
+            eprintln!("\n{finishing}{}", if typed { "; Ctrl-C again stops at once" } else { "" });
         }
-        interrupt::request();
-        eprintln!("\n{finishing}; Ctrl-C again stops at once");
     });
 }
 

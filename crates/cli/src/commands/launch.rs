@@ -1,7 +1,7 @@
 //! `ferrl launch`: runs a command on several ranks, through MPI's launcher, and restarts it after a rank was lost.
 
 use crate::local_ranks::LocalRanks;
-use crate::output::{exit, on_interrupt};
+use crate::output::{at_terminal, exit, on_interrupt};
 use clap::Parser;
 use ferrl::interrupt;
 use ferrl_engine::{Class, Error, Result};
@@ -213,7 +213,7 @@ pub fn has_ended(pid: u32) -> bool {
 }
 
 /// How Ctrl-C reaches rank 0. MPI's launchers kill all ranks at Ctrl-C, so they run in a process group of their own: the first Ctrl-C
-/// creates a file that rank 0 polls for, finishes the step and saves; the second kills all ranks.
+/// creates a file that rank 0 polls for, finishes the step and saves; the second, at a terminal, kills all ranks.
 struct CtrlC {
     file: PathBuf,
     /// Running process groups: the launcher's, or one for each rank.
@@ -230,7 +230,8 @@ impl CtrlC {
         let groups = Arc::new(Mutex::new(Vec::new()));
         let (asked, running) = (file.clone(), groups.clone());
         on_interrupt(move || {
-            if interrupt::requested() || std::fs::write(&asked, "").is_err() {
+            let insists = interrupt::requested() && at_terminal();
+            if insists || std::fs::write(&asked, "").is_err() {
                 lock(&running).iter().for_each(|&group| end_group(group));
             }
             interrupt::request();

@@ -1,6 +1,6 @@
 //! `ferrl train`: runs a recipe, or resumes a run.
 
-use crate::output::{exit, print, visible};
+use crate::output::{at_terminal, exit, print, visible};
 use crate::progress::ProgressLine;
 use crate::terminal::{INTERRUPTED, SHOWN, Terminal, figure};
 use crate::{exit_code, report};
@@ -130,7 +130,8 @@ fn listen_to_launch() {
         }
         ferrl::interrupt::request();
         let why = if file.exists() { "" } else { "ferrl launch was killed: " };
-        eprintln!("\n{why}finishing this step and saving; once more to stop at once");
+        let again = if at_terminal() { "; once more to stop at once" } else { "" };
+        eprintln!("\n{why}finishing this step and saving{again}");
     });
 }
 

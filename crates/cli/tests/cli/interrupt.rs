@@ -8,7 +8,20 @@ use std::time::{Duration, Instant};
 #[test]
 #[cfg(unix)]
 fn a_reward_that_hangs_does_not_hold_up_ctrl_c() {
-    let folder = Folder::new("interrupt");
+    stops_and_saves("interrupt", &["-INT"]);
+}
+
+/// Bug: Slurm sends SIGTERM twice at the end of a job's time, and the second ended the run before it was saved.
+#[test]
+#[cfg(unix)]
+fn a_batch_system_that_repeats_its_signal_does_not_hinder_the_save() {
+    stops_and_saves("interrupt-twice", &["-TERM", "-TERM", "-INT"]);
+}
+
+/// A run whose reward hangs in the second step gets these signals, without a terminal.
+#[cfg(unix)]
+fn stops_and_saves(name: &str, signals: &[&str]) {
+    let folder = Folder::new(name);
     let model = folder.model();
     let data = folder.write("rows.jsonl", "{\"prompt\": \"the\"}\n{\"prompt\": \"fox\"}\n");
     let python = folder.write(
@@ -29,6 +42,7 @@ fn a_reward_that_hangs_does_not_hold_up_ctrl_c() {
         .args(["train", &recipe, "--runs", &folder.path("runs")])
         .current_dir(&folder.0)
         .env("HANGS", "1")
+        .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -38,7 +52,9 @@ fn a_reward_that_hangs_does_not_hold_up_ctrl_c() {
         assert!(start.elapsed() < Duration::from_secs(300), "the second step never came");
         std::thread::sleep(Duration::from_millis(20));
     }
-    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    for signal in signals {
+        Command::new("kill").args([*signal, &child.id().to_string()]).status().unwrap();
+    }
     let asked = Instant::now();
     let status = child.wait().unwrap();
     // Two seconds are promised on a quiet machine; what hangs, hangs for an hour.
