@@ -353,7 +353,8 @@ fn schedule(recipe: &Recipe, lr: f64, total_steps: u64) -> Result<Schedule> {
     let o = &recipe.optim;
     Ok(Schedule {
         lr,
-        warmup_steps: (o.warmup * total_steps as f64).round() as u64,
+        // Rounded up, as transformers does.
+        warmup_steps: (o.warmup * total_steps as f64).ceil() as u64,
         total_steps,
         decay: Decay::named(&o.schedule).map_err(|e| e.at("optim.schedule"))?,
         min_ratio: o.min_ratio,

@@ -17,7 +17,7 @@ pub struct Case {
     /// What is wrong, in a few words; also the row of the manual.
     pub name: &'static str,
     /// The arguments of `ferrl`; `{model}` and `{chat}` stand for tiny models without and with a chat template,
-    /// `{short}` for one with 16 learned positions and `{judge}` for a reward model of that kind.
+    /// `{short}` for one with 16 learned positions, `{few}` for one of 20 tokens and `{judge}` for a reward model of that kind.
     pub command: Vec<String>,
     files: Vec<(&'static str, Vec<u8>)>,
     /// The exit code of its class; 0 where a warning is enough.
@@ -233,6 +233,8 @@ fn models() -> &'static [(&'static str, String)] {
             make(&format!("init {family} {sizes} {name}").split(' ').collect::<Vec<_>>());
             all.push((shown, path(name).to_str().unwrap().to_string()));
         }
+        make(&"init --hidden 16 --layers 1 --heads 2 --vocab 20 --out few".split(' ').collect::<Vec<_>>());
+        all.push(("{few}", path("few").to_str().unwrap().to_string()));
         add_template(&path("chat"));
         (all, folder)
     };

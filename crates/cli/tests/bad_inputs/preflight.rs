@@ -69,6 +69,11 @@ pub fn cases() -> Vec<Case> {
             "critic.path = \"{short}\"\nreward = { verifier = \"exact\" }\n",
         )
         .says(&["critic.path"]),
+        Case::new("a critic of fewer tokens", "train r.toml --dry-run")
+            .file("r.toml", grpo("critic.path = \"{few}\"\nreward = { verifier = \"exact\" }\n").replace("dr_grpo", "ppo"))
+            .file("rows.jsonl", ROWS)
+            .exit(4)
+            .says(&["critic.path", "the critic's model 20"]),
         Case::new(
             "eval of a row without the answer",
             "eval {model} --data e.jsonl --verifier exact --max-new-tokens 3",

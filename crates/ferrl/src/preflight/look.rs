@@ -144,6 +144,14 @@ fn limits<'b>(
     }
     if let Some(path) = recipe.critic.path.as_deref().filter(|_| draft.needs.critic && !recipe.critic.shared)
     {
+        let (tokens, vocab) = (draft.tokenizer.vocab_size(), open(path)?.1.vocab);
+        if vocab < tokens {
+            return Err(Error::model(format!(
+                "the policy's tokenizer has {tokens} tokens, the critic's model {vocab}"
+            ))
+            .at("critic.path")
+            .fix("a critic with the policy's tokenizer"));
+        }
         add("critic.path".into(), "critic", path, false)?;
     }
     for (i, path) in recipe.reward.iter().enumerate().filter_map(|(i, r)| Some((i, r.model.as_deref()?))) {
