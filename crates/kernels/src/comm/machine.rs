@@ -7,7 +7,7 @@ const NAME: char = '\n';
 
 /// This rank among those on its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct MachinePlace {
     /// Ranks on the machine.
     pub size: usize,
     /// Its number among them.
@@ -25,14 +25,14 @@ pub(super) fn own(name: &str) -> String {
 }
 
 /// The place of `rank`, from what all ranks told.
-pub(super) fn place(told: &[String], rank: usize) -> Place {
+pub(super) fn place(told: &[String], rank: usize) -> MachinePlace {
     let parts: Vec<(&str, &str)> =
         told.iter().map(|text| text.split_once(NAME).unwrap_or((text, ""))).collect();
     let here = |other: &usize| parts[*other].0 == parts[rank].0;
     let (size, before) = ((0..told.len()).filter(here).count(), (0..rank).filter(here).count());
     let lists: Vec<Vec<usize>> = (0..told.len()).filter(here).map(|other| cpus(parts[other].1)).collect();
     let threads = part(cores(), &lists, before);
-    Place { size, rank: before, threads }
+    MachinePlace { size, rank: before, threads }
 }
 
 /// Of `count` cores, the part of the rank with list `own`: a core belongs in equal parts to all ranks that may use it.

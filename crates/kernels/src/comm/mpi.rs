@@ -6,7 +6,7 @@
 //! bytes are written. Arrays of handles and statuses, whose layouts differ, are not used.
 
 use super::launcher::{Launched, Launcher};
-use super::machine::{self, Place};
+use super::machine::{self, MachinePlace};
 use super::siblings::{MpiPhase, watched};
 use super::watch::{LOST, Watch};
 use super::{Arrived, Comm, message_buffer};
@@ -372,7 +372,7 @@ pub(super) struct Request {
 struct World {
     mpi: Arc<Mpi>,
     all: MpiMembers,
-    place: Place,
+    place: MachinePlace,
     watch: Mutex<Option<Watch>>,
 }
 
