@@ -1,6 +1,7 @@
 //! Files that appear whole or not at all, and the lock that keeps a signal from ending the process meanwhile.
 
 use ferrl_kernels::lock;
+use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 use std::{fs, io};
@@ -24,7 +25,8 @@ pub(crate) fn write_aside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".{}.tmp", std::process::id()));
     let aside = path.with_file_name(name);
-    let written = fs::write(&aside, bytes).and_then(|()| fs::rename(&aside, path));
+    let filled = |mut file: fs::File| file.write_all(bytes).and_then(|()| file.sync_all());
+    let written = fs::File::create(&aside).and_then(filled).and_then(|()| fs::rename(&aside, path));
     if written.is_err() {
         let _ = fs::remove_file(&aside); // the earlier error is returned
     }

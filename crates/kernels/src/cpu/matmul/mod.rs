@@ -228,7 +228,8 @@ pub fn product<S: Simd, E: TokenRows>(
             let rows_a_tile = next_rows.div_ceil(panels.len());
             let mut j = panels.start;
             while j < panels.end {
-                let step = if count <= 3 && j + 4 <= panels.end { 4 } else { 1 };
+                let step = panels_of_tile::<S>(count);
+                let step = if j + step <= panels.end { step } else { 1 };
                 let slot = if whole { 0 } else { i * panels.len() + (j - panels.start) };
                 let op = Operands::<E> {
                     units: depth,
@@ -291,16 +292,26 @@ unsafe fn copy_rows<S: Simd, E: TokenRows>(
     }
 }
 
+/// Panels of a tile: as many as keep the sums of a few rows in registers.
+const fn panels_of_tile<S: Simd>(rows: usize) -> usize {
+    match (rows, S::NV) {
+        (1, _) | (2..=3, 2) => 4,
+        (2, _) => 2,
+        _ => 1,
+    }
+}
+
 /// # Safety
-/// As [`tile`], for `rows` rows and `panels` (1 or 4) panels.
+/// As [`tile`], for `rows` rows and [`panels_of_tile`] panels, or one.
 #[inline(always)]
 unsafe fn tile_of_rows<S: Simd, E: Element>(s: S, rows: usize, panels: usize, op: Operands<E>) {
     macro_rules! arms {
         ($($r:literal)*) => {
             match (rows, panels) {
                 (1, 4) => tile::<S, E, 1, 4, K_BLOCK, 1>(s, op),
-                (2, 4) => tile::<S, E, 2, 4, K_BLOCK, 1>(s, op),
-                (3, 4) => tile::<S, E, 3, 4, K_BLOCK, 1>(s, op),
+                (2, 4) if S::NV == 2 => tile::<S, E, 2, 4, K_BLOCK, 1>(s, op),
+                (3, 4) if S::NV == 2 => tile::<S, E, 3, 4, K_BLOCK, 1>(s, op),
+                (2, 2) if S::NV == 1 => tile::<S, E, 2, 2, K_BLOCK, 1>(s, op),
                 $(($r, 1) if $r <= S::MR => tile::<S, E, $r, 1, K_BLOCK, 1>(s, op),)*
                 _ => unreachable!("a tile has 1 to {} rows", S::MR),
             }

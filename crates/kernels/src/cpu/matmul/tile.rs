@@ -128,9 +128,12 @@ pub unsafe fn tile<
         // SAFETY: passed on to the caller.
         unsafe { columns::<S, E, R, 2, P, A_ROW, A_STEP>(s, op, 0) }
     } else {
-        for half in 0..2 {
+        // Opaque, so that the loop over k has one copy: of two, the compiler kept the sums of one on the stack.
+        let mut half = 0;
+        while half < 2 {
             // SAFETY: passed on to the caller.
             unsafe { columns::<S, E, R, 1, P, A_ROW, A_STEP>(s, op, half) }
+            half = std::hint::black_box(half + 1);
         }
     }
 }
