@@ -103,7 +103,7 @@ fn killed_at_the_worst_moments_and_resumed_is_the_same_run() {
 
 #[test]
 fn a_signal_saves_and_the_resumed_run_is_the_same() {
-    // So many steps that a busy machine does not make all of them between two looks.
+    // Enough steps that on a busy machine, too, the run has not ended when the test sees the second.
     let recipe = STAGES.replace("steps = 9", "steps = 90");
     let whole = Folder::new("signal-whole", &recipe);
     whole.succeed(2);

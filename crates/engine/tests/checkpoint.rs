@@ -226,7 +226,7 @@ fn a_save_that_is_told_to_stop_leaves_the_old_model() {
     let config = init_model(&dir, &tiny("llama"), &F32).unwrap();
     let before = read(&dir);
     let tensors = config.params().len();
-    // The last one is told after everything is written, before the new model takes the old one's place.
+    // Told at the last tensor, the save has written the whole new model when it stops.
     for told_at in [1, 5, tensors] {
         let (stop, mut count) = (AtomicBool::new(false), 0);
         let save = SaveOptions { overwrite: true, stop: Some(&stop), ..F32 };

@@ -336,7 +336,7 @@ fn an_evaluation_that_was_stopped_is_resumed_to_the_same_rows() {
     );
 }
 
-/// Was: the exit code was 0 and the rows had no name where nobody read the report (`| head`).
+/// Bug: with a closed standard output (`| head`) the exit code was 0, but the output was still named `.part`.
 #[test]
 fn the_rows_are_whole_when_nobody_reads_the_report() {
     let folder = Folder::new("eval-closed-pipe");

@@ -147,7 +147,7 @@ fn a_server_of_openenv_keeps_an_episode_on_its_websocket() {
     let folder = Folder::new("real-openenv");
     let file = folder.write("server.py", SERVER);
     let mut server = Running(Command::new(&python).arg(&file).stdout(Stdio::piped()).spawn().unwrap());
-    // It listens already, on a port that nobody else can take.
+    // The server chooses a free port itself and prints it once it listens.
     let mut port = String::new();
     BufReader::new(server.0.stdout.as_mut().unwrap()).read_line(&mut port).unwrap();
     let url = format!("http://127.0.0.1:{}", port.trim());

@@ -3,8 +3,7 @@
 //! Each member has some output features of every matrix: heads of q, k and v, features of the feed-forward network, columns of
 //! the residual stream. Activations are all-gathered between GEMMs, so that no dot product is split: forward has the bits of
 //! one rank. So has backward: the gradient of a GEMM's input sums over all output features; each member computes some of its
-//! columns from the all-gathered output gradient, with those columns of the weight, which it stores besides its rows.
-//! beside its rows.
+//! columns from the all-gathered output gradient, with those columns of the weight, which it stores beside its rows.
 //! Every member computes norms and value heads; embedding and language-model head are vocabulary-parallel (`vocab.rs`). A
 //! member's weights are derived from the masters, which are sharded as without a team (`shard.rs`).
 
